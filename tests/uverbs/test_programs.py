@@ -239,6 +239,35 @@ def test_the_program_ends_with_us(number, status):
     shutil.rmtree(folder, ignore_errors=True)
 
 
+def drop_in(*options: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "gpunetio", "drop-in", *map(str, options)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, env=environment(), check=False)
+
+
+def test_an_environment_without_run(tmp_path):
+    """For shells and launchers: it has the same as that of `gpunetio run`."""
+    skip_without("ibv_devices")
+    made = drop_in("--path", tmp_path / "my nics", "--nics", 3)
+    assert (made.returncode, made.stderr) == (0, "")
+    done = subprocess.run(
+        ["sh", "-c", 'eval "$MADE"; ibv_devices'], capture_output=True, text=True, timeout=LIMIT,
+        env=environment() | {"MADE": made.stdout}, check=True,
+    )  # fmt: skip
+    assert re.findall(r"soft\d", done.stdout) == ["soft0", "soft1", "soft2"]
+
+
+def test_an_environment_where_something_else_is(tmp_path):
+    (tmp_path / "file").touch()
+    for folder, said in (
+        (tmp_path, f"{tmp_path} is not empty: name a folder that is, or one that does not exist"),
+        (Path("/dev/null/x"), "cannot be written: Not a directory"),
+    ):
+        done = drop_in("--path", folder)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert said in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
 def test_a_program_that_is_not_there():
     done = run("/nowhere/at-all")
     assert done.returncode != 0

@@ -23,7 +23,7 @@ from .pingpong import pingpong
 from .rdma import rdma
 from .rdma_client_server_write import rdma_client_server_write
 from .replay import replay
-from .run import run
+from .run import drop_in, run
 from .samples import verbs_server_client, verbs_wait_cq_wr
 from .selftest import selftest
 from .show import show
@@ -41,7 +41,7 @@ def app() -> None:
 
 
 for _command in (
-    *benchmark_commands(), conformance, device_lib, devices, dma_local_copy, dma_memcpy, doctor, eth, flow,
+    *benchmark_commands(), conformance, device_lib, devices, dma_local_copy, dma_memcpy, doctor, drop_in, eth, flow,
     nccl_plugin, packet_processing, pingpong, rdma, rdma_client, rdma_client_server_write, rdma_server, replay, rping,
     run, selftest, send_wait_time, show, simple_receive, simple_send, stat, topo, verbs_dpa, verbs_server_client,
     verbs_wait_cq_wr, warm,

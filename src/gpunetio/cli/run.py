@@ -1,9 +1,10 @@
-"""`gpunetio run`: a program of libibverbs, with software NICs in place of RDMA devices."""
+"""`gpunetio run` and `gpunetio drop-in`: programs of libibverbs, with software NICs in place of RDMA devices."""
 
 from __future__ import annotations
 
 import ctypes
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -25,11 +26,14 @@ _PR_SET_PDEATHSIG = 1
 _PASSED_ON = signal.SIGTERM, signal.SIGHUP
 
 
-@click.command(context_settings={"allow_interspersed_args": False})
-@click.option(
+_NICS = click.option(
     "--nics", type=click.IntRange(1, MOST_NICS), default=2, show_default=True, metavar="N",
     help="How many software NICs the program sees: soft0, soft1, …",
 )  # fmt: skip
+
+
+@click.command(context_settings={"allow_interspersed_args": False})
+@_NICS
 @port_options
 @MTU
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
@@ -46,8 +50,42 @@ def run(nics: int, program: tuple[str, ...], **values: Any) -> None:
     process. Programs that it starts have NICs of their own. softN has the address 127.0.0.(N+1) or, if another process
     has that, the first free one from 127.0.0.9 on.
     """
-    from ..nic.control.port import PortConfig
     from ..uverbs.environment import environment
+
+    with environment(_ports(nics, values)) as more:
+        child = _start(program, {**os.environ, **more})
+        for number in _PASSED_ON:
+            signal.signal(number, lambda number, _: child.send_signal(number))
+        sys.exit(_wait(child, program[0]))
+
+
+@click.command("drop-in")
+@click.option(
+    "--path", "folder", type=click.Path(path_type=Path, file_okay=False), required=True, metavar="FOLDER",
+    help="Where to put what stands for the devices. It must be empty, or not exist.",
+)  # fmt: skip
+@_NICS
+@port_options
+@MTU
+@guarded
+def drop_in(folder: Path, nics: int, **values: Any) -> None:
+    """Print the environment in which programs find software NICs, for launchers that `gpunetio run` cannot wrap.
+
+    \b
+        eval "$(gpunetio drop-in --path /tmp/nics)"
+        ibv_devinfo
+
+    FOLDER must stay for as long as such programs run. Otherwise this is as `gpunetio run`.
+    """
+    from ..uverbs.environment import prepare
+
+    for name, value in prepare(folder, _ports(nics, values)).items():
+        click.echo(f"export {name}={shlex.quote(value)}")
+
+
+def _ports(nics: int, values: dict[str, Any]) -> list[tuple[str, PortConfig]]:
+    """Return name and port of each NIC."""
+    from ..nic.control.port import PortConfig
 
     port = nic_port(values) or PortConfig()
     if nics > 1 and len(port.addresses) not in (0, nics):
@@ -56,12 +94,7 @@ def run(nics: int, program: tuple[str, ...], **values: Any) -> None:
         raise click.UsageError(
             f"--pcap {port.capture} is one file for {nics} NICs: give a folder that exists, or --nics 1"
         )
-    ports = [(f"soft{n}", _port(port, n, nics)) for n in range(nics)]
-    with environment(ports) as more:
-        child = _start(program, {**os.environ, **more})
-        for number in _PASSED_ON:
-            signal.signal(number, lambda number, _: child.send_signal(number))
-        sys.exit(_wait(child, program[0]))
+    return [(f"soft{n}", _port(port, n, nics)) for n in range(nics)]
 
 
 def _port(port: PortConfig, n: int, nics: int) -> PortConfig:

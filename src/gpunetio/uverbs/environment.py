@@ -11,7 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from ..embed import building, python
-from ..errors import NotSupportedError
+from ..errors import InUseError, NotSupportedError, OperatingSystemError
 from ..nic.control.port import Port, PortConfig
 from . import sysfs
 
@@ -38,24 +38,33 @@ def _need_shared_library() -> None:
         )
 
 
-@contextmanager
-def environment(ports: Sequence[tuple[str, PortConfig]]) -> Iterator[dict[str, str]]:
-    """Return what to add to the environment of a program that is to see these devices, while the block lasts.
+def prepare(root: Path, ports: Sequence[tuple[str, PortConfig]]) -> dict[str, str]:
+    """Return what to add to the environment of a program that is to see these devices, while the folder `root` lasts.
 
-    `ports` has a name and a configuration for each device.
+    `ports` has a name and a configuration for each device. InUseError if the folder has files already.
     """
-    with TemporaryDirectory(prefix="gpunetio-") as folder:
-        root = Path(folder)
+    _need_shared_library()
+    preloaded = ":".join(filter(None, (str(library()), os.environ.get("LD_PRELOAD"))))
+    if root.exists() and any(root.iterdir()):
+        raise InUseError(f"{root} is not empty: name a folder that is, or one that does not exist")
+    try:
         sysfs.build(root, {name: Port(port, f"127.0.0.{n + 1}") for n, (name, port) in enumerate(ports)})
         (root / PORTS).write_bytes(pickle.dumps(list(ports)))
-        before = os.environ.get("LD_PRELOAD")
-        _need_shared_library()
-        how = python.description(os.pathsep.join(part for part in sys.path if part))
-        yield {
-            "LD_PRELOAD": f"{library()}:{before}" if before else str(library()),
-            FOLDER: folder,
-            **{variable: how[member] for variable, member in _DESCRIPTION.items()},
-        }
+    except OSError as error:
+        raise OperatingSystemError(f"{error.filename} cannot be written: {error.strerror}") from None
+    how = python.description(os.pathsep.join(part for part in sys.path if part))
+    return {
+        "LD_PRELOAD": preloaded,
+        FOLDER: str(root.absolute()),
+        **{variable: how[member] for variable, member in _DESCRIPTION.items()},
+    }
+
+
+@contextmanager
+def environment(ports: Sequence[tuple[str, PortConfig]]) -> Iterator[dict[str, str]]:
+    """Return what `prepare` does, for a folder that lasts as long as the block."""
+    with TemporaryDirectory(prefix="gpunetio-") as folder:
+        yield prepare(Path(folder), ports)
 
 
 def ports_of_this_program() -> list[tuple[str, PortConfig]]:

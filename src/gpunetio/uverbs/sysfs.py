@@ -47,6 +47,9 @@ def _describe(folder: Path, port: Port) -> None:
     one = folder / "ports/1"
     _write(one, {"link_layer": "InfiniBand" if port.infiniband else "Ethernet", "lid": f"{port.lid:#x}"})
     _write(one / "pkeys", {"0": "0xffff"})
+    # Addresses may change when a program opens a NIC, so GIDs are not here (calls have them), only their types.
+    kind = "IB/RoCE v1" if port.infiniband else "RoCE v2"  # as the kernel calls them
+    _write(one / "gid_attrs/types", dict.fromkeys(map(str, range(len(port.gids))), kind))
 
 
 def _write(folder: Path, files: dict[str, object]) -> None:
