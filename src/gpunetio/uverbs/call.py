@@ -110,8 +110,10 @@ class Call:
             raise Refused(errno.EINVAL, f"{self} has no attribute {number:#x}")
         return self._attributes[number]
 
-    def number(self, attribute: int) -> int:
-        """Return an attribute that is a number, a handle or a descriptor."""
+    def number(self, attribute: int, without: int | None = None) -> int:
+        """Return an attribute that is a number, a handle or a descriptor; `without` if it may be left out, and is."""
+        if without is not None and attribute not in self._attributes:
+            return without
         return int(self._attribute(attribute)["data"])
 
     def data(self, attribute: int) -> bytes:

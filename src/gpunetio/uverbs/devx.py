@@ -155,6 +155,6 @@ def subscribe_events(file: OpenFile, call: Call) -> None:
     place = file.event_channels[fd], handle
     if place not in file.subscribers:
         file.subscribers[place] = file.pump.devx_subscriber()
-    cookie = call.number(Subscribe.COOKIE) if Subscribe.COOKIE in call else 0
+    cookie = call.number(Subscribe.COOKIE, 0)
     file.pump.set_cookies(file.subscribers[place], wanted, cookie)
     file.provider.subscribe(file.event_channels[fd], handle, wanted, file.subscribers[place])

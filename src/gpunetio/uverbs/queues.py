@@ -51,7 +51,7 @@ def _umem(file: OpenFile, address: int, nbytes: int, undo: ExitStack) -> tuple[U
 def create_cq(file: OpenFile, call: Call) -> None:
     request = call.take(abi.UHW_IN, abi.MLX5_CREATE_CQ)
     entries = 1 << call.number(abi.CreateCq.CQE).bit_length()
-    size, flags = int(request["cqe_size"]), call.number(abi.CreateCq.FLAGS) if abi.CreateCq.FLAGS in call else 0
+    size, flags = int(request["cqe_size"]), call.number(abi.CreateCq.FLAGS, 0)
     if request["cqe_comp_en"] or int(request["flags"]) & ~abi.CQ_UAR_PAGE_INDEX or flags & ~_IGNORE_OVERRUN:
         raise Refused(errno.EOPNOTSUPP, "completions that are compressed or have timestamps are not supported")
     if not int(request["flags"]) & abi.CQ_UAR_PAGE_INDEX:
@@ -116,7 +116,7 @@ def _check_free(what: CQ | SRQ) -> None:
 @method(Object.QP, abi.CREATE, abi.CreateQp)
 def create_qp(file: OpenFile, call: Call) -> None:
     request, cap = call.take(abi.UHW_IN, abi.MLX5_CREATE_QP), call.take(abi.CreateQp.CAP, abi.QP_CAP)
-    kind, flags = call.number(abi.CreateQp.TYPE), call.number(abi.CreateQp.FLAGS) if abi.CreateQp.FLAGS in call else 0
+    kind, flags = call.number(abi.CreateQp.TYPE), call.number(abi.CreateQp.FLAGS, 0)
     if kind not in list(QpKind):
         raise Refused(errno.EOPNOTSUPP, f"queue pairs of type {kind} are not supported")
     for given, known in ((flags, _SIG_ALL), (int(request["flags"]), _QP_FLAGS)):
