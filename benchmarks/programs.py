@@ -16,7 +16,7 @@ from rich.table import Table
 PORT = 18535
 SECONDS = 60
 GPUNETIO = (sys.executable, "-m", "gpunetio")
-PERFTEST = "perftest"
+PERFTEST, OURS = "perftest", "gpunetio"
 
 
 def pair(server: list[str], client: list[str]) -> str:
@@ -77,12 +77,18 @@ ROWS = (
 def main() -> None:
     parser = argparse.ArgumentParser(description="perftest on software NICs against our own benchmarks.")
     parser.add_argument("--rounds", type=int, default=3, help="of each, in turn; medians count (default %(default)s)")
-    rounds = parser.parse_args().rounds
-    table = Table("", PERFTEST, "gpunetio", "ratio", "goal")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    args = parser.parse_args()
+    results = []
     for what, theirs, ours, goal in ROWS:
-        found = [(theirs(), ours()) for _ in range(rounds)]
+        found = [(theirs(), ours()) for _ in range(args.rounds)]
         one, other = (statistics.median(each) for each in zip(*found, strict=True))
-        table.add_row(what, f"{one:.2f}", f"{other:.2f}", f"{one / other:.2f}", goal)
+        results.append({"what": what, PERFTEST: one, OURS: other, "ratio": one / other, "goal": goal})
+    if args.json:
+        return print(json.dumps(results, indent=2, ensure_ascii=False))
+    table = Table("", PERFTEST, OURS, "ratio", "goal")
+    for row in results:
+        table.add_row(row["what"], *(f"{row[name]:.2f}" for name in (PERFTEST, OURS, "ratio")), row["goal"])
     Console().print(table)
 
 
