@@ -53,9 +53,16 @@ def run(nics: int, program: tuple[str, ...], **values: Any) -> None:
     from ..uverbs.environment import environment
 
     with environment(_ports(nics, values)) as more:
-        child = _start(program, {**os.environ, **more})
+        child: subprocess.Popen[bytes] | None = None
+
+        def pass_on(number: int, _: object) -> None:
+            if child is None:
+                sys.exit(128 + number)
+            child.send_signal(number)
+
         for number in _PASSED_ON:
-            signal.signal(number, lambda number, _: child.send_signal(number))
+            signal.signal(number, pass_on)
+        child = _start(program, {**os.environ, **more})
         sys.exit(_wait(child, program[0]))
 
 

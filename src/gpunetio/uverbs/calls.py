@@ -6,10 +6,8 @@ import atexit
 import ctypes
 import errno
 import logging
-import os
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from .. import log
@@ -26,7 +24,6 @@ from ..errors import (
     TimedOutError,
 )  # fmt: skip
 from ..nic.control.port import PortConfig
-from ..nic.engine import few_cores
 from . import device, devx, events, memory, queues
 from .call import Call, Refused
 from .environment import ports_of_this_program
@@ -40,7 +37,6 @@ _ERRNO: tuple[tuple[type[Exception], int], ...] = (
     (NotSupportedError, errno.EOPNOTSUPP), (NotFoundError, errno.EHOSTUNREACH), (FullError, errno.EOVERFLOW),
     (TimedOutError, errno.ETIMEDOUT), (BadStateError, errno.EIO), (DriverError, errno.EINVAL),
 )  # fmt: skip
-_NICE = 10
 ANSWERING = device, devx, events, memory, queues  # modules whose functions answer calls
 
 
@@ -52,8 +48,6 @@ class Calls:
         self._files: dict[int, OpenFile] = {}
         self._next = 1
         self._lock = threading.Lock()
-        self._opener = ThreadPoolExecutor(1, "gpunetio opener")  # a thread's niceness is that of who starts it
-        self._opener.submit(int).result()
         self._exiting = False
         atexit.register(self._exit)
 
@@ -65,9 +59,7 @@ class Calls:
         number = int(name.removeprefix(b"uverbs"))
         if number >= len(self._ports):
             return -errno.ENODEV
-        file = self._opener.submit(OpenFile, *self._ports[number]).result()
-        if few_cores():
-            _yield_to_engines()
+        file = OpenFile(*self._ports[number])
         with self._lock:
             self._next += 1
             self._files[self._next] = file
@@ -92,12 +84,6 @@ class Calls:
             closed = self._files.pop(file)
         closed.close()
         return 0
-
-
-def _yield_to_engines() -> None:
-    """Let engines come first where they share cores with this thread of the program, and with those that it starts."""
-    thread = threading.get_native_id()
-    os.setpriority(os.PRIO_PROCESS, thread, max(_NICE, os.getpriority(os.PRIO_PROCESS, thread)))
 
 
 def _guarded(function: Callable[..., int]) -> Callable[..., int]:
