@@ -105,7 +105,7 @@ class Connections(RuleBasedStateMachine):
     @precondition(lambda self: self.hurt < _PATIENCE)
     @rule()
     def wait(self) -> None:
-        self.hurt += bool(self.world.flying)
+        self.hurt += bool(self.world.flying or self.waiting)  # who has asked gives up some time
         self.world.advance()
 
     # --- what must be true
