@@ -4,14 +4,12 @@ import re
 import shlex
 import subprocess
 import sys
-import sysconfig
 import textwrap
 
 import pytest
 
-from rdma_core import skip_without_libraries
+from rdma_core import skip_without_run
 from repository import ROOT, environment
-from stand_in.building import compiler
 
 PAGE = ROOT / "docs" / "ci.md"
 FENCED = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -60,12 +58,6 @@ def project(tmp_path):
         return done.stdout
 
     return run
-
-
-def skip_without_run() -> None:
-    skip_without_libraries()
-    if compiler() is None or not sysconfig.get_config_var("Py_ENABLE_SHARED"):
-        pytest.skip("no C compiler, or a Python without a shared library")
 
 
 def test_the_workflow_has_these_commands():

@@ -78,8 +78,8 @@ DEVICE_HANDLE = Entry("ncclNetDeviceHandle_v11_t", 32, """
     size               16  u64
     needsProxyProgress 24  i32
 """)
-# vProps is {int ndevs; int devs[]}, with 4 elements in v11 and 8 in v12.
-PROPERTIES_V11 = Entry("ncclNetProperties_v11_t", 112, """
+# vProps is {int ndevs; int devs[]}, with 4 elements in v11 and 8 in v12. Up to there, both are alike.
+_PROPERTIES = """
     name                  0  u64
     pciPath               8  u64
     guid                 16  u64
@@ -94,26 +94,14 @@ PROPERTIES_V11 = Entry("ncclNetProperties_v11_t", 112, """
     netDeviceType        56  i32
     netDeviceVersion     60  i32
     ndevs                64  i32
+"""
+PROPERTIES_V11 = Entry("ncclNetProperties_v11_t", 112, _PROPERTIES.rstrip() + """
     devs                 68  i32[4]
     maxP2pBytes          88  u64
     maxCollBytes         96  u64
     maxMultiRequestSize 104  i32
 """)
-PROPERTIES_V12 = Entry("ncclNetProperties_v12_t", 128, """
-    name                  0  u64
-    pciPath               8  u64
-    guid                 16  u64
-    ptrSupport           24  i32
-    regIsGlobal          28  i32
-    forceFlush           32  i32
-    speed                36  i32
-    port                 40  i32
-    latency              44  raw[4]
-    maxComms             48  i32
-    maxRecvs             52  i32
-    netDeviceType        56  i32
-    netDeviceVersion     60  i32
-    ndevs                64  i32
+PROPERTIES_V12 = Entry("ncclNetProperties_v12_t", 128, _PROPERTIES.rstrip() + """
     devs                 68  i32[8]
     maxP2pBytes         104  u64
     maxCollBytes        112  u64
