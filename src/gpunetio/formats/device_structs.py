@@ -6,7 +6,7 @@ own: `side`, at byte 88, points to a `DEV_SIDE`.
 
 from .layout import Entry
 
-DEV_CQ = Entry("doca_gpu_dev_verbs_cq", 64, """
+_CQ = """
     cqe_daddr            0  i64
     cq_num               8  u32
     cqe_num             12  u32
@@ -16,7 +16,8 @@ DEV_CQ = Entry("doca_gpu_dev_verbs_cq", 64, """
     cqe_size            36  u8
     cqe_rsvd            40  i64
     mem_type            48  u32
-""")
+"""
+DEV_CQ = Entry("doca_gpu_dev_verbs_cq", 64, _CQ)
 
 DEV_QP = Entry("doca_gpu_dev_verbs_qp", 296, """
     sq_rsvd_index           0  i64
@@ -46,17 +47,7 @@ MEM_TYPE_GPU = 2  # DOCA_GPUNETIO_VERBS_MEM_TYPE_GPU, which debug builds of devi
 
 # The structures of GPUNetIO 1.0, with which NCCL 2.28 and 2.29 were built. Each has the members of the newer one but
 # `sq_num_shift8_be_5ds`, and `side`, for which bytes are reserved there, too.
-DEV_CQ_1_0 = Entry("doca_gpu_dev_verbs_cq 1.0", 56, """
-    cqe_daddr            0  i64
-    cq_num               8  u32
-    cqe_num             12  u32
-    dbrec               16  i64
-    cqe_ci              24  i64
-    cqe_mask            32  u32
-    cqe_size            36  u8
-    cqe_rsvd            40  i64
-    mem_type            48  u32
-""")
+DEV_CQ_1_0 = Entry("doca_gpu_dev_verbs_cq 1.0", 56, _CQ)
 
 DEV_QP_1_0 = Entry("doca_gpu_dev_verbs_qp 1.0", 280, """
     sq_rsvd_index           0  i64
