@@ -74,6 +74,7 @@ def test_a_server_of_one_client():
         asks = ["rping", "-c", "-v", "-S", "23", "-a", address, "-p", port]
         client = Tool(*asks, "-n", "soft1", "--address", own_address())
         while not client.process.stdout.readline():  # the server does not listen yet
+            client.end()
             assert server.process.poll() is None
             client = Tool(*asks, "-n", "soft1", "--address", own_address())
         with running(client):
