@@ -140,9 +140,11 @@ def test_no_contexts_at_all(alone):
 
 
 @every_version
-def test_a_gpu_whose_memory_the_cpu_does_not_reach(path, version, monkeypatch):
+@pytest.mark.parametrize("nic", ["", "gpu"])
+def test_a_gpu_whose_memory_the_cpu_does_not_reach(path, version, nic, monkeypatch):
     """All that kernels read is copied there. The twin ends the process if the CPU touches its memory."""
     monkeypatch.setenv("GPUNETIO_NCCL_GPU", "twin")
+    monkeypatch.setenv("GPUNETIO_NCCL_DEVICE", nic)
     loaded, room = Plugin(path, version), ctypes.create_string_buffer(4096)
     with Rank(loaded, 0, 1).connected() as it:
         ctx = loaded.create_context(it.coll, *CONFIG)

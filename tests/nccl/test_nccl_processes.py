@@ -54,9 +54,13 @@ def carry(ranks: Sequence[subprocess.Popen[str]], said: list[list[str]]) -> None
                     return
 
 
-def run(version: int, backend: int, kernels: Path | str, ranks: int = 2) -> list[tuple[int, str, str]]:
+def run(
+    version: int, backend: int, kernels: Path | str, ranks: int = 2, nic: str = ""
+) -> list[tuple[int, str, str]]:  # fmt: skip
     """Status, remaining output and stderr of each rank."""
-    env = environment(GPUNETIO_NCCL_GPU="host", GPUNETIO_NCCL_TIMEOUT="20", GPUNETIO_QUIET="1")
+    env = environment(
+        GPUNETIO_NCCL_GPU="host", GPUNETIO_NCCL_TIMEOUT="20", GPUNETIO_QUIET="1", GPUNETIO_NCCL_DEVICE=nic
+    )
     started = [
         subprocess.Popen(
             [*CHILD, *map(str, (plugin(), version, backend, rank, ranks, kernels))],
@@ -96,6 +100,13 @@ def test_two_ranks_by_our_device_functions():
 @pytest.mark.slow
 def test_three_ranks(kernels):
     assert run(14, 2, kernels(14), ranks=3) == [(0, "", "")] * 3
+
+
+def test_two_ranks_name_the_same_nic():
+    """Both are told, instead of requests that nobody answers."""
+    for status, _, err in run(13, 1, "python", nic="soft0"):
+        assert status == 1
+        assert "ranks 0 and 1 have opened the same NIC in two processes: set GPUNETIO_NCCL_DEVICE to gpu" in err
 
 
 def test_a_rank_dies():

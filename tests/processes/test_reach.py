@@ -21,18 +21,18 @@ def two_gpus() -> bool:
     return device_count() > 1
 
 
-@pytest.mark.parametrize(
-    "places",
-    [(("twin", "twin"), ("twin", "twin")), pytest.param((("0", "gpu0"), ("1", "gpu1")), marks=pytest.mark.gpu)],
-    ids=["twin", "cuda"],
-)
-def test_requests_without_packets(places, port):
+@pytest.mark.parametrize("places, kind", [
+    ((("twin", "twin"), ("twin", "twin")), []),
+    pytest.param((("0", "gpu0"), ("1", "gpu1")), [], marks=pytest.mark.gpu),
+    pytest.param((("0", "gpu0"), ("1", "gpu1")), ["mapped"], marks=pytest.mark.gpu),
+], ids=["twin", "cuda", "cuda-mapped"])  # fmt: skip
+def test_requests_without_packets(places, kind, port):
     """They go without packets while all is well, and as packets as soon as anything is not: errors are the same."""
     if places[0][0] != "twin" and not two_gpus():
         pytest.skip("needs two GPUs")
-    command = sys.executable, str(ROOT / "tests/rigs/reaching.py")
+    command, env = (sys.executable, str(ROOT / "tests/rigs/reaching.py")), environment()
     ends = [
-        subprocess.Popen([*command, str(rank), str(port), *place], stdout=subprocess.PIPE, text=True, env=environment())
+        subprocess.Popen([*command, str(rank), str(port), *place, *kind], stdout=subprocess.PIPE, text=True, env=env)
         for rank, place in enumerate(places)
     ]
     outputs = [end.communicate(timeout=150)[0] for end in ends]

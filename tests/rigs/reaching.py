@@ -1,7 +1,8 @@
 """One of two processes whose NICs reach each other's GPU memory without packets. It prints what it saw as JSON.
 
-    python reaching.py RANK PORT PLACE ENGINE
+    python reaching.py RANK PORT PLACE ENGINE [mapped]
 
+"mapped": the memory is of cuMemCreate, as that of ncclMemAlloc is, and not of cudaMalloc.
 Rank 0 posts requests, and rank 1 changes what they meet, in the order of `main`. In the end rank 1 kills itself.
 """
 
@@ -17,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from gpunetio import Gpu, MemType, PortConfig, device, kernel, verbs
+from gpunetio import Gpu, GpuMemory, MemType, PortConfig, device, kernel, verbs
 from gpunetio.rendezvous import TcpRendezvous
 from gpunetio.verbs import MR, QpEndpoint
 
@@ -43,12 +44,12 @@ def requests(qp, raddr, rkey, laddr, lkey, nbytes, count, out):
 class End:
     """A queue, and a region of GPU memory."""
 
-    def __init__(self, rank: int, place: str, engine: str):
+    def __init__(self, rank: int, place: str, engine: str, kind: str):
         self.rank, self.gpu = rank, Gpu(place)
         port = PortConfig(engine=engine, addresses=(f"127.0.7.{rank + 1}",))
         self.ctx = verbs.open("soft0", port=port)
         self.pd = self.ctx.create_pd()
-        self.memory = self.gpu.alloc(NBYTES)
+        self.memory = mapped(self.gpu) if kind else self.gpu.alloc(NBYTES)
         self.memory.write(pattern(rank))
         self.region: MR = self.pd.register(self.memory)
         self.queue = self.gpu.create_qp(self.pd, 64, timeout=20.0)
@@ -77,6 +78,28 @@ class End:
             return int(out.array.view(np.int64)[0])
 
 
+def mapped(gpu: Gpu) -> GpuMemory:
+    """Memory of cuMemCreate, for as long as the process lives."""
+    from cuda.bindings import driver as cu
+
+    def done(answer: tuple[Any, ...]) -> Any:
+        assert answer[0] == cu.CUresult.CUDA_SUCCESS, answer
+        return answer[1] if len(answer) > 1 else None
+
+    wanted, access = cu.CUmemAllocationProp(), cu.CUmemAccessDesc()
+    wanted.type = cu.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+    wanted.location.type = access.location.type = cu.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+    wanted.location.id = access.location.id = gpu.ordinal
+    wanted.requestedHandleTypes = cu.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+    access.flags = cu.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+    least = cu.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
+    nbytes = max(NBYTES, done(cu.cuMemGetAllocationGranularity(wanted, least)))
+    address = done(cu.cuMemAddressReserve(nbytes, 0, 0, 0))
+    done(cu.cuMemMap(address, nbytes, 0, done(cu.cuMemCreate(nbytes, wanted, 0)), 0))
+    done(cu.cuMemSetAccess(address, nbytes, [access], 1))
+    return GpuMemory(gpu.backend, int(address), NBYTES, MemType.GPU, None, None, lambda memory: None)
+
+
 def pattern(rank: int) -> np.ndarray:
     """What is in the memory of a rank at first."""
     data = np.random.default_rng(rank).integers(0, 256, NBYTES, np.uint8)
@@ -89,10 +112,10 @@ def tell(**facts: object) -> None:
     print(json.dumps(facts), flush=True)
 
 
-def main(rank: int, port: int, place: str, engine: str) -> None:
+def main(rank: int, port: int, place: str, engine: str, kind: str = "") -> None:
     """Be one of the processes."""
     logging.getLogger("gpunetio.nic").setLevel(logging.CRITICAL)  # of what fails on purpose
-    end = End(rank, place, engine)
+    end = End(rank, place, engine, kind)
     with TcpRendezvous(rank, 2, "127.0.7.1", port, timeout=60) as via:
         far = end.connect(via)
         if rank == 0:
@@ -129,4 +152,4 @@ def main(rank: int, port: int, place: str, engine: str) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4])
+    main(int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:])

@@ -79,7 +79,7 @@ def test_other_grids_are_not(launched):
 @pytest.mark.gpu
 @pytest.mark.parametrize("threads", [32, 1024])
 def test_the_largest_grid_gets_its_answers(threads):
-    port = PortConfig(engine="gpu0")
+    port = PortConfig(engine="gpu0", workers=1)
     with verbs.open("soft0", port=port) as ctx, Gpu("0") as gpu, gpu.alloc(1 << 14) as memory:
         pair = make_pair(ctx, gpu, depth=1024)
         sms = room._rooms[0].sms

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from ..gpu.export import MAX_SLOTS
 from ..rendezvous import Message, endpoint_of, endpoint_values
 from .abi import UNDEFINED, Version
 from .connection import Collective
+from .settings import DEVICE, ON_GPU
 from .window import packed_keys
 
 DEPTH = 128  # slots of a send queue, if NCCL leaves that to the plugin
@@ -112,12 +114,27 @@ class Contexts:
                 contexts=sizes.contexts, signals_key=self._signals.rkey, counters_key=self._counters.rkey,
                 qps=[endpoint_values(queue.qp.endpoint()) for queue in self._mains],
             )  # fmt: skip
+            if ranks.device.ctx.provider.software:
+                self._check_nics()
             self._connect(told)
             ranks.barrier()  # a peer that is not connected yet drops packets
             self.device_address = self._describe(told, undo)
             if ranks.device.gpu.backend.has_memory:  # NCCL launches kernels, and a GPU cannot wake a NIC that sleeps
                 undo.enter_context(foreign_kernels())
             self._undo = undo.pop_all()
+
+    def _check_nics(self) -> None:
+        """Raise InvalidValueError if two processes have opened the same software NIC, so that they have one address."""
+        gid = self._ranks.device.ctx.query_gid().hex()
+        first: dict[str, tuple[int, int]] = {}
+        for rank, told in enumerate(self._ranks.gather("createContext", gid=gid, process=os.getpid())):
+            process = told.integer("process", 1, 1 << 32)
+            other, its_process = first.setdefault(told.text("gid"), (rank, process))
+            if process != its_process:
+                raise InvalidValueError(
+                    f"ranks {other} and {rank} have opened the same NIC in two processes: set {DEVICE} to {ON_GPU}, or "
+                    "leave it empty, and each process opens a NIC of its own"
+                )
 
     def _create_queues(self, undo: ExitStack) -> tuple[list[ExportedQp], list[ExportedQp]]:
         """Return the queues, and their companions if there are counters: index context · ranks + rank."""

@@ -7,18 +7,21 @@ from dataclasses import dataclass
 
 from ..errors import InvalidValueError
 from ..gpu import cuda_backend
+from ..gpu.device import engine_of
 from ..providers import PortConfig
 from ..rendezvous.group import TIMEOUT
 from ..verbs import Context, open
 
 DEVICE, GPU, SECONDS = "GPUNETIO_NCCL_DEVICE", "GPUNETIO_NCCL_GPU", "GPUNETIO_NCCL_TIMEOUT"
+ON_GPU = "gpu"
 
 
 @dataclass(frozen=True)
 class Settings:
     """The settings of a process.
 
-    `device`    name of the NIC; empty: the first software NIC that no other process has open
+    `device`    name of the NIC; empty: the first software NIC that no other process has open; ON_GPU: the same, with
+                its engine on the GPU where kernels run
     `gpu`       where kernels run (`Gpu`); empty: the calling thread's CUDA device, or the host without CUDA
     `timeout`   seconds that a rank waits for the others
     """
@@ -41,6 +44,8 @@ class Settings:
 
     def open_device(self) -> Context:
         """Open the NIC."""
+        if self.device == ON_GPU:
+            return open(port=PortConfig(engine=engine_of(self.which_gpu(), "auto")))
         return open(self.device) if self.device else open(port=PortConfig())
 
     def which_gpu(self) -> str:

@@ -143,7 +143,7 @@ def _borrow_worker(nic, near):
     if lane_or_0() == 0:
         h = worker_at(near)
         h.counters, h.active = near + NEAR.counters, near + NEAR.active
-        h.message, h.scratch = near + NEAR.message, near + NEAR.scratch
+        h.message, h.scratch, h.near = near + NEAR.message, near + NEAR.scratch, near
         a = near_at(near)
         a.cq_count, a.srq_count = 0, 0
     sync_lanes(ALL_LANES)
@@ -155,7 +155,7 @@ def _set_up_qp(near, i):
     row = near + NEAR.qps + i * QP_ROW.size
     q = qp_row_at(row)
     send, receive, srq, remote = q.send_cq, q.recv_cq, q.srq, q.remote_row
-    plain = q.core_direct == 0 and (q.wire == 0 or may_reach(row))
+    plain = q.wire == 0 or may_reach(row)
     sync_lanes(ALL_LANES)
     send, receive, srq = _borrow_cq(near, send), _borrow_cq(near, receive), _borrow_srq(near, srq)
     count = worker_at(near).active_count

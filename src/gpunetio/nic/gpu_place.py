@@ -8,17 +8,16 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-from typing import ClassVar
 
 import numpy as np
 
-from ..errors import DriverError, InitializationError, InvalidValueError, NotFoundError, NotSupportedError
+from ..errors import DriverError, InitializationError, NotFoundError, NotSupportedError
 from ..jit.cubin import cubin
 from ..jit.cuda_launch import set_up_cuda
-from ..jit.launch import running
 from ..jit.room import need
 from ..memory import HostMemory
 from .dma.cuda_driver import Current, CudaDriver, cuda_driver
+from .gpu_sharing import close_left, open_shared, share
 from .hardware import CUDA, Opened
 from .pinned import Pinned
 from .slice_kernel import OPTIONS, THREADS, gpunetio_slice
@@ -33,7 +32,6 @@ _MOST_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 _CALLS = {"launch": "cuLaunchKernelEx", "enter": "cuCtxSetCurrent", "query": "cuStreamQuery"}  # by field of SLICES
 _ENABLED_ALREADY = 704  # CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED
 _NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
-_LAZY_PEER_ACCESS = 1  # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
 
 
 class _LaunchConfig(ctypes.Structure):
@@ -116,54 +114,6 @@ def _pinned() -> Pinned:
     return Pinned(device.driver, device.current)
 
 
-class _IpcHandle(ctypes.Structure):
-    """CUipcMemHandle."""
-
-    _fields_ = (("reserved", ctypes.c_ubyte * 64),)
-
-
-class _IpcMemory:
-    """Memory of a GPU that another process has allocated.
-
-    To unmap it, CUDA waits for all running kernels, and launches wait meanwhile, those of slices too. So it stays until
-    no kernel of this process runs, or until the NIC closes.
-    """
-
-    left: ClassVar[list[_IpcMemory]] = []
-
-    def __init__(self, device: _Device, nbytes: int, handle: object):
-        self._device, self.nbytes = device, nbytes
-        try:
-            opened = _IpcHandle.from_buffer_copy(bytes.fromhex(str(handle)))
-        except ValueError as error:
-            raise InvalidValueError(f"{handle!r} is not the handle of a GPU's memory: {error}") from None
-        start, size = ctypes.c_uint64(), ctypes.c_size_t()
-        try:
-            with device.current():
-                device.driver.call("cuIpcOpenMemHandle_v2", ctypes.byref(start), opened, _LAZY_PEER_ACCESS)
-                self.address = start.value
-                device.driver.call("cuMemGetAddressRange_v2", None, ctypes.byref(size), start)
-        except DriverError as error:
-            raise InvalidValueError(f"memory of another process's GPU cannot be mapped: {error}") from error
-        if size.value < nbytes:
-            self.close()
-            raise InvalidValueError(f"the memory has {size.value} bytes, not the {nbytes} announced")
-
-    def close(self) -> None:
-        """Unmap the memory, now or later."""
-        self.left.append(self)
-        if running() == 0:
-            self.close_left()
-
-    @classmethod
-    def close_left(cls) -> None:
-        """Unmap what was left."""
-        while cls.left:
-            memory = cls.left.pop()
-            with contextlib.suppress(DriverError), memory._device.current():
-                memory._device.driver.call("cuIpcCloseMemHandle", ctypes.c_uint64(memory.address))
-
-
 class GpuPlace:
     """A GPU where a NIC makes its turns."""
 
@@ -199,21 +149,11 @@ class GpuPlace:
     sharing = CUDA
 
     def share(self, address: int, nbytes: int) -> tuple[int, int, str, int | None] | None:
-        start, size = ctypes.c_uint64(), ctypes.c_size_t()
-        handle = _IpcHandle()
-        try:
-            with self._device.current():
-                self._driver.call(
-                    "cuMemGetAddressRange_v2", ctypes.byref(start), ctypes.byref(size), ctypes.c_uint64(address)
-                )
-                self._driver.call("cuIpcGetMemHandle", ctypes.byref(handle), start)
-        except DriverError:  # memory of a pool, or mapped piece by piece
-            return None
-        inside = address + nbytes <= start.value + size.value
-        return (start.value, size.value, bytes(handle).hex(), None) if inside else None
+        with self._device.current():
+            return share(self._driver, address, nbytes)
 
     def open_shared(self, nbytes: int, handle: object, fds: list[int]) -> Opened:
-        return _IpcMemory(self._device, nbytes, handle)
+        return open_shared(self._driver, self._device.current, self._device.ordinal, nbytes, handle, fds)
 
     def add(self, record: np.void, address: int) -> None:
         with self._device.current():
@@ -269,7 +209,7 @@ class GpuPlace:
 
     def close(self) -> None:
         self._need(-self._needed)
-        _IpcMemory.close_left()
+        close_left()
         with contextlib.suppress(DriverError), self._device.current():  # after a kernel has failed, every call fails
             for stream in self._streams:  # warps of the last slices may still end
                 self._driver.call("cuStreamSynchronize", stream)

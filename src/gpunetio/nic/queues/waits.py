@@ -9,6 +9,7 @@ from ...jit.compile import device_function, engine_function
 from ...jit.ops import be32, be64, ld32, ld64
 from ..observe import refuse
 from ..state.cq import CQ_ROW, cq_row_at
+from ..state.near import cq_where_it_is
 from ..state.nic import nic_at
 from ..state.qp import qp_row_at
 from ..state.worker import worker_at
@@ -25,7 +26,7 @@ def wait_for_cq(nic, row, wqe, ds):
     """Return 1 if the CQ has the CQE that a WAIT names, 0 if not yet, or minus a reason (PRM, core-direct)."""
     n = nic_at(nic)
     cqn = be32(ld32(wqe + SEGMENT + WAIT_SEG.qpn_cqn)) & _CQN_MASK
-    cq = n.cqs + (cqn & n.cq_mask) * CQ_ROW.size
+    cq = cq_where_it_is(nic, n.cqs + (cqn & n.cq_mask) * CQ_ROW.size)
     if qp_row_at(row).core_direct == 0 or cqn == 0 or cq_row_at(cq).cqn != cqn:
         return -refuse.unsupported_operation(nic)
     if ds != segments_of(WqeOpcode.WAIT, 0):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ...fabric.icrc import HEADER_ROOM
 from ...jit.compile import device_function
+from ...jit.ops import ld64
 from ...jit.struct_view import View, struct_view
 from .counters import COUNTERS
 from .cq import CQ_ROW
@@ -13,7 +14,7 @@ from .qp import QP_ROW
 from .record import record
 from .srq import SRQ_ROW
 from .work_queue import WORK_QUEUE
-from .worker import WORKER
+from .worker import WORKER, worker_at
 
 MOST = 64  # queue pairs of a worker that borrows, and SRQs; there are at most twice as many CQs
 KEYS = 64  # a power of two
@@ -78,3 +79,13 @@ near_mkey_at: View = struct_view(MKEY_ROW, shared=True)
 def near_queue(near, number):
     """Return the address of an entry of the list of work queues."""
     return near + NEAR.active + number * WORK_QUEUE.size
+
+
+@device_function
+def cq_where_it_is(nic, row):
+    """Return the address of the copy of a CQ_ROW if `nic` is a NEAR that has one; else `row`. One lane calls this."""
+    if worker_at(nic).near == nic:
+        for i in range(near_at(nic).cq_count):
+            if ld64(nic + NEAR.cq_rows + 8 * i) == row:
+                return nic + NEAR.cqs + i * CQ_ROW.size
+    return row
