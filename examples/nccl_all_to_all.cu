@@ -5,44 +5,14 @@
 // Round r uses plane r % 2 of the inbox, and a rank begins round r + 2 only when all ranks have begun round r + 1. So nobody
 // writes to a plane that is still read. Each rank has a signal for each other rank: one for all could count a fast rank twice
 // in place of a slow one.
+//
+// With NCCL 2.30.7 or later, ranks then get what others have for them, and add to words in each other's windows.
 
-#include <chrono>
-#include <cstdint>
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
-#include <string>
-#include <thread>
-#include <vector>
+#include "nccl_rank.h"
 
-#include <cuda_runtime.h>
-#include <nccl.h>
-#include <nccl_device.h>
-#include <unistd.h>
-
-using Clock = std::chrono::steady_clock;
-constexpr auto DEADLINE = std::chrono::seconds(60);  // NCCL's kernels wait for ever
 constexpr int THREADS = 64;
 constexpr uint64_t ADDED = 5, ADDED_ALONE = 2;
-
-[[noreturn]] static void fail(const char *what, const char *why)
-{
-    fprintf(stderr, "%s: %s\n", what, why);
-    fflush(nullptr);
-    _exit(1);  // kernels that wait for ever would also hold exit() up
-}
-
-static void check(cudaError_t error, const char *what)
-{
-    if (error != cudaSuccess) fail(what, cudaGetErrorString(error));
-}
-
-static void check(ncclResult_t result, const char *what)
-{
-    if (result != ncclSuccess) fail(what, ncclGetErrorString(result));
-}
-
-#define CHECK(call) check(call, #call)
+constexpr bool HAS_GETS = NCCL_VERSION_CODE >= NCCL_VERSION(2, 30, 7);
 
 // --- kernels -----------------------------------------------------------------------------------------------------------
 
@@ -92,44 +62,25 @@ __global__ void values(ncclDevComm comm, ncclWindow_t outbox, ncclWindow_t inbox
     gin.flush(ncclCoopCta());
 }
 
+// Gets from each rank what it would put here, and adds to a word there (a VA signal). Words lie behind the values.
+__global__ void gets(ncclDevComm comm, ncclWindow_t outbox, ncclWindow_t inbox, size_t bytes)
+{
+#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 30, 7)
+    ncclGin gin{comm, 0};
+    const ncclTeam world = ncclTeamWorld(comm);
+    const size_t words = 2 * size_t(world.nRanks) * bytes + 8 * world.nRanks;
+    for (int peer = threadIdx.x; peer < world.nRanks; peer += blockDim.x)
+        gin.get(world, peer, outbox, world.rank * bytes, inbox, peer * bytes, bytes);
+    gin.flush(ncclCoopCta());
+    for (int peer = threadIdx.x; peer < world.nRanks; peer += blockDim.x) {
+        gin.signal(world, peer, ncclGin_StrongVASignalAdd{inbox, words + 8 * world.rank, ADDED});
+        gin.waitSignal(ncclCoopThread(), inbox, words + 8 * peer, ADDED);
+    }
+    gin.flush(ncclCoopCta());
+#endif
+}
+
 // --- host --------------------------------------------------------------------------------------------------------------
-
-// Rank 0 writes the file, under another name until it is complete.
-static ncclUniqueId meet(int rank, const char *path)
-{
-    ncclUniqueId id;
-    if (rank == 0) {
-        const std::string fresh = std::string(path) + ".new";
-        CHECK(ncclGetUniqueId(&id));
-        FILE *file = fopen(fresh.c_str(), "wb");
-        if (!file || fwrite(&id, sizeof id, 1, file) != 1 || fclose(file) || rename(fresh.c_str(), path))
-            fail(path, "cannot be written");
-        return id;
-    }
-    for (const auto end = Clock::now() + DEADLINE; Clock::now() < end;) {
-        if (FILE *file = fopen(path, "rb")) {
-            const bool complete = fread(&id, sizeof id, 1, file) == 1;
-            fclose(file);
-            if (complete) return id;
-        }
-        std::this_thread::sleep_for(std::chrono::milliseconds(20));
-    }
-    fail(path, "rank 0 has not written it");
-}
-
-static void wait(ncclComm_t comm, cudaStream_t stream, const char *what)
-{
-    for (const auto end = Clock::now() + DEADLINE; Clock::now() < end;) {
-        const cudaError_t state = cudaStreamQuery(stream);
-        if (state == cudaSuccess) return;
-        if (state != cudaErrorNotReady) check(state, what);
-        ncclResult_t error = ncclSuccess;
-        CHECK(ncclCommGetAsyncError(comm, &error));
-        if (error != ncclSuccess && error != ncclInProgress) check(error, what);
-        std::this_thread::sleep_for(std::chrono::microseconds(200));
-    }
-    fail(what, "has not ended by its deadline");
-}
 
 static uint8_t byte_of(int from, int to, size_t at) { return uint8_t(from * 31 + to * 17 + at % 251); }
 
@@ -144,7 +95,7 @@ int main(int argc, char **argv)
 
     ncclComm_t comm;
     CHECK(ncclCommInitRank(&comm, ranks, meet(rank, argv[3]), rank));
-    const size_t inbox_bytes = 2 * ranks * bytes + 8 * ranks;
+    const size_t inbox_bytes = 2 * ranks * bytes + 2 * 8 * ranks;
     void *outbox, *inbox;
     CHECK(ncclMemAlloc(&outbox, ranks * bytes));
     CHECK(ncclMemAlloc(&inbox, inbox_bytes));
@@ -153,6 +104,7 @@ int main(int argc, char **argv)
         for (size_t at = 0; at < bytes; at++) out[peer * bytes + at] = byte_of(rank, peer, at);
     CHECK(cudaMemcpy(outbox, out.data(), out.size(), cudaMemcpyHostToDevice));
     CHECK(cudaMemset(inbox, 0xFF, inbox_bytes));
+    CHECK(cudaMemset(static_cast<uint8_t *>(inbox) + inbox_bytes - 8 * ranks, 0, 8 * ranks));
     uint64_t *taken;
     CHECK(cudaMallocHost(&taken, sizeof *taken));
 
@@ -178,6 +130,11 @@ int main(int argc, char **argv)
     wait(comm, stream, "the exchange");
     values<<<1, THREADS, 0, stream>>>(device, from, to, bytes);
     wait(comm, stream, "values, signals and counters");
+    if (HAS_GETS) {
+        CHECK(cudaMemsetAsync(inbox, 0xFF, ranks * bytes, stream));  // the first plane, to which nobody puts any more
+        gets<<<1, THREADS, 0, stream>>>(device, from, to, bytes);
+        wait(comm, stream, "gets and words");
+    }
 
     CHECK(cudaMemcpy(in.data(), inbox, in.size(), cudaMemcpyDeviceToHost));
     size_t wrong = 0;
@@ -189,9 +146,13 @@ int main(int argc, char **argv)
         uint64_t value;
         memcpy(&value, &in[2 * ranks * bytes + 8 * peer], sizeof value);
         wrong += value != uint64_t(1000 * peer + rank);
+        memcpy(&value, &in[2 * ranks * bytes + 8 * (ranks + peer)], sizeof value);
+        wrong += value != (HAS_GETS ? ADDED : 0);
     }
-    printf("rank %d of %d: %d rounds of %zu bytes, %.2f us each, %zu wrong\n", rank, ranks, rounds, bytes,
-           *taken / 1000.0 / rounds, wrong);
+    int version;
+    CHECK(ncclGetVersion(&version));
+    printf("rank %d of %d, NCCL %d%s: %d rounds of %zu bytes, %.2f us each, %zu wrong\n", rank, ranks, version,
+           HAS_GETS ? " with gets" : "", rounds, bytes, *taken / 1000.0 / rounds, wrong);
     fflush(stdout);
 
     CHECK(ncclDevCommDestroy(comm, &device));

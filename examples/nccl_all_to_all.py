@@ -18,7 +18,6 @@ import sys
 import tempfile
 from pathlib import Path
 
-SOURCE = Path(__file__).with_suffix(".cu")
 SECONDS = 300.0
 
 
@@ -33,18 +32,18 @@ def nccl() -> Path:
     return Path(next(iter(found.submodule_search_locations)))
 
 
-def build(folder: Path, program: Path, architecture: str) -> None:
-    """Compile the program."""
+def build(folder: Path, source: Path, program: Path, architecture: str) -> None:
+    """Compile a program."""
     nvcc = shutil.which("nvcc")
     if nvcc is None:
         sys.exit("there is no nvcc: install the CUDA toolkit, or put its folder `bin` into PATH")
     options = ["-std=c++17", "-O2", f"-arch={architecture}", f"-I{folder / 'include'}", f"-L{folder / 'lib'}"]
     libraries = ["-l:libnccl.so.2", f"-Xlinker=-rpath={folder / 'lib'}"]
-    subprocess.run([nvcc, *options, SOURCE, "-o", program, *libraries], check=True, timeout=SECONDS)
+    subprocess.run([nvcc, *options, source, "-o", program, *libraries], check=True, timeout=SECONDS)
 
 
-def run(program: Path, ranks: int, nbytes: int, rounds: int) -> bool:
-    """Run a process for each rank. Return whether all end well."""
+def run(program: Path, ranks: int, *numbers: int) -> bool:
+    """Run a process for each rank, with these arguments. Return whether all end well."""
     from gpunetio.nccl import plugin
 
     path = str(plugin())
@@ -55,7 +54,7 @@ def run(program: Path, ranks: int, nbytes: int, rounds: int) -> bool:
         "NCCL_GIN_NCONTEXTS": "1",  # 2.28: its contexts are connections
     }  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
-        words = [(program, rank, ranks, f"{folder}/id", nbytes, rounds) for rank in range(ranks)]
+        words = [(program, rank, ranks, f"{folder}/id", *numbers) for rank in range(ranks)]
         processes = [subprocess.Popen([str(word) for word in each], env=environment) for each in words]
         try:
             return not any(process.wait(SECONDS) for process in processes)
@@ -65,16 +64,17 @@ def run(program: Path, ranks: int, nbytes: int, rounds: int) -> bool:
                 process.wait()
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(source: Path, doc: str | None, numbers: dict[str, tuple[int, str]]) -> None:
+    """Build a program and run it. `numbers` has its arguments: names, defaults and what they are."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, help="processes (default: one for each GPU)")
-    parser.add_argument("--bytes", type=int, default=65536, help="what a rank sends to each rank (default %(default)s)")
-    parser.add_argument("--rounds", type=int, default=100, help="exchanges in a launch (default %(default)s)")
+    for name, (default, text) in numbers.items():
+        parser.add_argument(f"--{name}", type=int, default=default, help=f"{text} (default %(default)s)")
     parser.add_argument("--arch", default="native", help="of the GPU, for nvcc (default %(default)s)")
     parser.add_argument("--build", type=Path, metavar="FILE", help="build the program here, and end")
     given = parser.parse_args()
     if given.build:
-        build(nccl(), given.build, given.arch)
+        build(nccl(), source, given.build, given.arch)
         return
     from gpunetio.gpu import cuda_backend
 
@@ -82,11 +82,13 @@ def main() -> None:
     if not ranks:
         sys.exit("there is no GPU: NCCL needs one")
     with tempfile.TemporaryDirectory() as folder:
-        program = Path(folder) / "nccl_all_to_all"
-        build(nccl(), program, given.arch)
-        if not run(program, ranks, given.bytes, given.rounds):
+        program = Path(folder) / source.stem
+        build(nccl(), source, program, given.arch)
+        if not run(program, ranks, *(getattr(given, name) for name in numbers)):
             sys.exit("a rank has failed")
 
 
 if __name__ == "__main__":
-    main()
+    main(Path(__file__).with_suffix(".cu"), __doc__, {
+        "bytes": (65536, "what a rank sends to each rank"), "rounds": (100, "exchanges in a launch"),
+    })  # fmt: skip

@@ -19,13 +19,12 @@ import pytest
 from scapy.layers.inet import ICMP, IP, TCP, UDP
 from scapy.layers.l2 import ARP, Ether
 
+from example import EXAMPLES, run
 from gpunetio import Gpu
 from gpunetio.gpu import cuda_backend
 from repository import ROOT
 from stream_end import StreamEnd
 from tools import Tool, running
-
-EXAMPLES = ROOT / "examples"
 
 # What they say, with numbers of queue pairs left out, in lines that come in any order, and last.
 SAID = {
@@ -54,35 +53,17 @@ ON_A_GPU = {
     "see_packets": r"5 of 5 packets seen on [\da-f:.]+",
     "torch_tensor": "1048576 numbers have arrived in a cuda tensor",
 }
-# Below, and in test_device_lib.py.
+# Below, in test_nccl_examples.py, and in test_device_lib.py.
 ELSEWHERE = {
     "all_to_all", "answer_pings", "balance_load", "count_flows", "cpp_put", "echo_udp", "forward_packets",
-    "halo_exchange", "nccl_all_to_all", "torch_all_to_all",
+    "halo_exchange", "nccl_all_to_all", "nccl_dispatch", "torch_all_to_all",
 }  # fmt: skip
 # Too large to be installed for every run of the tests.
-PACKAGES = {
-    "cupy_put": "cupy", "nccl_all_to_all": "nvidia.nccl", "torch_all_to_all": "torch", "torch_tensor": "torch",
-}  # fmt: skip
-
-
-def run(name: str, *arguments: str) -> tuple[int, list[str], str]:
-    """Exit status, lines of stdout with warnings as errors, stderr."""
-    path = os.pathsep.join(filter(None, (str(ROOT / "src"), os.environ.get("PYTHONPATH"))))
-    done = subprocess.run(
-        [sys.executable, "-W", "error", EXAMPLES / f"{name}.py", *arguments], capture_output=True, text=True,
-        timeout=100, env={**os.environ, "PYTHONPATH": path},
-    )  # fmt: skip
-    return done.returncode, re.sub(r"QP 0x\w+", "QP", done.stdout).splitlines(), done.stderr
+PACKAGES = {"cupy_put": "cupy", "torch_all_to_all": "torch", "torch_tensor": "torch"}
 
 
 def skip_without_package(name: str) -> None:
-    if name not in PACKAGES:
-        return
-    try:
-        found = importlib.util.find_spec(PACKAGES[name])
-    except ModuleNotFoundError:  # of a package within a package
-        found = None
-    if found is None:
+    if name in PACKAGES and importlib.util.find_spec(PACKAGES[name]) is None:
         pytest.skip(f"needs {PACKAGES[name]}, which is not installed")
 
 
@@ -179,31 +160,6 @@ def test_halo_exchange(halves, target):
         assert status == 0, err
         last = out.splitlines()[-1]
         assert re.fullmatch(rf"{half} half: 50 steps of 64 × 64 cells on [\w:.]+, equal to NumPy's", last)
-
-
-def test_nccl_all_to_all_is_built(tmp_path):
-    """With the headers of NCCL itself."""
-    skip_without_package("nccl_all_to_all")
-    if shutil.which("nvcc") is None:
-        pytest.skip("no CUDA toolkit")
-    status, _, err = run("nccl_all_to_all", "--build", str(tmp_path / "program"), "--arch", "sm_90")
-    assert status == 0, err
-    assert (tmp_path / "program").stat().st_size > 0
-
-
-@pytest.mark.gpu
-def test_nccl_all_to_all():
-    skip_without_package("nccl_all_to_all")
-    status, lines, err = run("nccl_all_to_all", "--ranks", "1")
-    assert status == 0, err
-    assert re.fullmatch(r"rank 0 of 1: 100 rounds of 65536 bytes, [\d.]+ us each, 0 wrong", lines[-1])
-
-
-def test_nccl_all_to_all_without_nccl_says_so(tmp_path):
-    if importlib.util.find_spec("nvidia") and importlib.util.find_spec("nvidia.nccl"):
-        pytest.skip("NCCL is installed")
-    status, _, err = run("nccl_all_to_all", "--build", str(tmp_path / "program"))
-    assert (status, err) == (1, "NCCL is not installed: pip install nvidia-nccl-cu13\n")
 
 
 @pytest.mark.slow

@@ -93,8 +93,10 @@ def test_two_ranks(kernels, version, backend):
     assert run(version, backend, kernels(version)) == [(0, "", "")] * 2
 
 
-def test_two_ranks_by_our_device_functions():
-    assert run(13, 1, "python") == [(0, "", "")] * 2
+@pytest.mark.parametrize("version, backend", [(13, 1), (14, 2)])
+def test_two_ranks_by_our_device_functions(version, backend):
+    """The second form of a context also has gets, and signals to words in windows."""
+    assert run(version, backend, "python") == [(0, "", "")] * 2
 
 
 @pytest.mark.slow

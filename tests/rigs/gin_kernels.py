@@ -46,3 +46,31 @@ def work(ctx, window, rank, ranks, piece, value, counted, out):
         if status == 0:
             status = device.wait_all(device.ld64(ctx) + peer * QP_BYTES)
     device.st64(out, status)
+
+
+@kernel
+def gets(ctx, window, rank, ranks, piece, target, words, out):
+    """Get from each peer the piece that it sends, to `target` on, as NCCL 2.30.7 does; add to a word in its window.
+
+    The context has 88 bytes: it counts gets that were issued, and those that a DUMP has made visible.
+    """
+    rkeys = device.ld64(window)
+    lkey = device.be32(device.ld32(window + 8))
+    sink = device.be32(device.ld32(ctx + 64))
+    issued, visible = device.ld64(ctx + 72), device.ld64(ctx + 80)
+    status = 0
+    for peer in range(ranks):
+        qp = device.ld64(ctx) + peer * QP_BYTES
+        ticket = device.get(qp, 0, key_of(rkeys, peer), target + peer * piece, lkey, piece)
+        device.st64(issued + 8 * peer, ticket + 1)
+        if device.ld64(visible + 8 * peer) < ticket + 1:
+            ticket = device.mcst(qp, 0, sink)
+            device.st64(visible + 8 * peer, ticket + 1)
+        if ticket >= 0:
+            ticket = device.signal(qp, words + 8 * rank, key_of(rkeys, peer), 0, sink, 1 + rank)
+        if ticket < 0:
+            status = ticket
+    for peer in range(ranks):
+        if status == 0:
+            status = device.wait_all(device.ld64(ctx) + peer * QP_BYTES)
+    device.st64(out, status)

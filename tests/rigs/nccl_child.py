@@ -15,6 +15,7 @@ import time
 from nccl_rig import Context, Plugin, Rank, Refused, Window
 
 PIECE, VALUE = 512, 0x1122_3344_5566
+KINDS, GOT = 4, 3
 CONTEXTS, SIGNALS, COUNTERS, DEPTH = 2, 3, 2, 16
 LIMIT = 20.0
 
@@ -26,19 +27,23 @@ def exchange(mine: bytes) -> list[bytes]:
 
 
 class Memory:
-    """A window: what is sent, and then a piece for each kind and rank."""
+    """A window: what is sent, then a piece for each kind and rank, and a word for each rank."""
 
     def __init__(self, rank: int, ranks: int):
-        self.nbytes, self.ranks = (1 + 3 * ranks) * PIECE, ranks
-        self.room = ctypes.create_string_buffer(self.sent(rank) + bytes(3 * ranks * PIECE), self.nbytes)
+        self.words, self.ranks = (1 + KINDS * ranks) * PIECE, ranks
+        self.nbytes = self.words + 8 * ranks
+        self.room = ctypes.create_string_buffer(self.sent(rank) + bytes(self.nbytes - PIECE), self.nbytes)
         self.address = ctypes.addressof(self.room)
 
     @staticmethod
     def sent(rank: int) -> bytes:
         return bytes((rank + 1) * i % 251 for i in range(PIECE))
 
+    def place(self, kind: int, rank: int) -> int:
+        return (1 + kind * self.ranks + rank) * PIECE
+
     def piece(self, kind: int, rank: int) -> bytes:
-        start = (1 + kind * self.ranks + rank) * PIECE
+        start = self.place(kind, rank)
         return self.room.raw[start : start + PIECE]
 
 
@@ -52,6 +57,16 @@ class InPython:
         with Gpu("host") as gpu, gpu.alloc(8, MemType.CPU_GPU) as out:
             at = ctx.handle + index * ctx.stride
             assert work[1, 1, gpu](at, window.handle, rank, ranks, PIECE, VALUE, counted, out).wait(LIMIT)
+            return int.from_bytes(bytes(out.array), "little", signed=True)
+
+    def gets(self, ctx: Context, index: int, window: Window, rank: int, memory: Memory) -> int:
+        from gin_kernels import gets
+        from gpunetio import Gpu, MemType
+
+        with Gpu("host") as gpu, gpu.alloc(8, MemType.CPU_GPU) as out:
+            at = ctx.handle + index * ctx.stride
+            where = PIECE, memory.place(GOT, 0), memory.words
+            assert gets[1, 1, gpu](at, window.handle, rank, memory.ranks, *where, out).wait(LIMIT)
             return int.from_bytes(bytes(out.array), "little", signed=True)
 
 
@@ -100,6 +115,11 @@ def talk(plugin: Plugin, backend: int, rank: int, ranks: int, kernels: InC | InP
                 exchange(b"ready")
                 assert kernels.work(ctx, index, window, rank, ranks, counters > 0) == 0
                 check(ctx, index, memory, ranks, counters > 0)
+                if isinstance(kernels, InPython) and backend == 2:
+                    assert kernels.gets(ctx, index, window, rank, memory) == 0
+                    for other in range(ranks):
+                        assert memory.piece(GOT, other) == memory.sent(other)
+                        assert until(memory.address + memory.words + 8 * other, 1 + other) == 1 + other
                 exchange(b"done")
                 assert all(memory.piece(2, other) == memory.sent(other) for other in range(ranks) if counters)
                 assert not plugin.has_error(ctx)
