@@ -26,8 +26,14 @@ __host__ __device__ static uint8_t byte_of(int rank, int token, size_t at)
     return uint8_t(rank * 31 + token * 7 + at % 251);
 }
 
-// What the expert on `rank` makes of a byte.
-__host__ __device__ static uint8_t answer(int rank, uint8_t byte) { return uint8_t(byte + rank + 1); }
+// What the expert on `rank` makes of a byte, and of the 16 bytes of a line.
+static uint8_t answer(int rank, uint8_t byte) { return uint8_t(byte + rank + 1); }
+
+__device__ static uint4 answer(int rank, uint4 line)
+{
+    const unsigned more = 0x01010101u * uint8_t(rank + 1);
+    return {__vadd4(line.x, more), __vadd4(line.y, more), __vadd4(line.z, more), __vadd4(line.w, more)};
+}
 
 // Where things lie in the window, which all ranks have alike.
 struct Layout {
@@ -71,8 +77,9 @@ __global__ void combine(ncclDevComm comm, ncclWindow_t window, uint8_t *memory, 
         __syncthreads();
         for (int token = blockIdx.x; token < at.tokens; token += gridDim.x) {
             if (!goes(from, token, world.rank)) continue;
-            uint8_t *bytes = memory + at.arrival(from, token);
-            for (size_t i = threadIdx.x; i < at.hidden; i += blockDim.x) bytes[i] = answer(world.rank, bytes[i]);
+            uint4 *lines = reinterpret_cast<uint4 *>(memory + at.arrival(from, token));
+            for (size_t i = threadIdx.x; i < at.hidden / sizeof *lines; i += blockDim.x)
+                lines[i] = answer(world.rank, lines[i]);
             gin.put(world, from, window, at.back(world.rank, token), window, at.arrival(from, token), at.hidden,
                     ncclGin_StrongVASignalInc{window, at.answered(world.rank)}, ncclGin_None{}, ncclCoopCta());
         }
