@@ -104,6 +104,24 @@ def test_both_disconnect_at_once(world):
     assert server.holds_nothing()
 
 
+def test_a_peer_that_is_gone(world):
+    """Nobody is asked for an answer, not even if a DREQ is under way already."""
+    client, server, made = pair(world)
+    world.run()
+    (there,) = server.events
+    client.machine.disconnect(made)
+    world.flying.clear()
+    for host, communication in (client, made), (server, there):
+        host.machine.peer_gone(communication)
+        host.machine.peer_gone(communication)
+        assert host.told(communication)[-1] is EventType.DISCONNECTED
+        assert host.told(communication).count(EventType.DISCONNECTED) == 1
+    assert not world.flying
+    world.settle()
+    assert client.holds_nothing()
+    assert server.holds_nothing()
+
+
 @pytest.mark.parametrize("lost", [A.REQ, A.REP, A.RTU, A.DREQ, A.DREP])
 def test_a_lost_message_is_sent_again(world, lost):
     client, server, made = pair(world)

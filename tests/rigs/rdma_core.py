@@ -8,7 +8,11 @@ import pytest
 
 from stand_in.building import compiler, why_no_headers
 
-PACKAGES = {"ib": "perftest", "ibv": "ibverbs-utils", "ucx": "ucx-utils"}  # of programs, by what begins their names
+# Of programs, by what begins their names.
+PACKAGES = {
+    "ib": "perftest", "ibv": "ibverbs-utils", "ucx": "ucx-utils", "rping": "rdmacm-utils", "ucmatose": "rdmacm-utils",
+    "rdma": "rdmacm-utils",
+}  # fmt: skip
 
 
 def skip_without_headers() -> None:

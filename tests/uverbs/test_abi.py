@@ -7,13 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from gpunetio.formats.cm import PortSpace
 from gpunetio.formats.layout import Entry
-from gpunetio.uverbs import abi, call
+from gpunetio.uverbs import abi, call, sockaddr, ucma_abi
 from stand_in.building import compiler
 
 HEADERS = (
     "linux/types.h", "rdma/ib_user_verbs.h", "rdma/ib_user_ioctl_verbs.h", "rdma/ib_user_ioctl_cmds.h",
     "rdma/rdma_user_ioctl_cmds.h", "rdma/mlx5-abi.h", "rdma/mlx5_user_ioctl_cmds.h", "rdma/mlx5_user_ioctl_verbs.h",
+    "linux/in.h", "rdma/rdma_user_cm.h",
 )  # fmt: skip
 # Members with other names there: of nested structures, of unions.
 INSIDE = {
@@ -52,7 +54,9 @@ CONSTANTS = {
     "MLX5_IB_CREATE_CQ_FLAGS_UAR_PAGE_INDEX": abi.CQ_UAR_PAGE_INDEX, "MLX5_QP_FLAG_SCATTER_CQE": abi.QP_SCATTER_CQE,
     "MLX5_QP_FLAG_ALLOW_SCATTER_CQE": abi.QP_ALLOW_SCATTER_CQE,
     "MLX5_QP_FLAG_PACKET_BASED_CREDIT_MODE": abi.QP_PACKET_BASED_CREDIT,
-    "MLX5_QP_FLAG_UAR_PAGE_INDEX": abi.QP_UAR_PAGE_INDEX,
+    "MLX5_QP_FLAG_UAR_PAGE_INDEX": abi.QP_UAR_PAGE_INDEX, "RDMA_USER_CM_ABI_VERSION": ucma_abi.ABI_VERSION,
+    "RDMA_OPTION_ID": ucma_abi.Level.ID, "RDMA_OPTION_IB": ucma_abi.Level.IB, "RDMA_PS_TCP": PortSpace.TCP,
+    "RDMA_PS_UDP": PortSpace.UDP, "RDMA_PS_IB": PortSpace.IB,
 }  # fmt: skip
 # By the prefix of the header's names.
 ENUMS: dict[str, type[IntEnum]] = {
@@ -63,6 +67,7 @@ ENUMS: dict[str, type[IntEnum]] = {
     "UVERBS_ATTR_QUERY_MR_": abi.QueryMr, "MLX5_IB_ATTR_UAR_OBJ_ALLOC_": abi.Uar, "UVERBS_METHOD_": abi.Method,
     "MLX5_IB_ATTR_DEVX_SUBSCRIBE_EVENT_": abi.Subscribe, "MLX5_IB_ATTR_DEVX_ASYNC_EVENT_FD_ALLOC_": abi.EventFd,
     "MLX5_IB_ATTR_DEVX_UMEM_REG_": abi.Umem, "IB_UVERBS_QPT_": abi.QpKind,
+    "RDMA_USER_CM_CMD_": ucma_abi.Command, "RDMA_OPTION_ID_": ucma_abi.Option,
 }  # fmt: skip
 MEMBERS = {
     **{f"UVERBS_OBJECT_{o.name}": o for o in abi.Object if o < abi.Object.DEVX},
@@ -76,8 +81,8 @@ MEMBERS = {
 }  # fmt: skip
 
 def structures() -> dict[str, Entry]:
-    found = [entry for module in (abi, call) for entry in vars(module).values() if isinstance(entry, Entry)]
-    return {type(entry).__name__: entry for entry in found}
+    found = [entry for module in (abi, call, ucma_abi, sockaddr) for entry in vars(module).values()]
+    return {type(entry).__name__: entry for entry in found if isinstance(entry, Entry)}
 
 
 def path(structure: str, field: str) -> str:
@@ -132,4 +137,5 @@ def test_numbers(header_says):
 
 def test_names_are_the_headers():
     """A structure that the headers do not have could not be compared."""
-    assert all(re.fullmatch("(ib_uverbs|mlx5_ib)_[a-z0-9_]+", name) for name in structures())
+    theirs = re.compile("(ib_uverbs|mlx5_ib|rdma_ucm|ib_user)_[a-z0-9_]+|sockaddr_in6?")
+    assert all(theirs.fullmatch(name) for name in structures())

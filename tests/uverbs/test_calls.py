@@ -29,7 +29,7 @@ class Program:
 
     def __init__(self) -> None:
         self.calls = Calls([("soft5", PortConfig())])
-        self.number = self.calls.open(b"uverbs0")
+        self.number = self.calls.open(b"uverbs0", 0)
         self.memory = ctypes.create_string_buffer(2 * ROOM)
         self.address = ctypes.addressof(self.memory) + 4095 & -4096
         uar = (abi.Uar.HANDLE, 0, 0), (abi.Uar.TYPE, 4, 0)
@@ -109,7 +109,7 @@ def test_calls_that_are_not_there(program):
     assert program.control(Object.DEVICE, abi.Method.QUERY_PORT, *unknown) == -errno.EPROTONOSUPPORT
     assert program.control(Object.DEVICE, abi.Method.QUERY_PORT, *unknown[:2], driver=2) == -errno.EINVAL
     assert program.control(Object.DEVICE, abi.Method.QUERY_PORT, unknown[1]) == -errno.EINVAL
-    assert program.calls.open(b"uverbs1") == -errno.ENODEV
+    assert program.calls.open(b"uverbs1", 0) == -errno.ENODEV
 
 
 def test_pages_that_are_not_there(program):

@@ -2,22 +2,26 @@
 
 import contextlib
 import gzip
+import os
 import re
 import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from gpunetio.embed.python import shared_library
+from gpunetio.fabric.claims import claimant
 from gpunetio.fabric.pcap_reader import PcapFile
 from rdma_core import skip_without, skip_without_run
 from repository import environment
 
 LIMIT = 60
+NOBODY_LISTENS = "Couldn't connect to|Connection refused|RDMA_CM_EVENT_REJECTED|Unexpected CM event bl 8"
 RUN = sys.executable, "-m", "gpunetio", "run"
 
 pytestmark = [pytest.mark.soft_nic, pytest.mark.host_memory]
@@ -49,12 +53,19 @@ def both(*program: object, options: tuple[str, ...] = (), **variables: str) -> t
     """Run a program as server and as client. Return what both have printed."""
     skip_without(str(program[0]))
     with serving(*program, options=options, **variables) as server:
-        for _ in range(20):  # until the server listens
-            client = run(*program, "127.0.0.1", options=options, **variables)
-            said = client.stdout + client.stderr
-            if client.returncode == 0 or not re.search("Couldn't connect to|Connection refused", said):
-                break
-        out, _ = server.communicate(timeout=LIMIT)
+        return finish(server, (*program, "127.0.0.1"), options, **variables)
+
+
+def finish(
+    server: subprocess.Popen[str], connect: tuple[object, ...], options: tuple[str, ...] = (), **variables: str
+) -> tuple[str, str]:
+    """Run a client of a server, and let both end. Return what they have printed."""
+    for _ in range(20):  # until the server listens
+        client = run(*connect, options=options, **variables)
+        said = client.stdout + client.stderr
+        if client.returncode == 0 or not re.search(NOBODY_LISTENS, said):
+            break
+    out, _ = server.communicate(timeout=LIMIT)
     assert client.returncode == 0, client.stdout + client.stderr + out
     assert server.returncode == 0, out
     return out, client.stdout
@@ -103,6 +114,99 @@ def test_perftest(port, command):
     _, client = both(*command.split(), "-F", "-p", port)
     assert result(client)[1] >= 50
 
+
+# --- by librdmacm: clients need the address of the server's NIC
+
+
+@contextlib.contextmanager
+def serving_at(address: str, *program: object) -> Iterator[subprocess.Popen[str]]:
+    """Run a server whose NIC has an address. It has that when this returns."""
+    skip_without(str(program[0]))
+    with serving(*program, options=("--nics", "1", "--address", address)) as server:
+        end = time.monotonic() + LIMIT
+        while claimant(address) is None and time.monotonic() < end:
+            time.sleep(0.05)
+        yield server
+
+
+@pytest.fixture
+def address(port: int) -> str:
+    """An address of this machine that no other test has."""
+    return f"127.1.{port >> 8}.{port & 255}"
+
+
+def test_rping(address, port):
+    """The client verifies what comes back."""
+    common = "rping", "-p", port, "-C", 10, "-v", "-V"
+    with serving_at(address, *common, "-s") as started:
+        server, client = finish(started, (*common, "-c", "-a", address))
+    for out in server, client:
+        assert out.count("ping data: rdma-ping-") == 10
+    assert "server DISCONNECT EVENT" in server
+
+
+@pytest.mark.slow
+def test_ucmatose(address, port):
+    common = "ucmatose", "-p", port, "-c", 3, "-C", 20, "-S", 500
+    with serving_at(address, *common) as started:
+        for out in finish(started, (*common, "-s", address)):
+            assert out.endswith("test complete\nreturn status 0\n")
+
+
+@pytest.mark.slow
+def test_examples_of_librdmacm(address, port):
+    """They wait for events in each call, and move identifiers between channels."""
+    with serving_at(address, "rdma_server", "-p", port) as started:
+        server, client = finish(started, ("rdma_client", "-s", address, "-p", port))
+    assert server.endswith("rdma_server: end 0\n")
+    assert client.endswith("rdma_client: end 0\n")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", [
+    "ib_write_bw -n 200", "ib_write_lat -n 100", "ib_send_bw -n 200 -q 4", "ib_send_lat -n 100", "ib_read_bw -n 100 -e",
+    "ib_atomic_lat -n 100",
+])  # fmt: skip
+def test_perftest_by_address_and_port(address, port, command):
+    common = *command.split(), "-R", "-F", "-p", port
+    with serving_at(address, *common) as started:
+        _, client = finish(started, (*common, address))
+    assert result(client)[1] >= 50
+
+
+def test_nobody_listens(address, port):
+    """The NIC is there, and another port is open."""
+    with serving_at(address, "rping", "-s", "-p", port):
+        done = run("rping", "-c", "-a", address, "-p", port + 1 if port < 65535 else port - 1)
+    assert done.returncode != 0
+    assert "RDMA_CM_EVENT_REJECTED, error 8" in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("killed", ["client", "server"])
+def test_an_end_that_is_killed(address, port, killed):
+    """The other one hears of it in seconds."""
+    common = "rping", "-p", port, "-v"
+    with serving_at(address, *common, "-s") as server, contextlib.ExitStack() as undo:
+        for _ in range(20):  # until the server listens
+            client = undo.enter_context(serving(*common, "-c", "-a", address))
+            assert client.stdout
+            if any(line.startswith("ping data") for line in client.stdout):
+                break
+        dying, other = (client, server) if killed == "client" else (server, client)
+        kill_program_of(dying)
+        out, _ = other.communicate(timeout=LIMIT)
+    assert "DISCONNECT EVENT" in out
+
+
+def kill_program_of(run: subprocess.Popen[str]) -> None:
+    """Kill the one child of `gpunetio run`, which cannot tell anybody then."""
+    children = Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()
+    assert len(children) == 1
+    os.kill(int(children[0]), signal.SIGKILL)
+
+
+# --- UCX
 
 # UCX posts and polls by its own code for mlx5 (rc_x, ud_x) or by libibverbs (ud_v). With responses in CQEs of 128
 # bytes, which it asks for, it would be refused.

@@ -159,6 +159,10 @@ class Agent(Handle):
                 self._changed.wait(min(left, _LONGEST_WAIT))
             return found
 
+    def quiet(self, timeout: float) -> None:
+        """Wait until no peer has to answer. TimedOutError after `timeout` seconds."""
+        self.wait(lambda: True if self._machine.quiet else None, timeout, "the answers to disconnecting")
+
     async def wait_async(self, ready: Callable[[], T | None], timeout: float, what: str) -> T:
         """Return what `wait` returns, without blocking asyncio's event loop."""
         loop, changed = asyncio.get_running_loop(), asyncio.Event()
@@ -222,7 +226,7 @@ class Agent(Handle):
     def _stop(self) -> None:
         """End the thread, after peers have heard that connections end, unless they take too long to answer."""
         with suppress(DocaError):
-            self.wait(lambda: True if self._machine.quiet else None, _LAST_WORDS, "the answers to disconnecting")
+            self.quiet(_LAST_WORDS)
         self._stopping = True
         os.eventfd_write(self._wake, 1)
         self._thread.join()

@@ -70,6 +70,12 @@ class Ending:
         if communication.state is State.ESTABLISHED:
             self.disconnect(communication)
 
+    def peer_gone(self, communication: Communication) -> None:
+        """End a connection whose peer will never answer again."""
+        if communication.state in (*_OPEN, State.DREQ_SENT):
+            self._wait(communication)
+            self._common.tell(communication, EventType.DISCONNECTED)
+
     def expire(self, communication: Communication) -> None:
         """End a communication whose last message nobody has answered, or which is over for long enough."""
         common = self._common

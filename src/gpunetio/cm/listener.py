@@ -82,6 +82,11 @@ class _Listener(Handle, Generic[Asked]):
         """Make a request of what the machine tells."""
 
 
+def too_large(ctx: Context, port_num: int, communication: Communication) -> bool:
+    """Return whether a peer's packets are larger than a port's: ours would fit the peer, and not the peer's us."""
+    return communication.peer is not None and communication.peer.mtu > port_mtu(ctx, port_num)
+
+
 class Listener(_Listener[Request]):
     """A port that peers can connect to (`rdma_listen`). `listen` makes it.
 
@@ -92,8 +97,8 @@ class Listener(_Listener[Request]):
 
     def _take_in(self, communication: Communication, event: Event) -> None:
         agent = self._agent
-        if communication.peer is not None and communication.peer.mtu > port_mtu(self.ctx, agent.port):
-            with agent.machine() as machine:  # our packets would fit the peer, and not the peer's us
+        if too_large(self.ctx, agent.port, communication):
+            with agent.machine() as machine:
                 machine.reject(communication, reason=RejectReason.INVALID_MTU)
             return
         self._requests.append(Request(agent, communication, agent.port, self.port, event.private_data))

@@ -31,8 +31,8 @@ class Machine:
     returns seconds. `send(path, mad)` sends one MAD of 256 bytes to queue pair 1 of the peer; it raises nothing, as a
     MAD may get lost anyway.
 
-    What programs must know is told by the `notify` of a communication or listener. Only `receive` and `tick` call it,
-    so a program's own call never calls it back. `notify` may call the machine.
+    What programs must know is told by the `notify` of a communication or listener. Only `receive`, `tick` and
+    `peer_gone` call it, so a program's own call never calls it back. `notify` may call the machine.
 
     The machine has no lock. Its owner calls one method at a time, and calls `tick` after each, or at the time that the
     last `tick` returned: a call may have started a timer that is due earlier.
@@ -155,3 +155,7 @@ class Machine:
     def give_up(self, communication: Communication) -> None:
         """End a communication in any state, because the program leaves it. The peer is told."""
         self._ender(communication).give_up(communication)
+
+    def peer_gone(self, communication: Communication) -> None:
+        """Say that the peer has ended without a word. DISCONNECTED follows if this was a connection."""
+        self._ending.peer_gone(communication)

@@ -35,14 +35,13 @@ def to_init(qp: QP, port_num: int, terms: Terms, parameters: Parameters) -> None
         qp.to_init(port=port_num, remote_access=parameters.rights(terms))
 
 
-def to_rts(qp: QP, communication: Communication, parameters: Parameters) -> None:
-    """Move from INIT to RTS, when the terms of both ends are known."""
+def attributes(communication: Communication, parameters: Parameters) -> QpAttr:
+    """Return the attributes of a queue pair in RTS, when the terms of both ends are known. BadStateError before."""
     own, peer, path = communication.own, communication.peer, communication.data_path
     if own is None or peer is None or path is None:
         raise BadStateError(f"{communication}: the peer has not said how it connects")
     timeout = communication.ack_timeout if parameters.ack_timeout is None else parameters.ack_timeout
-    attr = QpAttr(
-        next_state=QpState.RTR,
+    return QpAttr(
         ah_attr=ah_of(path),
         path_mtu=min(own.mtu, peer.mtu),
         dest_qp_num=peer.qpn,
@@ -55,6 +54,12 @@ def to_rts(qp: QP, communication: Communication, parameters: Parameters) -> None
         rnr_retry=peer.rnr_retry,
         max_rd_atomic=min(own.initiator_depth, peer.responder_resources),
     )
+
+
+def to_rts(qp: QP, communication: Communication, parameters: Parameters) -> None:
+    """Move from INIT to RTS, when the terms of both ends are known."""
+    attr = attributes(communication, parameters)
+    attr.next_state = QpState.RTR
     qp.modify(attr, _TO_RTR)
     attr.current_state, attr.next_state = QpState.RTR, QpState.RTS
     qp.modify(attr, _TO_RTS)

@@ -132,6 +132,9 @@ class KernelMachine(Machine):
         communication.state = State.IDLE
         self._forget(communication)
 
+    def peer_gone(self, communication: Communication) -> None:
+        """Do nothing: the peer's kernel says so."""
+
     def resolve(
         self, path: Path, port: int, notify: Notify, *, private_data: bytes = b"", times: Times = LINUX
     ) -> Communication:

@@ -243,6 +243,7 @@ class PortSpace(IntEnum):
 
     TCP = 0x0106  # of connections
     UDP = 0x0111  # of datagrams
+    IB  = 0x013F  # of any queue pairs, by service ID
 
 
 PORT_SPACE_SHIFT = 16

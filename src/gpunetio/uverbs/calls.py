@@ -1,4 +1,4 @@
-"""What preload.c calls: open, ioctl, mmap and close on the device files of a program."""
+"""What preload.c calls: open, ioctl, mmap, write and close on the device files of a program."""
 
 from __future__ import annotations
 
@@ -24,11 +24,16 @@ from ..errors import (
     TimedOutError,
 )  # fmt: skip
 from ..nic.control.port import PortConfig
-from . import device, devx, events, memory, queues
+from ..providers import soft
+from ..verbs import Context
+from . import device, devx, events, memory, queues, ucma
 from .call import Call, Refused
 from .environment import ports_of_this_program
 from .files import OpenFile
 from .methods import execute
+from .sysfs import CM_DEVICE
+from .ucma_devices import Devices
+from .ucma_ids import CmFile, Manager
 
 logger: logging.Logger = logging.getLogger("gpunetio.uverbs")
 
@@ -46,16 +51,29 @@ class Calls:
     def __init__(self, ports: list[tuple[str, PortConfig]]):
         self._ports = ports  # of uverbs0, uverbs1, …
         self._files: dict[int, OpenFile] = {}
+        self._cm_files: dict[int, CmFile] = {}
         self._next = 1
         self._lock = threading.Lock()
         self._exiting = False
+        self._manager = Manager(Devices([name for name, _ in ports], self._open_for_cm))
         atexit.register(self._exit)
 
     def _exit(self) -> None:
         """Note that Python ends. NICs have closed, and objects of pyverbs that still live are closed after this."""
         self._exiting = True
 
-    def open(self, name: bytes) -> int:
+    def _open_for_cm(self, number: int) -> Context:
+        """Open a device for the connection manager, whose end comes before that of the NIC."""
+        opened = Context(soft.open_beside_others(*self._ports[number]))  # type: ignore[arg-type]
+        atexit.register(self._manager.close)
+        return opened
+
+    def open(self, name: bytes, descriptor: int) -> int:
+        if name == CM_DEVICE:
+            with self._lock:
+                self._next += 1
+                self._cm_files[self._next] = CmFile(self._manager, descriptor)
+                return self._next
         number = int(name.removeprefix(b"uverbs"))
         if number >= len(self._ports):
             return -errno.ENODEV
@@ -65,7 +83,14 @@ class Calls:
             self._files[self._next] = file
             return self._next
 
+    def write(self, file: int, address: int, nbytes: int) -> int:
+        if (written := self._cm_files.get(file)) is None:
+            raise Refused(errno.EBADF, "commands are written to rdma_cm only, while it is open")
+        return ucma.write(self._manager, written, address, nbytes)
+
     def control(self, file: int, header: int) -> int:
+        if file not in self._files:
+            raise Refused(errno.ENOTTY, "rdma_cm has no calls of ioctl")
         call = Call(header)
         if self._exiting:
             self._files[file].bury(call)
@@ -81,7 +106,7 @@ class Calls:
         if self._exiting:
             return 0
         with self._lock:
-            closed = self._files.pop(file)
+            closed = self._cm_files.pop(file) if file in self._cm_files else self._files.pop(file)
         closed.close()
         return 0
 
@@ -106,8 +131,8 @@ def _guarded(function: Callable[..., int]) -> Callable[..., int]:
 
 _long, _address = ctypes.c_long, ctypes.c_void_p
 _TYPES = {
-    "open": (ctypes.c_char_p,), "control": (_long, _address), "map": (_long, ctypes.c_uint64, ctypes.c_uint64),
-    "close": (_long,),
+    "open": (ctypes.c_char_p, _long), "control": (_long, _address), "map": (_long, ctypes.c_uint64, ctypes.c_uint64),
+    "write": (_long, ctypes.c_uint64, ctypes.c_uint64), "close": (_long,),
 }  # fmt: skip
 _kept: list[object] = []
 

@@ -1,13 +1,15 @@
-// What a program's libibverbs takes for the kernel: /dev/infiniband, /sys/class/infiniband, and ioctl, mmap and close on
-// what was opened there. LD_PRELOAD puts these functions in front of libc's. All else goes to libc.
+// What a program's libibverbs and librdmacm take for the kernel: /dev/infiniband, /sys/class/infiniband, and ioctl, mmap,
+// write and close on what was opened there. LD_PRELOAD puts these functions in front of libc's. All else goes to libc.
 //
 // A device file is opened as /dev/null, whose number the device's "dev" file in sysfs has, too: libibverbs compares both.
+// For rdma_cm, Python puts a descriptor in its place that is readable when there is an event.
 // Its calls go to Python (calls.py), in the program's own interpreter, or in one that is started here.
 
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <pthread.h>
 #include <stdarg.h>
 #include <string.h>
@@ -19,13 +21,14 @@
 
 #include "python.h"
 
-enum { MAX_FDS = 65536, NETLINK_RDMA = 20 };
+enum { MAX_FDS = 65536, NETLINK_RDMA = 20, PATIENCE_MS = 1000 };
 
 // Filled by Python. Each returns a negative errno, or what it says.
 static struct calls {
-    long (*open)(const char *name);                           // number of the open file, above 0
-    long (*control)(long file, void *header);                 // ioctl
-    long (*map)(long file, uint64_t offset, uint64_t nbytes); // address of the pages
+    long (*open)(const char *name, long fd);                   // number of the open file, above 0
+    long (*control)(long file, void *header);                  // ioctl
+    long (*map)(long file, uint64_t offset, uint64_t nbytes);  // address of the pages
+    long (*write)(long file, uint64_t bytes, uint64_t nbytes); // bytes written
     long (*close)(long file);
 } calls;
 
@@ -51,7 +54,7 @@ static void *real(const char *name)
 
 // --- paths ------------------------------------------------------------------------------------------------------------
 
-static const char *const PREFIXES[] = {"/dev/infiniband", "/sys/class/infiniband"};
+static const char *const PREFIXES[] = {"/dev/infiniband", "/sys/class/infiniband", "/sys/class/misc/rdma_cm"};
 
 // The path with what stands for these folders, in `room`; or the path as it is.
 static const char *place_of(const char *path, char room[PATH_MAX])
@@ -67,7 +70,7 @@ static const char *place_of(const char *path, char room[PATH_MAX])
 
 static const char *device_in(const char *path)
 {
-    return strncmp(path, "/dev/infiniband/uverbs", 22) ? NULL : path + 16;
+    return strncmp(path, "/dev/infiniband/uverbs", 22) && strcmp(path, "/dev/infiniband/rdma_cm") ? NULL : path + 16;
 }
 
 // --- Python -----------------------------------------------------------------------------------------------------------
@@ -117,7 +120,7 @@ static int opened(const char *path, int fd)
 {
     const char *name = device_in(path);
     if (fd < 0 || !name) return fd;
-    long file = fd >= MAX_FDS ? -EMFILE : ready() ? calls.open(name) : -ENODEV;
+    long file = fd >= MAX_FDS ? -EMFILE : ready() ? calls.open(name, fd) : -ENODEV;
     if (file < 0) {
         close(fd);
         errno = (int)-file;
@@ -249,6 +252,33 @@ long syscall(long number, ...)
     return REAL(syscall)(
         number, arguments[0], arguments[1], arguments[2], arguments[3], arguments[4], arguments[5]);
 }
+
+// A command to rdma_cm. One that finds no event is repeated when there is one, unless the program does not want to wait.
+ssize_t write(int fd, const void *bytes, size_t nbytes)
+{
+    int file = file_of(fd);
+    if (!file) return REAL(write)(fd, bytes, nbytes);
+    struct pollfd event = {.fd = fd, .events = POLLIN};
+    long result;
+    while ((result = calls.write(file, (uintptr_t)bytes, nbytes)) == -EAGAIN && !(fcntl(fd, F_GETFL) & O_NONBLOCK)) {
+        int ready;
+        while (!(ready = poll(&event, 1, PATIENCE_MS))) continue;
+        if (ready < 0) return -1;
+    }
+    if (result >= 0) return result;
+    errno = (int)-result;
+    return -1;
+}
+
+// librdmacm checks that it has opened a character device.
+#define FSTAT(name, real_name, type) \
+    int name(int fd, struct type *found) \
+    { \
+        return file_of(fd) ? REAL(real_name)("/dev/null", found) : REAL(name)(fd, found); \
+    }
+
+FSTAT(fstat, stat, stat)
+FSTAT(fstat64, stat64, stat64)
 
 int close(int fd)
 {

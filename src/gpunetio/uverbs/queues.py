@@ -183,10 +183,10 @@ _MASKS = {
     QpMask.MIN_RNR_TIMER:      (QpAttrMask.MIN_RNR_TIMER,      "min_rnr_timer",      "min_rnr_timer"),
     QpMask.DEST_QPN:           (QpAttrMask.DEST_QP_NUM,        "dest_qp_num",        "dest_qp_num"),
 }  # fmt: skip
-_STATES = {
+STATES = {
     0: QpState.RST, 1: QpState.INIT, 2: QpState.RTR, 3: QpState.RTS, 4: QpState.SQD, 6: QpState.ERR,
 }  # fmt: skip
-_STATE_CODE = {state: code for code, state in _STATES.items()}
+STATE_CODE = {state: code for code, state in STATES.items()}
 _OF_STATE = QpMask.STATE, QpMask.CUR_STATE
 _RIGHTS = QpAttrMask.ALLOW_REMOTE_WRITE | QpAttrMask.ALLOW_REMOTE_READ | QpAttrMask.ATOMIC_MODE
 _KNOWN = sum(_MASKS) | QpMask.PATH_MTU | QpMask.ACCESS_FLAGS | QpMask.AV
@@ -204,9 +204,9 @@ def modify_qp(file: OpenFile, call: Call) -> None:
     for bit, (ours, theirs, name) in _MASKS.items():
         if bit in asked:
             value = int(request[theirs])
-            if bit in _OF_STATE and value not in _STATES:
+            if bit in _OF_STATE and value not in STATES:
                 raise Refused(errno.EINVAL, f"there is no state {value} of queue pairs")
-            setattr(attr, name, _STATES[value] if bit in _OF_STATE else value)
+            setattr(attr, name, STATES[value] if bit in _OF_STATE else value)
             mask |= ours
     if QpMask.PATH_MTU in asked:
         if int(request["path_mtu"]) not in MTU_OF_CODE:
@@ -234,19 +234,27 @@ def _path_of(file: OpenFile, dest: np.ndarray) -> AhAttr:
     )  # fmt: skip
 
 
+def values_of(attr: QpAttr) -> dict[str, int | bytes]:
+    """Return attributes by their names in the kernel's structures, but for states, rights and the path."""
+    values: dict[str, int | bytes] = {
+        theirs: int(getattr(attr, name)) for bit, (_, theirs, name) in _MASKS.items() if bit not in _OF_STATE
+    }
+    return values | {"path_mtu": MTU_CODES[int(attr.path_mtu)]}
+
+
 @command(Write.QUERY_QP)
 def query_qp(file: OpenFile, call: Call) -> None:
     request = call.take(abi.Invoke.IN, abi.QUERY_QP)
     qp: QP = file.get(Object.QP, int(request["qp_handle"]))
     attr, _ = qp.query()
-    values: dict[str, int | bytes] = {theirs: int(getattr(attr, name)) for _, theirs, name in _MASKS.values()}
+    values = values_of(attr)
     rights = (
         Access.REMOTE_WRITE * attr.allow_remote_write | Access.REMOTE_READ * attr.allow_remote_read
         | Access.REMOTE_ATOMIC * (attr.allow_remote_atomic != QpAtomicType.NONE)
     )  # fmt: skip
     values |= {
-        "qp_state": _STATE_CODE[attr.current_state], "cur_qp_state": _STATE_CODE[attr.current_state],
-        "path_mtu": MTU_CODES[int(attr.path_mtu)], "qp_access_flags": rights, "path_mig_state": _MIGRATED,
+        "qp_state": STATE_CODE[attr.current_state], "cur_qp_state": STATE_CODE[attr.current_state],
+        "qp_access_flags": rights, "path_mig_state": _MIGRATED,
         "sq_draining": int(attr.sq_draining), "sq_sig_all": int(qp.init_attr.sq_sig_all),
     }  # fmt: skip
     if (path := attr.ah_attr) is not None:

@@ -9,9 +9,11 @@ from pathlib import Path
 
 from ..nic.control.hca import node_guid_of
 from ..nic.control.port import Port
+from . import ucma_abi
 
 ABI_VERSION = 6  # IB_USER_VERBS_ABI_VERSION
 MLX5_ABI_VERSION = 1  # MLX5_IB_UVERBS_ABI_VERSION
+CM_DEVICE = b"rdma_cm"  # the connection manager's device file
 _VENDOR, _DEVICE = 0x15B3, 0x1021  # Mellanox, ConnectX-7 (PCI): by these libmlx5 knows that it is meant
 _NULL = "1:3"  # /dev/null, as which device files are opened (preload.c)
 _DOMAIN = 0xFFFF  # of PCI, where a machine has nothing
@@ -23,6 +25,8 @@ def build(root: Path, ports: dict[str, Port]) -> None:
     devices.mkdir(parents=True)
     _write(classes / "infiniband_verbs", {"abi_version": ABI_VERSION})
     _write(classes / "infiniband", {})
+    _write(classes / "misc" / CM_DEVICE.decode(), {"abi_version": ucma_abi.ABI_VERSION})
+    (devices / CM_DEVICE.decode()).symlink_to("/dev/null")
     for number, (name, port) in enumerate(ports.items()):
         char = f"uverbs{number}"
         (devices / char).symlink_to("/dev/null")

@@ -1,0 +1,117 @@
+"""The devices as the connection manager sees them: which one has an address, and by which one a peer is reached."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from ipaddress import IPv6Address
+from pathlib import Path as FilePath
+
+from ..cm.address import text_of
+from ..cm.agent import Agent
+from ..errors import DocaError
+from ..verbs import Context
+from .environment import FOLDER
+
+PORT = 1  # of each device
+_DISCARD = 9  # a port, for asking for a route only
+
+
+@dataclass(eq=False)
+class Device:
+    """An open device: its agent of queue pair 1, and the GUID by which librdmacm finds it."""
+
+    ctx: Context
+    agent: Agent
+    guid: bytes
+
+    def gid_index(self, gid: bytes) -> int | None:
+        """Return where the GID table has a GID."""
+        return next((index for index, found in self._gids() if found == gid), None)
+
+    def first_gid(self, like: Callable[[bytes], bool]) -> bytes | None:
+        """Return the first GID that is as asked for."""
+        return next((found for _, found in self._gids() if like(found)), None)
+
+    def _gids(self) -> Iterator[tuple[int, bytes]]:
+        for index in range(self.ctx.query_port(PORT).gid_tbl_len):
+            gid = bytes(self.ctx.query_gid(PORT, index))
+            if any(gid):
+                yield index, gid
+
+
+class Devices:
+    """The devices of this program, each opened when the connection manager first needs it, and closed with it.
+
+    `opener` opens a device by its number. The program's own opens of a device are of the same NIC.
+    """
+
+    def __init__(self, names: list[str], opener: Callable[[int], Context]):
+        self._names, self._opener = names, opener
+        self._opened: dict[int, Device] = {}
+        self._lock = threading.Lock()
+
+    def __iter__(self) -> Iterator[Device]:
+        return map(self._device, range(len(self._names)))
+
+    def _device(self, number: int) -> Device:
+        with self._lock:
+            if number not in self._opened:
+                guid = FilePath(os.environ[FOLDER], "sys/class/infiniband", self._names[number], "node_guid")
+                ctx = self._opener(number)
+                try:
+                    self._opened[number] = Device(ctx, Agent.of(ctx, PORT), _guid(guid.read_text()))
+                except BaseException:
+                    ctx.close()
+                    raise
+            return self._opened[number]
+
+    @property
+    def opened(self) -> list[Device]:
+        """Return the devices that are open already."""
+        return list(self._opened.values())
+
+    def having(self, gid: bytes) -> Device | None:
+        """Return the device that has an address."""
+        return next((device for device in self if device.gid_index(gid) is not None), None)
+
+    def toward(self, gid: bytes) -> tuple[Device, bytes] | None:
+        """Return the device and its address from which a peer is reached.
+
+        The kernel's route says which address that is. Those of loopback are for any device to use, but the first one.
+        """
+        source = _source(gid)
+        if source is not None and (device := self.having(source)) is not None:
+            return device, source
+        family = text_of(gid).count(":") > 0
+        for device in self:
+            if found := device.first_gid(lambda own: (text_of(own).count(":") > 0) == family):
+                return device, found
+        return None
+
+    def close(self) -> None:
+        """Close the devices. Their agents wait a second for peers to answer."""
+        while self._opened:
+            _, device = self._opened.popitem()
+            with suppress(DocaError):
+                device.ctx.close()
+
+
+def _guid(text: str) -> bytes:
+    """Return a GUID as sysfs has it: four numbers of 16 bits."""
+    return bytes.fromhex(text.strip().replace(":", ""))
+
+
+def _source(gid: bytes) -> bytes | None:
+    """Return the address from which the kernel would send to a peer; None if there is no route."""
+    text = text_of(gid)
+    family = socket.AF_INET6 if ":" in text else socket.AF_INET
+    with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect((text, _DISCARD))
+        name = probe.getsockname()[0]
+        return IPv6Address(name).packed if family == socket.AF_INET6 else IPv6Address(f"::ffff:{name}").packed
+    return None
