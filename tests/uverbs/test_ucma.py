@@ -242,7 +242,7 @@ def test_a_peer_whose_process_has_ended(calls, program, port):
     watch = calls._manager._watch
     communications = {calls._manager.get(number).communication for number in (client, there)}
     watch._owners.update(dict.fromkeys(communications, os.getpid() + 1))
-    watch._look()
+    watch.look()
     assert {program.event()[0] for _ in range(2)} == {Event.DISCONNECTED}
     assert {communication.state for communication in communications} == {State.TIMEWAIT}
 

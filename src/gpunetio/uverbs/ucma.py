@@ -346,7 +346,7 @@ def connect(channel: Channel, request: np.ndarray) -> None:
     with device.agent.machine() as machine:
         made = machine.connect(cm_id.path, cm_id.peer.port, own, notify, private_data=private_data)
     cm_id.communication = made
-    channel.manager.watch()
+    channel.manager.watch(made)
     if made.address is not None and cm_id.source is not None:
         cm_id.source = cm_id.source.with_port(made.address.source_port)
 
@@ -360,7 +360,7 @@ def accept(channel: Channel, request: np.ndarray) -> None:
         with device.agent.machine() as machine:
             machine.confirm(communication)
         return
-    channel.manager.watch()
+    channel.manager.watch(communication)
     own, private_data = _terms(cm_id, device, request["conn_param"])
     before, cm_id.uid = cm_id.uid, int(request["uid"])  # events may come at once
     try:

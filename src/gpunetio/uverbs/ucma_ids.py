@@ -192,10 +192,11 @@ class Manager:
             if pending.made is not None:
                 self.destroy(pending.made)
 
-    def watch(self) -> None:
-        """Notice from now on when processes of peers end."""
+    def watch(self, communication: Communication) -> None:
+        """Notice from now on when the peer's process ends."""
         if self._watch is None:
             self._watch = PeerWatch(self._connections)
+        self._watch.begin(communication)
 
     def _connections(self) -> list[tuple[Agent, Communication]]:
         return [

@@ -32,6 +32,12 @@ class PeerWatch:
         self._thread = ServiceThread("gpunetio CM peers", self._serve)
         self._thread.start()
 
+    def begin(self, communication: Communication) -> None:
+        """Note which process has the peer's address. Nothing is watched if none of this host has it."""
+        with suppress(TimedOutError):  # it lives, but is busy
+            if (owner := _owner(communication)) is not None:
+                self._owners[communication] = owner
+
     def stop(self) -> None:
         """End the thread. Idempotent."""
         self._stopping.set()
@@ -39,20 +45,18 @@ class PeerWatch:
 
     def _serve(self) -> None:
         while not self._stopping.wait(_PERIOD):
-            self._look()
+            self.look()
 
-    def _look(self) -> None:
-        seen: dict[bytes, int | None] = {}  # who has an address
+    def look(self) -> None:
+        """End the connections whose peers' processes have ended."""
         for agent, communication in self._connections():
-            gid = communication.path.gid
-            if communication.state not in _CONNECTED:
-                continue
-            with suppress(TimedOutError):  # it lives, but is busy
-                if gid not in seen:
-                    seen[gid] = owner_of(text_of(gid), timeout=0)
-                before = self._owners.get(communication)
-                if before is None and seen[gid] is not None:
-                    self._owners[communication] = seen[gid] or 0
-                elif before is not None and seen[gid] != before:
-                    with suppress(DocaError), agent.machine() as machine:
-                        machine.peer_gone(communication)
+            if communication.state in _CONNECTED and communication in self._owners:
+                with suppress(TimedOutError, DocaError):
+                    if _owner(communication) != self._owners[communication]:
+                        with agent.machine() as machine:
+                            machine.peer_gone(communication)
+
+
+def _owner(communication: Communication) -> int | None:
+    """Return the process that has the peer's address. TimedOutError if it does not answer."""
+    return owner_of(text_of(communication.path.gid), timeout=0)
