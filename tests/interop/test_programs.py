@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from cm_tools import asks, pings, until_it_listens
 from guest import Guest
 from protocol import listening
 from rdma_core import skip_without, skip_without_run
@@ -85,3 +86,27 @@ def test_the_guest_is_the_client(guest: Guest, program: list[str]) -> None:
     finally:
         end(server)
     check(program, said)
+
+
+RPING = "rping", "-p", "18701", "-C", "20", "-v", "-V"  # which verifies
+
+
+def test_rping_with_a_server_in_the_guest(guest: Guest) -> None:
+    skip_without_run()
+    skip_without("rping")
+    server = guest.session("a")
+    server.begin_run(*RPING, "-s", timeout=LIMIT)
+    until_it_listens(guest)
+    assert len(pings(end(start(guest, [*RPING, "-c", "-a", guest.ADDRESS])), "ping data: ")) == 20
+    assert len(pings(server.finish_run(), "server ping data: ")) == 20
+
+
+def test_rping_with_a_client_in_the_guest(guest: Guest) -> None:
+    skip_without_run()
+    skip_without("rping")
+    server = start(guest, [*RPING, "-s"])
+    try:
+        asked = asks(guest, [*RPING, "-c", "-a", guest.HOST])
+    finally:
+        served = end(server)
+    assert len(pings(asked, "ping data: ")) == len(pings(served, "server ping data: ")) == 20

@@ -26,7 +26,7 @@ from ..errors import (
 from ..nic.control.port import PortConfig
 from ..providers import soft
 from ..verbs import Context
-from . import device, devx, events, memory, queues, ucma
+from . import device, devx, events, memory, queues, ucma, ucma_addresses, ucma_connections
 from .call import Call, Refused
 from .environment import ports_of_this_program
 from .files import OpenFile
@@ -42,7 +42,8 @@ _ERRNO: tuple[tuple[type[Exception], int], ...] = (
     (NotSupportedError, errno.EOPNOTSUPP), (NotFoundError, errno.EHOSTUNREACH), (FullError, errno.EOVERFLOW),
     (TimedOutError, errno.ETIMEDOUT), (BadStateError, errno.EIO), (DriverError, errno.EINVAL),
 )  # fmt: skip
-ANSWERING = device, devx, events, memory, queues  # modules whose functions answer calls
+# Modules whose functions answer calls.
+ANSWERING = device, devx, events, memory, queues, ucma_addresses, ucma_connections
 
 
 class Calls:
