@@ -11,7 +11,7 @@ from stand_in.building import compiler, why_no_headers
 # Of programs, by what begins their names.
 PACKAGES = {
     "ib": "perftest", "ibv": "ibverbs-utils", "ucx": "ucx-utils", "rping": "rdmacm-utils", "ucmatose": "rdmacm-utils",
-    "rdma": "rdmacm-utils",
+    "rdma": "rdmacm-utils", "udaddy": "rdmacm-utils",
 }  # fmt: skip
 
 

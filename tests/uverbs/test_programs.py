@@ -124,7 +124,7 @@ def serving_at(address: str, *program: object) -> Iterator[subprocess.Popen[str]
     skip_without(str(program[0]))
     with serving(*program, options=("--nics", "1", "--address", address)) as server:
         end = time.monotonic() + LIMIT
-        while claimant(address) is None and time.monotonic() < end:
+        while claimant(address) is None and server.poll() is None and time.monotonic() < end:
             time.sleep(0.05)
         yield server
 
@@ -146,8 +146,9 @@ def test_rping(address, port):
 
 
 @pytest.mark.slow
-def test_ucmatose(address, port):
-    common = "ucmatose", "-p", port, "-c", 3, "-C", 20, "-S", 500
+@pytest.mark.parametrize("command", ["ucmatose -c 3 -C 20 -S 500", "udaddy -c 2 -C 20"])
+def test_exchanges_of_librdmacm(address, command):
+    common = command.split()
     with serving_at(address, *common) as started:
         for out in finish(started, (*common, "-s", address)):
             assert out.endswith("test complete\nreturn status 0\n")
@@ -165,7 +166,7 @@ def test_examples_of_librdmacm(address, port):
 @pytest.mark.slow
 @pytest.mark.parametrize("command", [
     "ib_write_bw -n 200", "ib_write_lat -n 100", "ib_send_bw -n 200 -q 4", "ib_send_lat -n 100", "ib_read_bw -n 100 -e",
-    "ib_atomic_lat -n 100",
+    "ib_atomic_lat -n 100", "ib_send_bw -n 200 -c UD",
 ])  # fmt: skip
 def test_perftest_by_address_and_port(address, port, command):
     common = *command.split(), "-R", "-F", "-p", port

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from gpunetio.cm.communication import State
 from gpunetio.errors import DocaError
-from gpunetio.formats.cm import PortSpace, RejectReason
+from gpunetio.formats.cm import PortSpace, RejectReason, SidrStatus
 from gpunetio.formats.layout import Entry
 from gpunetio.nic.control.port import Port, PortConfig
 from gpunetio.uverbs import sysfs, ucma_abi
@@ -34,6 +34,8 @@ NAMES = "soft6", "soft7"
 HERE = socket.inet_aton("127.0.0.7")
 DEADLINE = 10.0
 CLIENTS_QP, SERVERS_QP = 0x77, 0x88
+IPOIB = 2  # RDMA_PS_IPOIB
+Q_KEY = 0x1234567
 
 
 class Program:
@@ -60,10 +62,8 @@ class Program:
         found = layout.at(string_at(addressof(self.memory), layout.size))
         return {name: int(found[name]) for name in layout.offsets if found[name].dtype.kind == "u"}
 
-    def create(self, uid: int = 1) -> int:
-        done = self.write(
-            Command.CREATE_ID, ucma_abi.CREATE_ID, ucma_abi.CREATE_ID_RESP.size, uid=uid, ps=PortSpace.TCP
-        )
+    def create(self, uid: int = 1, space: PortSpace = PortSpace.TCP) -> int:
+        done = self.write(Command.CREATE_ID, ucma_abi.CREATE_ID, ucma_abi.CREATE_ID_RESP.size, uid=uid, ps=space)
         assert done == 0
         return self.answer(ucma_abi.CREATE_ID_RESP)["id"]
 
@@ -187,6 +187,42 @@ def test_attributes_of_queue_pairs(program, port):
         Command.INIT_QP_ATTR, ucma_abi.INIT_QP_ATTR, ucma_abi.QP_ATTR.size, id=client, qp_state=6
     )
     assert again == -errno.EINVAL
+
+
+def test_datagrams(program, port):
+    """The client learns where they go: nothing is connected, and nothing ends."""
+    listener, client = program.create(uid=1, space=PortSpace.UDP), program.create(uid=2, space=PortSpace.UDP)
+    program.listen(listener, port)
+    assert program.bind(program.create(), port=port) == 0  # connections have ports of their own
+    program.resolve(client, port)
+    assert program.connect(client) == 0
+    event, found, _ = program.event()
+    assert (event, found["uid"]) == (Event.CONNECT_REQUEST, 1)
+    assert program.accept(found["id"], uid=3) == 0
+    event, found, _ = program.event()
+    assert (event, found["uid"], found["status"]) == (Event.ESTABLISHED, 2, 0)
+    said = ucma_abi.UD_PARAM.at(string_at(addressof(program.memory) + ucma_abi.EVENT_RESP.param, 304))
+    assert (int(said["qp_num"]), int(said["qkey"])) == (SERVERS_QP, Q_KEY)
+    assert said["ah_attr"].tobytes()[:16] == bytes(10) + b"\xff\xff" + HERE
+    done = program.write(
+        Command.INIT_QP_ATTR, ucma_abi.INIT_QP_ATTR, ucma_abi.QP_ATTR.size, id=client, qp_state=1
+    )
+    assert (done, program.answer(ucma_abi.QP_ATTR)["qkey"]) == (0, Q_KEY)
+
+
+@pytest.mark.parametrize("listens, status", [
+    (True, SidrStatus.REJECTED), (False, SidrStatus.SERVICE_NOT_SUPPORTED),
+])  # fmt: skip
+def test_datagrams_for_nobody(program, port, listens, status):
+    listener, client = program.create(uid=1, space=PortSpace.UDP), program.create(uid=2, space=PortSpace.UDP)
+    if listens:
+        program.listen(listener, port)
+    program.resolve(client, port)
+    assert program.connect(client) == 0
+    if listens:
+        assert program.write(Command.REJECT, ucma_abi.REJECT, id=program.event()[1]["id"]) == 0
+    event, found, _ = program.event()
+    assert (event, found["status"]) == (Event.UNREACHABLE, status)
 
 
 def test_nobody_listens(program, port):
@@ -315,7 +351,7 @@ def test_commands_that_are_wrong(program):
     assert program.write(Command.DESTROY_ID, ucma_abi.DESTROY_ID, 4, id=999) == -errno.ENOENT
     assert program.write(Command.CREATE_ID, ucma_abi.CREATE_ID, 0, ps=PortSpace.TCP) == -errno.ENOSPC
     assert program.write(Command.CREATE_ID, ucma_abi.CREATE_ID, 4, ps=PortSpace.TCP, response=8) == -errno.EFAULT
-    assert program.write(Command.CREATE_ID, ucma_abi.CREATE_ID, 4, ps=PortSpace.UDP) == -errno.EOPNOTSUPP
+    assert program.write(Command.CREATE_ID, ucma_abi.CREATE_ID, 4, ps=IPOIB) == -errno.EOPNOTSUPP
     assert program.write(Command.JOIN_MCAST, ucma_abi.BIND) == -errno.EOPNOTSUPP
     assert program.write(Command.GET_EVENT, ucma_abi.GET_EVENT, ucma_abi.EVENT_RESP.size) == -errno.EAGAIN
     assert program.write(99, ucma_abi.BIND) == -errno.EINVAL

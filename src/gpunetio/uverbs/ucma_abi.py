@@ -167,6 +167,13 @@ CONN_PARAM = Entry("rdma_ucm_conn_param", 272, """
     rnr_retry_count     270  u8
     valid               271  u8
 """)
+UD_PARAM = Entry("rdma_ucm_ud_param", 304, """
+    qp_num             0  u32
+    qkey               4  u32
+    ah_attr            8  raw[32]
+    private_data      40  raw[256]
+    private_data_len 296  u8
+""")
 CONNECT = Entry("rdma_ucm_connect", 288, """
     conn_param   0  raw[272]
     id         272  u32

@@ -35,11 +35,12 @@ _EXACTLY = 2  # IB_SA_EQ: how a path record says that a value is this one
 @command(Command.CREATE_ID, ucma_abi.CREATE_ID, ucma_abi.CREATE_ID_RESP.size)
 def create_id(channel: Channel, request: np.ndarray) -> bytes:
     space = int(request["ps"])
-    # librdmacm finds out by the second one whether the kernel takes addresses of InfiniBand, which BIND refuses then.
-    if space not in (PortSpace.TCP, PortSpace.IB):
-        logger.warning("the program asks for port space %#x: software NICs have RDMA_PS_TCP here", space)
+    # With that of IB, librdmacm finds out whether the kernel takes addresses of InfiniBand, which BIND refuses then.
+    if space not in list(PortSpace):
+        logger.warning("the program asks for port space %#x: software NICs have RDMA_PS_TCP and RDMA_PS_UDP", space)
         raise Refused(errno.EOPNOTSUPP, f"port space {space:#x} is not supported")
-    return ucma_abi.CREATE_ID_RESP.pack(id=channel.manager.new(channel.file, int(request["uid"])).number)
+    made = channel.manager.new(channel.file, int(request["uid"]), PortSpace(space))
+    return ucma_abi.CREATE_ID_RESP.pack(id=made.number)
 
 
 @command(Command.DESTROY_ID, ucma_abi.DESTROY_ID, ucma_abi.DESTROY_ID_RESP.size)
@@ -86,7 +87,8 @@ def _with_port(channel: Channel, cm_id: CmId, address: Address) -> Address:
     # A connection has its listener's port, which does not keep another listener from it.
     others = [
         other for other in channel.manager.ids()
-        if other is not cm_id and not other.passive and other.source is not None and address.overlaps(other.source)
+        if other is not cm_id and other.space == cm_id.space and not other.passive and other.source is not None
+        and address.overlaps(other.source)
     ]  # fmt: skip
     if not address.port:
         taken = {other.source.port for other in others if other.source is not None}

@@ -7,16 +7,17 @@ from functools import partial
 
 import numpy as np
 
-from ..cm.communication import Communication, State, Terms
+from ..cm.communication import Communication, Service, State, Terms
 from ..cm.event import Event as Told
 from ..cm.event import EventType
 from ..cm.listener import too_large
 from ..cm.parameters import Parameters, port_mtu
-from ..cm.queue_pair import attributes
+from ..cm.queue_pair import ah_of, attributes
 from ..enums import QpState
 from ..errors import DocaError
-from ..formats.cm import PortSpace, RejectReason
+from ..formats.cm import PortSpace, RejectReason, SidrStatus
 from ..formats.packet import IPV4_MAPPED
+from ..verbs import AhAttr
 from . import sockaddr, ucma_abi
 from .abi import AH_ATTR, QpMask
 from .call import Refused
@@ -32,6 +33,7 @@ _MOST_BACKLOG = 1024  # net.rdma_ucm.max_backlog of Linux
 _PRIVATE_BYTES = ucma_abi.CONN_PARAM.private_data_len - ucma_abi.CONN_PARAM.private_data
 _PARAM_BYTES = ucma_abi.EVENT_RESP.reserved - ucma_abi.EVENT_RESP.param
 _STATUS_MASK = 0xFFFF_FFFF
+_Q_KEY = 0x0123_4567  # RDMA_UDP_QKEY: of queue pairs for datagrams
 
 
 # --- listening -------------------------------------------------------------------------------------------------------
@@ -52,7 +54,7 @@ def listen(channel: Channel, request: np.ndarray) -> None:
         for device in devices:
             with device.agent.machine() as machine:
                 made = machine.listen(
-                    PortSpace.TCP, source.port, gid, asked if 0 < asked < _MOST_BACKLOG else _MOST_BACKLOG,
+                    cm_id.space, source.port, gid, asked if 0 < asked < _MOST_BACKLOG else _MOST_BACKLOG,
                     partial(_on_request, channel.manager, cm_id, device),
                 )  # fmt: skip
             cm_id.listenings.append((device, made))
@@ -67,11 +69,13 @@ def listen(channel: Channel, request: np.ndarray) -> None:
 def _on_request(manager: Manager, listener: CmId, device: Device, communication: Communication, told: Told) -> None:
     """Make an identifier of a peer's request. In the agent's thread."""
     address, peer, source = communication.address, communication.peer, listener.source
-    if told.type is not EventType.REQUEST or address is None or peer is None or source is None:
+    if told.type is not EventType.REQUEST or address is None or source is None:
         return
+    datagrams = listener.space is PortSpace.UDP
     afonly = bool(listener.options.get(Option.AFONLY))
+    nobody = SidrStatus.SERVICE_NOT_SUPPORTED if datagrams else RejectReason.INVALID_SERVICE_ID
     reason = (
-        RejectReason.INVALID_SERVICE_ID if not source.takes(address.destination, afonly)
+        nobody if not source.takes(address.destination, afonly)
         else RejectReason.INVALID_MTU if too_large(device.ctx, PORT, communication)
         else None
     )  # fmt: skip
@@ -79,17 +83,19 @@ def _on_request(manager: Manager, listener: CmId, device: Device, communication:
         with device.agent.machine() as machine:
             machine.reject(communication, reason=reason)
         return
-    made = manager.new(listener.file, uid=0)
+    made = manager.new(listener.file, 0, listener.space)
     made.source, made.peer = of_gid(address.destination, source.port), of_gid(address.source, address.source_port)
-    made.device, made.path, made.routed, made.passive = device, communication.data_path, True, True
-    made.communication = communication
-    # librdmacm asks for the queue pair's attributes before it accepts: with what the peer wants, which it then changes.
-    communication.own = Terms(
-        qpn=0, psn=made.psn, mtu=port_mtu(device.ctx, PORT), responder_resources=peer.initiator_depth,
-        initiator_depth=peer.responder_resources,
-    )  # fmt: skip
+    made.device, made.routed, made.passive, made.communication = device, True, True, communication
+    made.path = communication.data_path or communication.path
+    if peer is not None:
+        # librdmacm asks for attributes of the queue pair before it accepts, and changes what the peer wants.
+        communication.own = Terms(
+            qpn=0, psn=made.psn, mtu=port_mtu(device.ctx, PORT), responder_resources=peer.initiator_depth,
+            initiator_depth=peer.responder_resources,
+        )  # fmt: skip
     communication.notify = partial(_on_event, manager, made)
-    manager.add(Pending(listener, Event.CONNECT_REQUEST, param=_param(peer, told.private_data), made=made))
+    param = _datagram_param(communication, told.private_data) if datagrams else _param(peer, told.private_data)
+    manager.add(Pending(listener, Event.CONNECT_REQUEST, param=param, made=made))
 
 
 # --- connecting ------------------------------------------------------------------------------------------------------
@@ -116,7 +122,10 @@ def connect(channel: Channel, request: np.ndarray) -> None:
     own, private_data = _terms(cm_id, device, request["conn_param"])
     notify = partial(_on_event, channel.manager, cm_id)
     with device.agent.machine() as machine:
-        made = machine.connect(cm_id.path, cm_id.peer.port, own, notify, private_data=private_data)
+        if cm_id.space is PortSpace.UDP:
+            made = machine.resolve(cm_id.path, cm_id.peer.port, notify, private_data=private_data)
+        else:
+            made = machine.connect(cm_id.path, cm_id.peer.port, own, notify, private_data=private_data)
     cm_id.communication = made
     channel.manager.watch(made)
     if made.address is not None and cm_id.source is not None:
@@ -132,8 +141,13 @@ def accept(channel: Channel, request: np.ndarray) -> None:
         with device.agent.machine() as machine:
             machine.confirm(communication)
         return
-    channel.manager.watch(communication)
     own, private_data = _terms(cm_id, device, request["conn_param"])
+    if cm_id.space is PortSpace.UDP:
+        with device.agent.machine() as machine:
+            machine.answer(communication, Service(own.qpn, _Q_KEY), private_data)
+        cm_id.uid = int(request["uid"])
+        return
+    channel.manager.watch(communication)
     before, cm_id.uid = cm_id.uid, int(request["uid"])  # events may come at once
     try:
         with device.agent.machine() as machine:
@@ -151,7 +165,9 @@ def reject(channel: Channel, request: np.ndarray) -> None:
     if reason not in (RejectReason.CONSUMER, RejectReason.VENDOR):
         raise Refused(errno.EINVAL, f"programs cannot reject with the reason {reason}")
     with cm_id.the_device().agent.machine() as machine:
-        machine.reject(cm_id.the_communication(), private_data, reason)
+        machine.reject(
+            cm_id.the_communication(), private_data, SidrStatus.REJECTED if cm_id.space is PortSpace.UDP else reason
+        )
 
 
 @command(Command.DISCONNECT, ucma_abi.DISCONNECT)
@@ -178,6 +194,7 @@ def notify(channel: Channel, request: np.ndarray) -> None:
             channel.manager.add(Pending(cm_id, Event.ESTABLISHED))
 
 
+_DATAGRAMS_MASK = QpMask.STATE | QpMask.PKEY_INDEX | QpMask.PORT | QpMask.QKEY
 _RIGHTS_MASK = QpMask.STATE | QpMask.ACCESS_FLAGS | QpMask.PKEY_INDEX | QpMask.PORT
 _PATH_MASK = (
     QpMask.STATE | QpMask.AV | QpMask.PATH_MTU | QpMask.DEST_QPN | QpMask.RQ_PSN | QpMask.MAX_DEST_RD_ATOMIC
@@ -196,6 +213,8 @@ def init_qp_attr(channel: Channel, request: np.ndarray) -> bytes:
     cm_id.the_device()
     state, communication = STATES.get(code), cm_id.communication
     parameters = Parameters(ack_timeout=cm_id.options.get(Option.ACK_TIMEOUT))
+    if cm_id.space is PortSpace.UDP:
+        return ucma_abi.QP_ATTR.pack(qp_attr_mask=_DATAGRAMS_MASK, qp_state=code, qkey=_Q_KEY, port_num=PORT)
     if state is QpState.INIT:
         own = communication.own if communication is not None else None
         rights = parameters.rights(own) if own is not None else 0
@@ -208,13 +227,16 @@ def init_qp_attr(channel: Channel, request: np.ndarray) -> bytes:
     path = attr.ah_attr
     if path is None:
         raise Refused(errno.EINVAL, f"{cm_id} has no path")
-    ah_attr = AH_ATTR.pack(
+    values = {name: value for name, value in values_of(attr).items() if name in ucma_abi.QP_ATTR.offsets}
+    values |= {"qp_attr_mask": int(_MASKS[state]), "qp_state": code, "ah_attr": _pack_path(path)}
+    return ucma_abi.QP_ATTR.pack(**values)
+
+
+def _pack_path(path: AhAttr) -> bytes:
+    return AH_ATTR.pack(
         dgid=bytes(path.gid), is_global=1, sgid_index=path.sgid_index, hop_limit=path.hop_limit,
         traffic_class=path.traffic_class, sl=path.sl, port_num=PORT,
     )  # fmt: skip
-    values = {name: value for name, value in values_of(attr).items() if name in ucma_abi.QP_ATTR.offsets}
-    values |= {"qp_attr_mask": int(_MASKS[state]), "qp_state": code, "ah_attr": ah_attr}
-    return ucma_abi.QP_ATTR.pack(**values)
 
 
 # --- events ----------------------------------------------------------------------------------------------------------
@@ -224,15 +246,23 @@ _EVENTS = {
     EventType.REJECTED: Event.REJECTED, EventType.UNREACHABLE: Event.UNREACHABLE,
     EventType.DISCONNECTED: Event.DISCONNECTED, EventType.TIMEWAIT_EXIT: Event.TIMEWAIT_EXIT,
 }  # fmt: skip
+_OF_DATAGRAMS = {
+    EventType.RESPONSE: Event.ESTABLISHED, EventType.REJECTED: Event.UNREACHABLE,
+    EventType.UNREACHABLE: Event.UNREACHABLE,
+}  # fmt: skip
 _WITH_DATA = EventType.RESPONSE, EventType.REJECTED  # as in Linux, others bring no private data
 
 
 def _on_event(manager: Manager, cm_id: CmId, communication: Communication, told: Told) -> None:
-    """Tell the program what has become of its connection. In the agent's thread."""
+    """Tell the program what has become of its connection, or its question. In the agent's thread."""
     status = -errno.ETIMEDOUT if told.type is EventType.UNREACHABLE else told.reason
     terms = communication.peer if told.type is EventType.RESPONSE else None
     private_data = told.private_data if told.type in _WITH_DATA else b""
-    manager.add(Pending(cm_id, _EVENTS[told.type], status, _param(terms, private_data)))
+    if cm_id.space is PortSpace.UDP:
+        param = _datagram_param(communication, told.private_data)
+        manager.add(Pending(cm_id, _OF_DATAGRAMS[told.type], status, param))
+    else:
+        manager.add(Pending(cm_id, _EVENTS[told.type], status, _param(terms, private_data)))
 
 
 def _param(peer: Terms | None, private_data: bytes) -> bytes:
@@ -247,6 +277,15 @@ def _param(peer: Terms | None, private_data: bytes) -> bytes:
             "retry_count": peer.retry_count, "rnr_retry_count": peer.rnr_retry,
         }  # fmt: skip
     return ucma_abi.CONN_PARAM.pack(**said)
+
+
+def _datagram_param(communication: Communication, private_data: bytes) -> bytes:
+    """Return what an event says of where datagrams go."""
+    service = communication.service or Service(0, 0)
+    return ucma_abi.UD_PARAM.pack(
+        qp_num=service.qpn, qkey=service.q_key, ah_attr=_pack_path(ah_of(communication.path)),
+        private_data=private_data.ljust(_PRIVATE_BYTES, b"\0"), private_data_len=len(private_data),
+    )  # fmt: skip
 
 
 @command(Command.GET_EVENT, ucma_abi.GET_EVENT, ucma_abi.EVENT_RESP.reserved)

@@ -16,6 +16,7 @@ from ..cm.communication import Communication, Listening
 from ..cm.event import Event as Told
 from ..cm.path import Path
 from ..errors import DocaError
+from ..formats.cm import PortSpace
 from . import ucma_abi
 from .call import Refused
 from .sockaddr import Address
@@ -37,6 +38,7 @@ class CmId:
     number: int
     uid: int
     file: CmFile
+    space: PortSpace
     source: Address | None = None
     peer: Address | None = None
     device: Device | None = None
@@ -137,10 +139,10 @@ class Manager:
         self._numbers = itertools.count(1)
         self._watch: PeerWatch | None = None
 
-    def new(self, file: CmFile, uid: int) -> CmId:
+    def new(self, file: CmFile, uid: int, space: PortSpace) -> CmId:
         """Return a new identifier."""
         with self.queue_lock:
-            made = CmId(next(self._numbers), uid, file)
+            made = CmId(next(self._numbers), uid, file, space)
             self._ids[made.number] = made
         return made
 
