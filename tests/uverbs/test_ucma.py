@@ -334,6 +334,21 @@ def test_an_address_of_nobody_here(program):
     assert done == -errno.EAFNOSUPPORT
 
 
+def test_a_peer_that_no_device_reaches(program, port):
+    """The program is told by an event, and may ask for another one. It keeps the port that it has chosen."""
+    client = program.create()
+    assert program.bind(client, address=bytes(4), port=port) == 0
+    six = Address(socket.AF_INET6, socket.inet_pton(socket.AF_INET6, "2001:db8::1"), 7).pack()
+    assert program.write(Command.RESOLVE_IP, ucma_abi.RESOLVE_IP, dst_addr=six, id=client) == 0
+    event, found, _ = program.event()
+    assert (event, found["status"]) == (Event.ADDR_ERROR, (1 << 32) - errno.EHOSTUNREACH)
+    program.resolve(client, 7)
+    program.write(Command.QUERY_ROUTE, ucma_abi.QUERY, ucma_abi.QUERY_ROUTE_RESP.size, id=client)
+    route = ucma_abi.QUERY_ROUTE_RESP.at(string_at(addressof(program.memory), ucma_abi.QUERY_ROUTE_RESP.size))
+    source, peer = (parse(route[name].tobytes()) for name in ("src_addr", "dst_addr"))
+    assert (source.gid[-4:], source.port, peer) == (HERE, port, of_gid(source.gid, 7))
+
+
 @pytest.mark.parametrize("name, value, nbytes, expected", [
     (Option.TOS, 0x20, 1, 0), (Option.TOS, 0x20, 4, -errno.EINVAL), (Option.ACK_TIMEOUT, 14, 1, 0),
     (Option.ACK_TIMEOUT, 32, 1, -errno.EINVAL), (Option.AFONLY, 1, 4, 0), (9, 1, 4, -errno.ENOSYS),

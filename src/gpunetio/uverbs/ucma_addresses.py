@@ -116,19 +116,19 @@ def resolve_address(channel: Channel, request: np.ndarray) -> None:
     if peer.wildcard:  # the kernel takes it for this machine
         peer = Address(peer.family, IPV4_MAPPED + bytes((127, 0, 0, 1)), peer.port)
     try:
-        cm_id.device, gid = _way(channel, cm_id, peer)
-        index = cm_id.device.gid_index(gid)
+        device, gid = _way(channel, cm_id, peer)
+        index = device.gid_index(gid)
         if index is None:
-            raise NotFoundError(f"{text_of(gid)} is no address of {cm_id.device.ctx.name} any more")
+            raise NotFoundError(f"{text_of(gid)} is no address of {device.ctx.name} any more")
         path = Path(peer.gid, index, traffic_class=cm_id.options.get(Option.TOS, 0))
-        cm_id.device.agent.reach(path)
+        device.agent.reach(path)
     except NotFoundError as error:
         logger.info("%s: %s", cm_id, error)
         channel.manager.add(Pending(cm_id, Event.ADDR_ERROR, -errno.EHOSTUNREACH))
         return
     port = cm_id.source.port if cm_id.source is not None else 0
     cm_id.source = of_gid(gid, port) if port else _with_port(channel, cm_id, of_gid(gid, 0))
-    cm_id.peer, cm_id.path = peer, path
+    cm_id.device, cm_id.peer, cm_id.path = device, peer, path
     channel.manager.add(Pending(cm_id, Event.ADDR_RESOLVED))
 
 

@@ -8,14 +8,14 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from ipaddress import IPv6Address
 from pathlib import Path as FilePath
 
-from ..cm.address import text_of
+from ..cm.address import gid_of, text_of
 from ..cm.agent import Agent
 from ..errors import DocaError
 from ..verbs import Context
 from .environment import FOLDER
+from .sockaddr import family_of
 
 PORT = 1  # of each device
 _DISCARD = 9  # a port, for asking for a route only
@@ -31,13 +31,10 @@ class Device:
 
     def gid_index(self, gid: bytes) -> int | None:
         """Return where the GID table has a GID."""
-        return next((index for index, found in self._gids() if found == gid), None)
+        return next((index for index, found in self.gids() if found == gid), None)
 
-    def first_gid(self, like: Callable[[bytes], bool]) -> bytes | None:
-        """Return the first GID that is as asked for."""
-        return next((found for _, found in self._gids() if like(found)), None)
-
-    def _gids(self) -> Iterator[tuple[int, bytes]]:
+    def gids(self) -> Iterator[tuple[int, bytes]]:
+        """Return the GIDs, and where the table has them."""
         for index in range(self.ctx.query_port(PORT).gid_tbl_len):
             gid = bytes(self.ctx.query_gid(PORT, index))
             if any(gid):
@@ -87,11 +84,8 @@ class Devices:
         source = _source(gid)
         if source is not None and (device := self.having(source)) is not None:
             return device, source
-        family = text_of(gid).count(":") > 0
-        for device in self:
-            if found := device.first_gid(lambda own: (text_of(own).count(":") > 0) == family):
-                return device, found
-        return None
+        family = family_of(gid)
+        return next(((device, own) for device in self for _, own in device.gids() if family_of(own) == family), None)
 
     def close(self) -> None:
         """Close the devices. Their agents wait a second for peers to answer."""
@@ -108,10 +102,7 @@ def _guid(text: str) -> bytes:
 
 def _source(gid: bytes) -> bytes | None:
     """Return the address from which the kernel would send to a peer; None if there is no route."""
-    text = text_of(gid)
-    family = socket.AF_INET6 if ":" in text else socket.AF_INET
-    with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect((text, _DISCARD))
-        name = probe.getsockname()[0]
-        return IPv6Address(name).packed if family == socket.AF_INET6 else IPv6Address(f"::ffff:{name}").packed
+    with suppress(OSError), socket.socket(family_of(gid), socket.SOCK_DGRAM) as probe:
+        probe.connect((text_of(gid), _DISCARD))
+        return gid_of(probe.getsockname()[0])
     return None
