@@ -334,11 +334,15 @@ def test_an_address_of_nobody_here(program):
     assert done == -errno.EAFNOSUPPORT
 
 
-def test_a_peer_that_no_device_reaches(program, port):
-    """The program is told by an event, and may ask for another one. It keeps the port that it has chosen."""
+def test_a_peer_that_no_device_reaches(calls, program, port):
+    """The program is told by an event, and may ask for another one. It keeps the port that it has chosen.
+
+    A route of this machine to IPv6 addresses is no way from a NIC without one.
+    """
     client = program.create()
     assert program.bind(client, address=bytes(4), port=port) == 0
     six = Address(socket.AF_INET6, socket.inet_pton(socket.AF_INET6, "2001:db8::1"), 7).pack()
+    assert calls._manager.devices.toward(parse(six).gid) is None
     assert program.write(Command.RESOLVE_IP, ucma_abi.RESOLVE_IP, dst_addr=six, id=client) == 0
     event, found, _ = program.event()
     assert (event, found["status"]) == (Event.ADDR_ERROR, (1 << 32) - errno.EHOSTUNREACH)

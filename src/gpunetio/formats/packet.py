@@ -189,6 +189,7 @@ IPV4 = Entry("ipv4", 20, """
 """)
 IPV4_DONT_FRAGMENT, IPV4_FRAGMENT_MASK = 0x4000, 0x3FFF  # the latter: more fragments follow, or this is not the first
 IPV4_MAPPED = bytes(10) + b"\xff\xff"  # of ::ffff:a.b.c.d, as GIDs have IPv4 addresses (RFC 4291 2.5.5.2)
+LINK_LOCAL = b"\xfe\x80" + bytes(6)  # of addresses and GIDs of a link (RFC 4291 2.5.6)
 MAX_IPV4 = 60  # bytes of a header with all options
 IP_PROTOCOL_ICMP, IP_PROTOCOL_TCP, IP_PROTOCOL_UDP, IP_PROTOCOL_ICMPV6 = 1, 6, 17, 58
 # Of extension headers of IPv6 (RFC 8200 4, RFC 4302).

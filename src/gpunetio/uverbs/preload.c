@@ -254,6 +254,7 @@ long syscall(long number, ...)
 }
 
 // A command to rdma_cm. One that finds no event is repeated when there is one, unless the program does not want to wait.
+// It polls again and again, to notice that another thread has closed the file.
 ssize_t write(int fd, const void *bytes, size_t nbytes)
 {
     int file = file_of(fd);

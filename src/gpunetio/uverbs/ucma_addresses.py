@@ -12,7 +12,7 @@ from ..cm.address import text_of
 from ..cm.ip_service import EPHEMERAL_PORTS
 from ..cm.parameters import port_mtu
 from ..cm.path import Path
-from ..errors import NotFoundError
+from ..errors import NotFoundError, TimedOutError
 from ..formats.cm import PortSpace
 from ..formats.commands import MTU_CODES
 from ..formats.packet import DEFAULT_PKEY, IPV4_MAPPED
@@ -122,7 +122,7 @@ def resolve_address(channel: Channel, request: np.ndarray) -> None:
             raise NotFoundError(f"{text_of(gid)} is no address of {device.ctx.name} any more")
         path = Path(peer.gid, index, traffic_class=cm_id.options.get(Option.TOS, 0))
         device.agent.reach(path)
-    except NotFoundError as error:
+    except (NotFoundError, TimedOutError) as error:  # a program may ask again after the event
         logger.info("%s: %s", cm_id, error)
         channel.manager.add(Pending(cm_id, Event.ADDR_ERROR, -errno.EHOSTUNREACH))
         return

@@ -13,6 +13,7 @@ from pathlib import Path as FilePath
 from ..cm.address import gid_of, text_of
 from ..cm.agent import Agent
 from ..errors import DocaError
+from ..formats.packet import LINK_LOCAL
 from ..verbs import Context
 from .environment import FOLDER
 from .sockaddr import family_of
@@ -79,13 +80,19 @@ class Devices:
     def toward(self, gid: bytes) -> tuple[Device, bytes] | None:
         """Return the device and its address from which a peer is reached.
 
-        The kernel's route says which address that is. Those of loopback are for any device to use, but the first one.
+        The kernel's route says which address that is. If no device has it, as on loopback, any of the IP version will
+        do, but not a link-local GID: it stands for the device's first address, of whichever version that is.
         """
         source = _source(gid)
         if source is not None and (device := self.having(source)) is not None:
             return device, source
         family = family_of(gid)
-        return next(((device, own) for device in self for _, own in device.gids() if family_of(own) == family), None)
+        return next(
+            (
+                (device, own) for device in self for _, own in device.gids()
+                if family_of(own) == family and not own.startswith(LINK_LOCAL)
+            ), None,
+        )  # fmt: skip
 
     def close(self) -> None:
         """Close the devices. Their agents wait a second for peers to answer."""

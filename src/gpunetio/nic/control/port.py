@@ -18,7 +18,7 @@ from ...enums import LinkLayer
 from ...errors import InvalidValueError
 from ...fabric import interface
 from ...fabric.faults import Faults
-from ...formats.packet import IPV4_MAPPED, ROCE_UDP_PORT
+from ...formats.packet import IPV4_MAPPED, LINK_LOCAL, ROCE_UDP_PORT
 
 IPAddress = IPv4Address | IPv6Address
 CONNECTX_7 = 0x1021  # PCI device id
@@ -26,7 +26,6 @@ CONNECTX_7 = 0x1021  # PCI device id
 MTUS = (4096, 2048, 1024, 512, 256)
 # Bytes of a link's MTU beyond the payload, as the kernel counts them: IPv6, UDP, BTH, largest extended headers, ICRC.
 MAX_HEADERS = 80
-_LINK_LOCAL = b"\xfe\x80" + bytes(6)
 _SIOCGIFCONF = 0x8912
 _IFREQ_SIZE, _MAX_INTERFACES = 40, 1024
 _LAST_UNICAST_LID = 0xBFFF  # IBTA 4.1.3
@@ -284,7 +283,7 @@ class Port:
         On InfiniBand, it has the link-local GID only.
         """
         mac = self.mac
-        link_local = _LINK_LOCAL + bytes([mac[0] ^ 2]) + mac[1:3] + b"\xff\xfe" + mac[3:]
+        link_local = LINK_LOCAL + bytes([mac[0] ^ 2]) + mac[1:3] + b"\xff\xfe" + mac[3:]
         if self.infiniband:
             return [link_local]
         first, *others = (gid_of(address) for address in self.addresses)
@@ -346,7 +345,7 @@ def address_of(gid: bytes) -> IPAddress:
     """Return the address behind a GID: the IPv4 address for a link-local GID that comes from `mac_of`."""
     if gid.startswith(IPV4_MAPPED):
         return IPv4Address(gid[12:])
-    if gid.startswith(_LINK_LOCAL + b"\0\0") and gid[11:13] == b"\xff\xfe":
+    if gid.startswith(LINK_LOCAL + b"\0\0") and gid[11:13] == b"\xff\xfe":
         return IPv4Address(gid[10:11] + gid[13:])
     return IPv6Address(gid)
 
