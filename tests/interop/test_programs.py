@@ -51,10 +51,11 @@ def start(guest: Guest, command: list[str]) -> subprocess.Popen[str]:
 
 def end(process: subprocess.Popen[str]) -> str:
     """What it has printed. It must have ended well."""
-    try:
-        out, _ = process.communicate(timeout=LIMIT)
-    finally:
-        process.kill()
+    with process:
+        try:
+            out, _ = process.communicate(timeout=LIMIT)
+        finally:
+            process.kill()
     assert process.returncode == 0, out
     return out
 
