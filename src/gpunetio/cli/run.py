@@ -39,7 +39,7 @@ _NICS = click.option(
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
 @guarded
 def run(nics: int, program: tuple[str, ...], **values: Any) -> None:
-    """Run PROGRAM so that its libibverbs and libmlx5 find software NICs, as if they were ConnectX cards.
+    """Run PROGRAM so that its libibverbs, libmlx5 and librdmacm find software NICs, as if they were ConnectX cards.
 
     \b
         gpunetio run -- ibv_devinfo
