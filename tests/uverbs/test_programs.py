@@ -201,6 +201,33 @@ def test_nobody_listens(address, port):
     assert "RDMA_CM_EVENT_REJECTED, error 8" in done.stderr
 
 
+CLOSES = """
+import ctypes, os, threading, time
+from pathlib import Path
+
+library = ctypes.CDLL("librdmacm.so.1")
+library.rdma_create_event_channel.restype = ctypes.c_void_p
+channel, event = ctypes.c_void_p(library.rdma_create_event_channel()), ctypes.c_void_p()
+thread = threading.Thread(target=library.rdma_get_cm_event, args=(channel, ctypes.byref(event)), daemon=True)
+thread.start()
+where, end = Path(f"/proc/self/task/{thread.native_id}/wchan"), time.monotonic() + 20
+while "poll" not in where.read_text() and time.monotonic() < end:  # not all kernels say so
+    time.sleep(0.01)
+library.rdma_destroy_event_channel(channel)
+thread.join(2)
+print("waits" if thread.is_alive() else "returned", flush=True)
+os._exit(0)
+"""
+
+
+@pytest.mark.slow
+def test_a_channel_is_closed_while_another_thread_waits():
+    """As in the kernel, that thread hears nothing of it: rping's would end the program with an error."""
+    skip_without("rping")
+    done = run(sys.executable, "-c", CLOSES)
+    assert (done.returncode, done.stdout) == (0, "waits\n"), done.stderr
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(5 * LIMIT)
 @pytest.mark.parametrize("killed", ["client", "server"])

@@ -21,7 +21,7 @@
 
 #include "python.h"
 
-enum { MAX_FDS = 65536, NETLINK_RDMA = 20, PATIENCE_MS = 1000 };
+enum { MAX_FDS = 65536, NETLINK_RDMA = 20, GET_EVENT = 12 /* RDMA_USER_CM_CMD_GET_EVENT */ };
 
 // Filled by Python. Each returns a negative errno, or what it says.
 static struct calls {
@@ -254,19 +254,21 @@ long syscall(long number, ...)
 }
 
 // A command to rdma_cm. One that finds no event is repeated when there is one, unless the program does not want to wait.
-// It polls again and again, to notice that another thread has closed the file.
+// In the kernel, a call that waits does so even when another thread closes the file: rping's does until the program ends.
 ssize_t write(int fd, const void *bytes, size_t nbytes)
 {
     int file = file_of(fd);
     if (!file) return REAL(write)(fd, bytes, nbytes);
+    bool waits = !(fcntl(fd, F_GETFL) & O_NONBLOCK);
     struct pollfd event = {.fd = fd, .events = POLLIN};
     long result;
-    while ((result = calls.write(file, (uintptr_t)bytes, nbytes)) == -EAGAIN && !(fcntl(fd, F_GETFL) & O_NONBLOCK)) {
-        int ready;
-        while (!(ready = poll(&event, 1, PATIENCE_MS))) continue;
-        if (ready < 0) return -1;
-    }
+    while ((result = calls.write(file, (uintptr_t)bytes, nbytes)) == -EAGAIN && waits)
+        if (poll(&event, 1, -1) < 0) return -1;
     if (result >= 0) return result;
+    if (result == -EBADF && waits && *(const uint32_t *)bytes == GET_EVENT) {
+        pause();
+        result = -EINTR;
+    }
     errno = (int)-result;
     return -1;
 }
