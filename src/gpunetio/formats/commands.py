@@ -166,11 +166,22 @@ class RqType(IntEnum):
 
 
 class ScatterToCqe(IntEnum):
-    """qpc.cs_res: whether the payload of received SENDs goes into CQEs. qpc.cs_req: that of READs and atomics."""
+    """qpc.cs_res: whether the payload of received SENDs goes into CQEs, and how: the value is that of CqeFormat."""
 
     NONE    = 0x00
     DATA_32 = 0x01
     DATA_64 = 0x02
+
+
+class ResponsesToCqe(IntEnum):
+    """qpc.cs_req: the same for what READs and atomics return. CqeFormat is in both halves of the value."""
+
+    NONE    = 0x00
+    DATA_32 = 0x11
+    DATA_64 = 0x22
+
+
+SCATTER_FORMAT_MASK = 0x03  # of both
 
 
 class WqType(IntEnum):

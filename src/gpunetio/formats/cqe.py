@@ -9,14 +9,15 @@ from .layout import Entry
 
 CQE_SIZE = 64
 CQE_SHIFT = 6
-CQE_SIZES = (64, 128)  # by cqc.cqe_sz
+WIDE_CQE_SIZE = 128
+CQE_SIZES = (CQE_SIZE, WIDE_CQE_SIZE)  # by cqc.cqe_sz
 OPCODE_SHIFT = 4
 OWNER_MASK = 1
 CI_MASK = 0xFF_FFFF
 SL_SHIFT, GRH_SHIFT = 24, 28  # of flags_rqpn: service level, whether the datagram has a GRH; below them is the sender
 CQE_ROCE_IPV6, CQE_ROCE_IPV4 = 1, 2  # in place of the service level, on Ethernet: which header the "GRH" is
 FORMAT_SHIFT, FORMAT_MASK = 2, 0x0C  # of op_own; bit 1 is that of the solicited event
-INLINE_BYTES = 32  # the most payload that an INLINE_32 CQE holds, from its start
+INLINE_32_BYTES, INLINE_64_BYTES = 32, 64  # the most payload with these formats (CqeFormat)
 INIT_OP_OWN = 0xF1  # INVALID << 4 | owner 1: what a ring holds before the first lap, whose owner bit is 0
 
 
@@ -37,7 +38,10 @@ class CqeOpcode(IntEnum):
 
 
 class CqeFormat(IntEnum):
-    """Bits 3:2 of op_own: whether the payload of the message is in the CQE, or in the 64 bytes before it."""
+    """Bits 3:2 of op_own: whether the payload of a message is in the CQE, from its start, or in the 64 bytes before.
+
+    qpc.cs_res and qpc.cs_req ask for it (commands.ScatterToCqe, commands.ResponsesToCqe).
+    """
 
     NO_INLINE  = 0
     INLINE_32  = 1

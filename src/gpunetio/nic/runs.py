@@ -107,7 +107,7 @@ def _serves(row):
         return False
     c = near_cq_at(q.send_cq)
     other = (q.state ^ QpState.RTS) | (q.service ^ ServiceType.RC)
-    other |= q.drain | q.retry_at | q.stream | q.copied | (q.sq_next ^ q.sq_ci)
+    other |= q.drain | q.retry_at | q.stream | q.copied | q.cs_req | (q.sq_next ^ q.sq_ci)
     other |= c.error | c.collapsed | c.channel
     if q.wire == 0:
         p = near_qp_at(q.remote_row)

@@ -10,8 +10,9 @@ import numpy as np
 
 from ...formats import commands as cmd
 from ...formats.commands import (
-    AtomicOperation, CapClass, Opcode, QpState, RqType, ScatterToCqe, ServiceType, Status,
+    AtomicOperation, CapClass, Opcode, QpState, ResponsesToCqe, RqType, ScatterToCqe, ServiceType, Status,
 )  # fmt: skip
+from ...formats.cqe import WIDE_CQE_SIZE
 from ...formats.doorbell import QP_DBREC, REGISTER_BYTES
 from ...formats.layout import Fields
 from ...formats.packet import GSI_QPN, PSN_MASK
@@ -149,6 +150,10 @@ class QueuePairs(ChosenEvents, QueueObjects):
             queues.append((self._pools, context["srqn_rmpn_xrqn"]))
         for objects, number in queues:
             objects.need(number)
+        if sq_bytes and context["cs_req"] == ResponsesToCqe.DATA_64:
+            self._need_wide("cs_req 0x22", context["cqn_snd"])
+        if (rq_bytes or shared) and context["cs_res"] == ScatterToCqe.DATA_64:
+            self._need_wide("cs_res 0x2", context["cqn_rcv"])
         self._umems.need_valid(get(mailbox, "wq_umem_valid") and context["dbr_umem_valid"], "wq_umem_valid")
         ring_umem, record_umem = get(mailbox, "wq_umem_id"), context["dbr_umem_id"]
         ring = self._umems.ring(ring_umem, get(mailbox, "wq_umem_offset"), sq_bytes + rq_bytes, "the work queues")
@@ -159,7 +164,7 @@ class QueuePairs(ChosenEvents, QueueObjects):
         row["qpn"], row["state"], row["pdn"], row["user_index"] = qpn, QpState.RST, context["pd"], context["user_index"]
         row["service"], row["kind"] = SERVICES[context["st"]]
         row["core_direct"], row["mmo"] = context["cd_master"], mmo
-        row["cs_res"] = context["cs_res"]
+        row["cs_res"], row["cs_req"] = context["cs_res"], context["cs_req"]
         flights = sq_bytes // WQEBB * FLIGHT.size
         memory = self._memory[qpn] = HostMemory(flights + MAX_RD_ATOMIC * RESOURCE.size)
         row["flights"], row["resources"] = memory.address, memory.address + flights
@@ -199,6 +204,16 @@ class QueuePairs(ChosenEvents, QueueObjects):
         except BaseException:
             self._components.remove(address)
             raise
+
+    def _need_wide(self, asked: str, cqn: int) -> None:
+        """Refuse 64 bytes of payload unless the CQ's entries have room for it, before what one of 64 bytes is."""
+        size = 1 << int(self._cqs.table[cqn]["shift"])
+        if size != WIDE_CQE_SIZE:
+            raise CommandError(
+                Status.BAD_PARAM, CommandSyndrome.SCATTER_TO_CQE,
+                f"{asked} puts 64 bytes of payload before a CQE: CQ {cqn:#x} has entries of {size} bytes, and needs "
+                f"those of {WIDE_CQE_SIZE}",
+            )  # fmt: skip
 
     def _gsi_number(self) -> int:
         """Return the number of the queue pair for general services. CommandError if the port has it already."""
@@ -253,18 +268,19 @@ def state_of(row: np.void) -> QpState:
 
 
 def _check_context(context: Fields) -> None:
-    """Refuse a type of QP, and data in CQEs, that are not supported."""
+    """Refuse a type of QP that is not supported, and data in CQEs in a way that does not exist."""
     if context["st"] not in SERVICES:
         raise CommandError(
             Status.BAD_PARAM, CommandSyndrome.SERVICE_TYPE,
             f"service type {context['st']} is not supported: only RC (0), UC (1), UD (2) and QP1 (8)",
         )  # fmt: skip
-    if context["cs_req"] != ScatterToCqe.NONE or context["cs_res"] not in (ScatterToCqe.NONE, ScatterToCqe.DATA_32):
-        raise CommandError(
-            Status.BAD_PARAM, CommandSyndrome.SCATTER_TO_CQE,
-            f"cs_req {context['cs_req']:#x}, cs_res {context['cs_res']:#x}: CQEs carry up to 32 bytes of received "
-            "SENDs (cs_res 1), and no data of READs and atomics",
-        )  # fmt: skip
+    for field, kind in (("cs_req", ResponsesToCqe), ("cs_res", ScatterToCqe)):
+        values = list(map(int, kind))
+        if context[field] not in values:
+            raise CommandError(
+                Status.BAD_PARAM, CommandSyndrome.SCATTER_TO_CQE,
+                f"{field} {context[field]:#x} is not supported: only {', '.join(map(hex, values))}",
+            )  # fmt: skip
 
 
 def _queue_sizes(context: Fields) -> tuple[int, int]:

@@ -11,7 +11,8 @@ from ...jit.compile import device_function, engine_function
 from ...jit.ops import ld64
 from ...formats.commands import QpState
 from ...formats.wqe import WqeOpcode
-from ..queues.completion import complete_send, fail_send
+from ..queues.completion import fail_send
+from ..queues.sent import complete_send
 from ..queues.local import check_copy, source_of, target_of
 from ..queues.operations import is_atomic, is_local, receive_cqe, returns_data, right_of
 from ..state.message import MESSAGE, message_at

@@ -9,7 +9,7 @@ from typing import SupportsInt
 import numpy as np
 
 from ...enums import Access, UarAllocationType
-from ...formats.commands import QpState, ScatterToCqe, ServiceType
+from ...formats.commands import QpState, ResponsesToCqe, ScatterToCqe, ServiceType
 from ...formats.ethernet import QueueState
 from .kinds import KINDS
 from .running import Observed
@@ -152,8 +152,8 @@ def _names() -> dict[tuple[str, str], dict[int, str]]:
     """Return the names that the numbers of a field stand for."""
     fields = {
         ("qp", "state"): QpState, ("qp", "service"): ServiceType, ("qp", "cs_res"): ScatterToCqe,
-        ("sq", "service"): ServiceType, ("sq", "cs_res"): ScatterToCqe, ("rq", "state"): QueueState,
-        ("uar", "kind"): UarAllocationType,
+        ("qp", "cs_req"): ResponsesToCqe, ("sq", "service"): ServiceType, ("sq", "cs_res"): ScatterToCqe,
+        ("sq", "cs_req"): ResponsesToCqe, ("rq", "state"): QueueState, ("uar", "kind"): UarAllocationType,
     }  # fmt: skip
     return {field: {member.value: member.name for member in kind} for field, kind in fields.items()} | {
         ("gid", "version"): {1: "RoCE v1", 2: "RoCE v2"}, ("qp", "kind"): QUEUE_KINDS, ("sq", "kind"): QUEUE_KINDS,

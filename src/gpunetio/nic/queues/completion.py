@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from ...jit.compile import device_function, engine_function
 from ...jit.ops import (
-    be32, be64, fence_release_sys, fetch_add_acq_rel_gpu64, ld8, ld64, ld_acquire32, pack64, st64, st128, st_relaxed32,
-    st_release32,
+    be32, be64, copy, fence_release_sys, ld8, ld64, ld_acquire32, pack64, st64, st128, st_relaxed32, st_release32,
 )  # fmt: skip
 from ...fabric.ring import lock, next_free, publish, unlock
-from ...formats.commands import QpState
+from ...formats.commands import SCATTER_FORMAT_MASK, QpState
 from ...formats.cqe import (
-    CI_MASK, CQE64, FORMAT_SHIFT, INIT_OP_OWN, OPCODE_SHIFT, CqeOpcode, Syndrome,
+    CI_MASK, CQE64, FORMAT_SHIFT, INIT_OP_OWN, INLINE_32_BYTES, INLINE_64_BYTES, OPCODE_SHIFT, CqeFormat, CqeOpcode,
+    Syndrome,
 )  # fmt: skip
 from ...formats.doorbell import CQ_DBREC
 from ...formats.events import CqErrorSyndrome, EventType
@@ -21,7 +21,8 @@ from ..observe import refuse
 from ..observe.reasons import Reason
 from ..transport.reach import tell_failure
 from ..state.counters import counters_at
-from ..state.cq import EQ_ROW, cq_row_at
+from ..state.cq import cq_row_at
+from ..state.message import MESSAGE
 from ..state.nic import error_record_at, nic_at
 from ..state.worker import worker_at
 from ..state.qp import qp_row_at
@@ -30,6 +31,28 @@ from ..state.work_queue import QueueKind, wake
 _NO_EVENT = 0
 _INVALID = INIT_OP_OWN >> OPCODE_SHIFT << OPCODE_SHIFT
 REQUESTER, RESPONDER, RECEIVE_QUEUE, SEND_QUEUE = 0, 1, 2, 3  # the last two are of Ethernet packets
+
+
+# --- payload in CQEs -------------------------------------------------------------------------------------------------
+
+
+@device_function
+def format_for(scatter, nbytes):
+    """Return the CqeFormat of a CQE for `nbytes` of payload. `scatter` is the QP's cs_res or cs_req."""
+    form = scatter & SCATTER_FORMAT_MASK
+    room = INLINE_64_BYTES if form == CqeFormat.INLINE_64 else INLINE_32_BYTES
+    return form if 0 < nbytes <= room else CqeFormat.NO_INLINE
+
+
+@device_function
+def stage_payload(message, nbytes):
+    """Clear `nbytes` of the buffer for what a CQE carries: return its address."""
+    for offset in range(0, nbytes, 8):
+        st64(message + MESSAGE.payload + offset, 0)
+    return message + MESSAGE.payload
+
+
+# --- CQEs ------------------------------------------------------------------------------------------------------------
 
 
 @device_function
@@ -60,7 +83,8 @@ def write_cqe(
 ):  # fmt: skip
     """Write a CQE, its last word last. Return 0, or Reason.CQ_OVERRUN if the CQ is full and may not be overrun.
 
-    `form` is a CqeFormat. `head` is the address of the CQE's first 32 bytes, or 0 if they are zeros.
+    `form` is a CqeFormat. `head` is the address of the CQE's first 32 bytes, or 0 if they are zeros; with INLINE_64,
+    that of the 64 bytes before it.
     """
     c = cq_row_at(cq)
     n = worker_at(nic)
@@ -74,11 +98,14 @@ def write_cqe(
     slot = 0 if c.collapsed else c.pi & ((1 << c.log) - 1)
     cqe = c.addr + (slot << c.shift)
     owner = (c.pi >> c.log) & 1
-    if kind != CqeOpcode.REQ:
+    if kind != CqeOpcode.REQ or form != CqeFormat.NO_INLINE:
         # Invalidate the entry first. A reader that still reads the CQE of the previous lap must be able to tell that it
-        # has read this CQE's length instead. A card writes all 64 bytes at once.
+        # has read this CQE's length or payload instead. A card writes all 64 bytes at once.
         st_relaxed32(cqe + CQE64.wqe_counter, be32(_INVALID | owner ^ 1))
         fence_release_sys()
+    if form == CqeFormat.INLINE_64:
+        copy(cqe - INLINE_64_BYTES, head, INLINE_64_BYTES)
+        head = 0
     fill_cqe(nic, cqe, qpn, user_index, wqe_opcode, nbytes, imm, syndrome, vendor, head)
     st_release32(cqe + CQE64.wqe_counter, last_word(counter, kind, form, owner))
     c.pi += 1
@@ -111,18 +138,7 @@ def resize_cq(nic, cq, source):
     return 0
 
 
-@device_function
-def complete_send(nic, row, index, opcode, ce, nbytes):
-    """Complete a send-queue WQE that has succeeded: write a CQE if the WQE asks for one."""
-    if ce < CompletionMode.ALWAYS:
-        return
-    q = qp_row_at(row)
-    if ce == CompletionMode.CQE_AND_EQE:
-        event_queue = nic_at(nic).eqs + cq_row_at(q.send_cq).eqn * EQ_ROW.size
-        fetch_add_acq_rel_gpu64(event_queue + EQ_ROW.pi, 1)
-    reason = write_cqe(nic, q.send_cq, CqeOpcode.REQ, 0, q.qpn, q.user_index, opcode, index, nbytes, 0, 0, 0, 0, 0)
-    if reason != 0:
-        fail_qp(nic, row, index, opcode, reason, REQUESTER)
+# --- failures --------------------------------------------------------------------------------------------------------
 
 
 @engine_function

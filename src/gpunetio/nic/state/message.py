@@ -29,7 +29,7 @@ MESSAGE = record("message", f"""
     nsegments      i64      requester  entries of `segments`
     device         i64      requester  not 0: some segments are in device memory (dma/streams.py)
     # room
-    payload        i64[4]   responder  what a CQE carries
+    payload        i64[8]   responder  what a CQE carries
     # segments
     segments       i64[{2 * MAX_SEGMENTS}] requester  pairs of address and bytes
     # of a datagram

@@ -37,6 +37,7 @@ QP_FIELDS = """
     core_direct    i64      command    not 0: the QP may wait for other QPs' completions (WAIT)
     mmo            i64      command    not 0: the QP may copy local memory (MMO)
     cs_res         i64      command    formats.commands.ScatterToCqe of small receives
+    cs_req         i64      command    formats.commands.ResponsesToCqe of small READs and of atomics
     kind           i64      command    QueueKind of its send queue (state/work_queue.py)
     worker         i64      engine     address of the WORKER that serves it
     work_queue     i64      engine     address of its WORK_QUEUE

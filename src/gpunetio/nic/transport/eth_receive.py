@@ -11,8 +11,8 @@ from ...enums import Access
 from ...device.checksum import fold, pseudo_sum, raw_sum
 from ...formats.commands import WqType
 from ...formats.cqe import (
-    CQE64, FILLER, RX_L3_SHIFT, RX_L4_SHIFT, STRIDES_SHIFT, STRIDING_LENGTH_MASK, CqeOpcode, RxChecksum, RxHeaders,
-    RxL3Type, RxL4Type, Syndrome,
+    CQE64, FILLER, INLINE_32_BYTES, RX_L3_SHIFT, RX_L4_SHIFT, STRIDES_SHIFT, STRIDING_LENGTH_MASK, CqeOpcode,
+    RxChecksum, RxHeaders, RxL3Type, RxL4Type, Syndrome,
 )  # fmt: skip
 from ...formats.doorbell import PI_MASK, QP_DBREC
 from ...formats.ethernet import QueueState
@@ -29,7 +29,7 @@ from ..dma.streams import move_now
 from ..extensions import ETHERNET_QUEUES
 from ..observe import refuse
 from ..observe.reasons import Reason
-from ..queues.completion import RECEIVE_QUEUE, count_error, record_error, write_cqe
+from ..queues.completion import RECEIVE_QUEUE, count_error, record_error, stage_payload, write_cqe
 from ..queues.events import raise_event
 from ..state.counters import COUNTERS, counters_at
 from ..state.ethernet import RQ_COUNTS, RQ_SETUP_BYTES, q_counter_row_at, rq_row_at, rqt_row_at, tir_row_at
@@ -39,7 +39,7 @@ from ..state.srq import srq_row_at
 from ..state.worker import worker_at
 from ..steering.parse import FRAGMENTED, MARKS, PROTOCOL, VERSION_SHIFT
 from ..steering.rss import hash_type
-from .execution import capacity_of, count_segments, shared_posted, shared_segments, stage_payload, take_shared
+from .execution import capacity_of, count_segments, shared_posted, shared_segments, take_shared
 
 ANY_NUMBER = 1 << 30  # of frames: more than any queue has room for
 _TAG = 1 << 16  # with the TCI of a tag that was taken out
@@ -257,7 +257,7 @@ def _start_head(nic, row, number):
 
     They are written as `write_cqe` loads them: a load that spans several stores waits until those are done.
     """
-    head = stage_payload(worker_at(nic).message)
+    head = stage_payload(worker_at(nic).message, INLINE_32_BYTES)
     st128(head, _first_word(row, number), 0)
     return head
 
@@ -274,7 +274,7 @@ def _describe(nic, row, number, frame, tag, nbytes):
     `frame` is where it has arrived, and `nbytes` what is delivered of it: not the `tag` that was taken out.
     """
     packet = worker_at(nic).packet
-    head = stage_payload(worker_at(nic).message)
+    head = stage_payload(worker_at(nic).message, INLINE_32_BYTES)
     version = be16(ld16(packet + MARKS)) >> VERSION_SHIFT & 0xF
     protocol = ld8(packet + PROTOCOL)
     types = _header_types(packet, frame, version, protocol)

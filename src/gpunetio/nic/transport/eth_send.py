@@ -15,7 +15,7 @@ from ...jit.ops import be16, be32, ld8, ld16, ld32, ld64, prefetch, st64
 from ..extensions import ETHERNET_QUEUES
 from ..observe import refuse
 from ..observe.reasons import Reason
-from ..queues.completion import complete_send
+from ..queues.sent import complete_send
 from ..queues.doorbells import poll_doorbell
 from ..queues.wqes import (
     NOT_YET, check_wqe, flush_next, gather, in_one_piece, local_failure, read_control, wqe_slot,

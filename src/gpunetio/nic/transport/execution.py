@@ -13,12 +13,12 @@ from ...jit.ops import (
 )  # fmt: skip
 from ...enums import Access
 from ..state.message import MESSAGE, message_at
-from ...formats.commands import QpState, ScatterToCqe, ServiceType
-from ...formats.cqe import INLINE_BYTES, CqeFormat, CqeOpcode, Syndrome
+from ...formats.commands import QpState, ServiceType
+from ...formats.cqe import INLINE_64_BYTES, CqeFormat, CqeOpcode, Syndrome
 from ...formats.doorbell import PI_MASK, QP_DBREC
 from ...formats.events import EventType
 from ...formats.wqe import DATA_SEG, INLINE_SEG, INVALID_LKEY, SEGMENT, SRQ_NEXT_SEG, WqeOpcode
-from ..queues.completion import RESPONDER, fail_qp, fail_receive, write_cqe
+from ..queues.completion import RESPONDER, fail_qp, fail_receive, format_for, stage_payload, write_cqe
 from ..queues.operations import is_atomic, is_masked, receive_cqe, returns_data, right_of
 from ..queues.events import raise_event, tell
 from ..dma.mkey import translate
@@ -30,7 +30,7 @@ from ..state.worker import worker_at
 from ..state.qp import EXTENDED_ATOMICS, qp_row_at
 from ..state.srq import srq_row_at
 
-_SEGMENTS, _PAYLOAD = MESSAGE.segments, MESSAGE.payload
+_SEGMENTS = MESSAGE.segments
 
 
 @device_function
@@ -387,15 +387,7 @@ def receive_scatter(nic, row, offset, total, data, nbytes):
 @device_function
 def fits_cqe(row, nbytes):
     """Return whether the payload of a SEND goes into the CQE. The receive's segments are then ignored."""
-    return qp_row_at(row).cs_res == ScatterToCqe.DATA_32 and 0 < nbytes <= INLINE_BYTES
-
-
-@device_function
-def stage_payload(message):
-    """Clear the buffer of a payload that goes into a CQE: return its address."""
-    for offset in range(0, INLINE_BYTES, 8):
-        st64(message + _PAYLOAD + offset, 0)
-    return message + _PAYLOAD
+    return format_for(qp_row_at(row).cs_res, nbytes) != CqeFormat.NO_INLINE
 
 
 @engine_function
@@ -414,7 +406,7 @@ def _receive(nic, row, message):
     if receives_posted(row) == 0:
         return _no_receive(nic)
     reason = 0
-    payload = stage_payload(message) if fits_cqe(row, m.nbytes) else 0
+    payload = stage_payload(message, INLINE_64_BYTES) if fits_cqe(row, m.nbytes) else 0
     done = 0
     segment = message + _SEGMENTS
     end = segment + 16 * m.nsegments
@@ -456,13 +448,13 @@ def _write_imm(nic, row, message):
 def complete_receive(nic, row, kind, nbytes, imm, opcode, solicited, head):
     """Write the CQE of the next receive, which a message or immediate data has consumed: return 0 or REMOTE_ABORT.
 
-    `head` is the address of the CQE's first 32 bytes, or 0: what it carries, or who has sent a datagram.
+    `head` is the address of what the CQE carries, or 0: the payload, or who has sent a datagram.
     """
     q = qp_row_at(row)
     if kind == CqeOpcode.RESP_SEND:
         imm = 0
     index = _consume_receive(nic, row)
-    form = CqeFormat.INLINE_32 if head != 0 and q.service != ServiceType.UD else CqeFormat.NO_INLINE
+    form = format_for(q.cs_res, nbytes) if head != 0 and q.service != ServiceType.UD else CqeFormat.NO_INLINE
     reason = write_cqe(nic, q.recv_cq, kind, form, q.qpn, q.user_index, 0, index, nbytes, imm, 0, 0, solicited, head)
     if reason != 0:
         fail_qp(nic, row, index, opcode, reason, RESPONDER)

@@ -7,7 +7,8 @@ from ...jit.ops import be32, be64, fence_sys, ld32, ld64, st64
 from ...enums import Access
 from ...formats.commands import QpState, ServiceType
 from ...formats.wqe import DATA_SEG, RADDR_SEG, SEGMENT, WqeOpcode
-from ..queues.completion import complete_send, fail_send
+from ..queues.completion import fail_send
+from ..queues.sent import complete_send
 from ..state.message import message_at
 from ..dma.mkey import find
 from ..copies import copy_payload

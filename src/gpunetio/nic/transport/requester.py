@@ -13,7 +13,8 @@ from ...fabric.frames import LEAST_GRANTED, GRANTED_SHIFT, publish, refer
 from ...formats.commands import QpState, ServiceType
 from ...formats.packet import ATOMIC_ETH, BTH, IMM_DT, RETH
 from ...formats.wqe import DATA_SEG, INLINE_SEG, SEGMENT
-from ..queues.completion import complete_send, fail_send
+from ..queues.completion import fail_send
+from ..queues.sent import complete_send
 from ..queues.local import execute_local
 from ..queues.operations import (
     has_imm, header_bytes, is_atomic, is_local, packet_of, returns_data, right_of, segments_of,

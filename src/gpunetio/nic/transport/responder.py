@@ -11,13 +11,13 @@ from ...jit.compile import device_function, engine_function
 from ...jit.ops import be32, copy, ld8, ld32, st32, st64
 from ...enums import Access
 from ...formats.commands import QpState, ServiceType
-from ...formats.cqe import Syndrome
+from ...formats.cqe import INLINE_64_BYTES, Syndrome
 from ...formats.packet import (
     ACK_KIND_SHIFT, AETH, ATOMIC_ACK_ETH, ATOMIC_ETH, BTH, IMM_DT, MSN_MASK, NO_CREDITS, RETH, SOLICITED,
     SYNDROME_SHIFT, AckKind, NakCode, PacketOpcode,
 )  # fmt: skip
 from ...formats.wqe import WqeOpcode
-from ..queues.completion import RESPONDER, fail_qp
+from ..queues.completion import RESPONDER, fail_qp, stage_payload
 from ..queues.operations import (
     begins, ends, has_imm, header_bytes, is_atomic, operation_of, receive_cqe_of, returns_data, right_of,
 )  # fmt: skip
@@ -31,7 +31,7 @@ from ..observe import refuse
 from ..observe.reasons import Reason
 from .execution import (
     atomic, atomic_address, check_length, check_rights, complete_receive, fail_scatter, fits_cqe, authorize,
-    receive_scatter, receives_posted, stage_payload,
+    receive_scatter, receives_posted,
 )  # fmt: skip
 from ..dma.staging import drop, leave, response_tag, staged
 from ..state.counters import counters_at
@@ -366,7 +366,7 @@ def _take_data(nic, row, operation, bth, nbytes, pad):
         at = n.payload
     carried = 0
     if first and last and not writing and fits_cqe(row, payload):
-        carried = stage_payload(n.message)
+        carried = stage_payload(n.message, INLINE_64_BYTES)
         copy(carried, at, payload)
     elif (_place_write(nic, row, at, payload) if writing else _place_send(nic, row, at, payload)) == 0:
         return 0

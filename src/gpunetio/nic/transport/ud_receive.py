@@ -12,17 +12,18 @@ from ...jit.ops import be32, ld8, ld16, ld32, ld64, st16, st32, st64
 from ...fabric.ip_headers import put_ipv4, put_ipv6
 from ...fabric.udp_records import is_mapped
 from ...formats.commands import ServiceType
-from ...formats.cqe import CQE64, CQE_ROCE_IPV4, CQE_ROCE_IPV6, GRH_SHIFT, SL_SHIFT
+from ...formats.cqe import CQE64, CQE_ROCE_IPV4, CQE_ROCE_IPV6, GRH_SHIFT, INLINE_32_BYTES, SL_SHIFT
 from ...formats.packet import (
     BTH, DETH, GRH, ICRC_SIZE, IMM_DT, IPV4, LRH, OPERATION_MASK, PAD_SHIFT, QPN_MASK, SOLICITED, UDP,
 )  # fmt: skip
+from ..queues.completion import stage_payload
 from ..queues.operations import begins, ends, has_imm, header_bytes, is_request, operation_of, receive_cqe_of
 from ..state.counters import counters_at
 from ..state.worker import worker_at
 from ..state.objects import GID_ROW
 from ..state.qp import qp_row_at
 from ..state.wire import wire_at
-from .execution import complete_receive, fail_scatter, receive_scatter, receives_posted, stage_payload
+from .execution import complete_receive, fail_scatter, receive_scatter, receives_posted
 
 _IPV4_AT = GRH.size - IPV4.size
 
@@ -62,7 +63,7 @@ def _global_header(nic, wire, packet, link, nbytes, peer_high, peer_low):
 @device_function
 def _sender(nic, wire, packet, header, qpn):
     """Return the address of the first 32 bytes of the CQE, which say who has sent the datagram."""
-    head = stage_payload(worker_at(nic).message)
+    head = stage_payload(worker_at(nic).message, INLINE_32_BYTES)
     if wire_at(wire).infiniband:
         flags = (ld8(packet + LRH.sl_lnh) >> 4) << SL_SHIFT
         st16(head + CQE64.slid, ld16(packet + LRH.slid))

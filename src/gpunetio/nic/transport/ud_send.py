@@ -12,7 +12,7 @@ from ...formats.commands import QpState
 from ...formats.packet import BTH, DETH, IMM_DT, OWN_Q_KEY, QPN_MASK, SERVICE_SHIFT, UD_SERVICE
 from ...formats.wqe import AV_GRH, AV_SEG, AV_SGID_MASK, AV_SGID_SHIFT, EXTENDED_AV, SEGMENT
 from ..dma.streams import move_now
-from ..queues.completion import complete_send
+from ..queues.sent import complete_send
 from ..queues.local import execute_local
 from ..queues.operations import has_imm, is_local, packet_of
 from ..queues.wqes import (
