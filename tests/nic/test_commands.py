@@ -299,13 +299,30 @@ def test_qp_without_queues_needs_no_cq(device):
         ({"dbr_addr": 0xFFFC}, {}, Status.BAD_PARAM, CommandSyndrome.UMEM_RANGE, "the QP doorbell record: [0xfffc"),
         ({}, {"wq_umem_offset": 32}, Status.BAD_PARAM, CommandSyndrome.UMEM_ALIGNMENT, "not a multiple of 64"),
         ({"dbr_addr": 12}, {}, Status.BAD_PARAM, CommandSyndrome.UMEM_ALIGNMENT, "not a multiple of 8"),
-        ({"cs_res": 2}, {}, Status.BAD_PARAM, CommandSyndrome.SCATTER_TO_CQE, "cs_res 0x2: CQEs carry up to 32 bytes"),
-        ({"cs_req": 0x11}, {}, Status.BAD_PARAM, CommandSyndrome.SCATTER_TO_CQE, "cs_req 0x11"),
+        ({"cs_res": 3}, {}, Status.BAD_PARAM, CommandSyndrome.SCATTER_TO_CQE, "cs_res 0x3 is not supported: only 0x0, 0x1, 0x2"),
+        ({"cs_req": 1}, {}, Status.BAD_PARAM, CommandSyndrome.SCATTER_TO_CQE, "cs_req 0x1 is not supported: only 0x0, 0x11, 0x22"),
     ],
 )
 def test_create_qp_refused(device, qpc, fields, status, syndrome, words):
     device.refuses(lambda: device.qp(qpc, **fields), status, syndrome, "CREATE_QP failed", words)
     assert len(device.nic.qps) == 0
+
+
+@pytest.mark.parametrize("field, value, end", [
+    ("cs_res", 2, {"rq_type": 0}), ("cs_req", 0x22, {"no_sq": 0, "log_sq_size": 4}),
+])  # fmt: skip
+def test_room_for_payload_in_completions(device, field, value, end):
+    """64 bytes of it take entries of 128 bytes. Only the CQ that carries it counts."""
+    (_, narrow), (_, wide) = device.cq(), device.cq({"cqe_sz": 1}, cq_umem_offset=0x2000)
+    carrier, other = ("cqn_rcv", "cqn_snd") if field == "cs_res" else ("cqn_snd", "cqn_rcv")
+    device.refuses(
+        lambda: device.qp({field: value, carrier: narrow, other: wide, **end}), Status.BAD_PARAM,
+        CommandSyndrome.SCATTER_TO_CQE, "CREATE_QP failed",
+        f"{field} {value:#x} puts 64 bytes", f"CQ {narrow:#x} has entries of 64 bytes, and needs those of 128",
+    )  # fmt: skip
+    _, qpn = device.qp({field: value, carrier: wide, other: narrow, **end})
+    assert device.nic.qps[qpn][field] == value
+    device.qp({field: value})  # without that queue there is nothing to carry
 
 
 @pytest.mark.parametrize("queue", [{"no_sq": 0, "log_sq_size": 10}, {"rq_type": 0, "log_rq_size": 12}])

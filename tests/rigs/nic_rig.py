@@ -95,14 +95,15 @@ class Cqe(NamedTuple):
     payload: bytes = b""
 
 
-def parse_cqe(raw: bytes) -> Cqe:
+def parse_cqe(raw: bytes, before: bytes = b"") -> Cqe:
+    """Parse a CQE. `before` are the 64 bytes before it, in an entry of 128 bytes."""
     user_index, imm, byte_cnt = struct.unpack_from(">I I 4x I", raw, 32)
     opcode_qpn, counter, _, op_own = struct.unpack_from(">IHBB", raw, 56)
     opcode = op_own >> 4
     vendor, syndrome = (raw[54], raw[55]) if opcode in (REQ_ERR, RESP_ERR) else (0, 0)
     qpn, wqe_opcode = opcode_qpn & 0xFFFFFF, opcode_qpn >> 24
-    assert op_own >> 2 & 3 < 2, "a format that a CQE of 64 bytes cannot have"
-    payload = raw[:byte_cnt] if op_own >> 2 & 3 else b""
+    assert op_own >> 2 & 3 < (3 if before else 2), "a format that an entry of this size cannot have"
+    payload = (b"", raw[:byte_cnt], before[:byte_cnt])[op_own >> 2 & 3]
     return Cqe(opcode, op_own & 1, counter, qpn, wqe_opcode, user_index, byte_cnt, imm, syndrome, vendor, payload)
 
 
@@ -111,16 +112,17 @@ class Completions:
 
     def __init__(self, cq: CQ):
         self.cq, self.ci = cq, 0
-        self.ring = view(cq.ring_address, cq.entries * 64).reshape(-1, 64)
+        self.ring = view(cq.ring_address, cq.entries * cq.cqe_size).reshape(-1, cq.cqe_size)
         self.record = view(cq.dbr_address, 4, ">u4")
 
     def poll(self) -> Cqe | None:
         """The next CQE, if it is there; the consumer record follows."""
         slot, lap = self.ci & (self.cq.entries - 1), self.ci // self.cq.entries & 1
-        op_own = int(self.ring[slot, 63])
+        op_own = int(self.ring[slot, -1])
         if op_own >> 4 == 15 or op_own & 1 != lap:
             return None
-        cqe = parse_cqe(self.ring[slot].tobytes())
+        entry = self.ring[slot].tobytes()
+        cqe = parse_cqe(entry[-64:], entry[:-64])
         self.ci += 1
         self.record[0] = self.ci & 0xFFFFFF
         return cqe

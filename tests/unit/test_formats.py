@@ -613,6 +613,7 @@ def test_list_of_an_rqt():
 def test_scatter_to_cqe():
     """From mlx5's qp.h and mlx5dv.h: MLX5_RES_SCAT_DATA32_CQE, MLX5_INLINE_SCATTER_32 and what belongs to them."""
     assert numbered(commands.ScatterToCqe) == {"NONE": 0, "DATA_32": 0x1, "DATA_64": 0x2}
+    assert numbered(commands.ResponsesToCqe) == {"NONE": 0, "DATA_32": 0x11, "DATA_64": 0x22}
     assert numbered(cqe.CqeFormat) == {"NO_INLINE": 0, "INLINE_32": 1, "INLINE_64": 2, "COMPRESSED": 3}
     assert cqe.CqeFormat.INLINE_32 << cqe.FORMAT_SHIFT == 0x4
     assert cqe.CqeFormat.COMPRESSED << cqe.FORMAT_SHIFT == cqe.FORMAT_MASK

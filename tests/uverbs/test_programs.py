@@ -255,12 +255,8 @@ def kill_program_of(run: subprocess.Popen[str]) -> None:
 
 # --- UCX
 
-# UCX posts and polls by its own code for mlx5 (rc_x, ud_x) or by libibverbs (ud_v). With responses in CQEs of 128
-# bytes, which it asks for, it would be refused.
-UCX = {
-    "UCX_NET_DEVICES": "soft0:1", "UCX_RC_MLX5_TX_INLINE_RESP": "0", "UCX_RC_MLX5_RX_INLINE": "0",
-    "UCX_WARN_UNUSED_ENV_VARS": "n", "UCX_LOG_LEVEL": "warn",
-}  # fmt: skip
+# UCX posts and polls by its own code for mlx5 (rc_x, ud_x) or by libibverbs (ud_v). It asks for payload in CQEs.
+UCX = {"UCX_NET_DEVICES": "soft0:1", "UCX_WARN_UNUSED_ENV_VARS": "n", "UCX_LOG_LEVEL": "warn"}
 
 
 @pytest.mark.slow

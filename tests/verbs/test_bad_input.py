@@ -192,9 +192,14 @@ CREATE: dict[str, Row] = {
     }),
     **{
         row: value
-        for name in ("sq_sig_all", "core_direct_master", "emulate_no_dbr_ext", "cqe_inline", "memcpy")
+        for name in (
+            "sq_sig_all", "core_direct_master", "emulate_no_dbr_ext", "cqe_inline", "cqe_inline_responses", "memcpy",
+        )
         for row, value in numbers(name, qp_with(name), {2: f"{name} = 2: it must be 0 to 1"}).items()
     },
+    "responses for CQ.poll": (
+        lambda w: w.pd.create_qp(cqe_inline_responses=True),
+        InvalidValueError, "cqe_inline_responses without external_datapath"),
     "both doorbell modes": (
         lambda w: w.pd.create_qp(send_dbr_mode=QpSendDbrMode.NO_DBR_EXT, emulate_no_dbr_ext=True),
         InvalidValueError, "choose one of the two"),

@@ -127,6 +127,9 @@ def create_qp(file: OpenFile, call: Call) -> None:
     if not int(request["flags"]) & abi.QP_UAR_PAGE_INDEX:
         raise Refused(errno.EOPNOTSUPP, "this libmlx5 does not name the doorbell page of a queue pair")
     qp_type = _TYPES[QpKind(kind)]
+    # Payload in completions, as mlx5_ib decides.
+    scatters = bool(int(request["flags"]) & abi.QP_SCATTER_CQE) and not qp_type.datagrams
+    all_complete = bool(int(request["flags"]) & abi.QP_ALLOW_SCATTER_CQE or flags & _SIG_ALL)
     sends, receives, shift = (int(request[name]) for name in ("sq_wqe_count", "rq_wqe_count", "rq_wqe_shift"))
     stride = 1 << shift if receives else 0
     nbytes = receives * stride + sends * WQEBB
@@ -141,7 +144,8 @@ def create_qp(file: OpenFile, call: Call) -> None:
             external_umem=_umem(file, int(request["buf_addr"]), nbytes, undo),
             external_dbr_umem=_umem(file, int(request["db_addr"]), _RECORD, undo),
             external_uar=file.uar(int(request["bfreg_index"])),
-            external_datapath=True, cqe_inline=bool(int(request["flags"]) & abi.QP_SCATTER_CQE),
+            external_datapath=True, cqe_inline=scatters,
+            cqe_inline_responses=scatters and all_complete and qp_type == QpType.RC,
         )  # fmt: skip
         undo.callback(qp.close)
         subscriber = file.pump.subscriber(call.number(abi.CreateQp.USER_HANDLE))

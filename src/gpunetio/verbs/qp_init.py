@@ -21,7 +21,10 @@ _MAX_SQ_BYTES = 0x7FFF_FFFF
 _MIN_RQ_BYTES = 64
 _USER_INDEX_BITS = 24
 _SIZES = ("sq_wr", "rq_wr", "send_max_sges", "receive_max_sges", "max_inline_data", "user_index")
-_SWITCHES = ("sq_sig_all", "external_datapath", "core_direct_master", "emulate_no_dbr_ext", "cqe_inline", "memcpy")
+_SWITCHES = (
+    "sq_sig_all", "external_datapath", "core_direct_master", "emulate_no_dbr_ext", "cqe_inline",
+    "cqe_inline_responses", "memcpy",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +49,10 @@ class QpInitAttr:
     `send_dbr_mode`           NO_DBR_EXT: the device needs no doorbell record for sends
     `emulate_no_dbr_ext`      a CPU thread keeps the record, not the kernels
     `cqe_inline`              SENDs of up to 32 bytes arrive in their completions (`…_set_cqe_inline`): a kernel reads
-                              them there, and `CQ.poll` copies them to the receive's buffers
+                              them there, and `CQ.poll` copies them to the receive's buffers. With `external_datapath`
+                              and entries of 128 bytes: those of up to 64 bytes
+    `cqe_inline_responses`    what READs and atomics return, up to 32 bytes or, with entries of 128 bytes, 64, arrives
+                              in their completions; whoever polls copies it, so this needs `external_datapath`
     `memcpy`                  the queue may hold MEMCPY requests, which copy local memory
                               (`MLX5DV_QP_EX_WITH_MEMCPY`); of RC, on a device that has them
     `dpa`                     kernels of this DPA post and poll (`…_set_dpa`); ring, record and page are allocated in
@@ -76,6 +82,7 @@ class QpInitAttr:
     send_dbr_mode: QpSendDbrMode = QpSendDbrMode.DBR_VALID
     emulate_no_dbr_ext: bool = False
     cqe_inline: bool = False
+    cqe_inline_responses: bool = False
     memcpy: bool = False
     dpa: AnyDpa | None = None
     send_dpa_completion: AnyDpaCompletion | None = None
@@ -124,8 +131,13 @@ class QpInitAttr:
                 raise NotSupportedError(
                     "send_dbr_mode NO_DBR_EXT: the device needs doorbell records; use DBR_VALID or emulate_no_dbr_ext"
                 )
-        if self.cqe_inline and not device.is_cqe_inline_supported:
-            raise NotSupportedError("cqe_inline: the device puts no payload into completions; leave it out")
+        for name in ("cqe_inline", "cqe_inline_responses"):
+            if getattr(self, name) and not device.is_cqe_inline_supported:
+                raise NotSupportedError(f"{name}: the device puts no payload into completions; leave it out")
+        if self.cqe_inline_responses and not self.external_datapath:
+            raise InvalidValueError(
+                "cqe_inline_responses without external_datapath: CQ.poll does not copy what READs and atomics return"
+            )
         if self.memcpy and self.qp_type != QpType.RC:
             raise InvalidValueError(f"memcpy on a {QpType(self.qp_type).name} queue pair: only RC has it")
         if self.memcpy and not device.max_wr_memcpy_length:

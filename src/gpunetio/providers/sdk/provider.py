@@ -247,6 +247,8 @@ class SdkProvider:
             raise not_in_sdk_mode("a queue pair for datagrams", "as it has only RC and UC")
         if cmd.CREATE_QP_IN.get(mailbox, "qpc_ext"):
             raise not_in_sdk_mode("a queue pair that copies memory", "as its queue pairs have no such attribute")
+        if q["cs_req"]:
+            raise not_in_sdk_mode("responses in completions", "as its queue pairs have no such attribute")
         umem_id, offset = (cmd.CREATE_QP_IN.get(mailbox, name) for name in ("wq_umem_id", "wq_umem_offset"))
         ring, record = self._umems[umem_id], self._umems[q["dbr_umem_id"]]
         wanted: Fields = {

@@ -17,11 +17,13 @@ from ...formats.commands import (
     RTS2RTS_QP_IN,
     Opcode,
     OptParam32,
+    ResponsesToCqe,
     RqType,
     ScatterToCqe,
     ServiceType,
 )
 from ...formats.contexts import QPC_EXT
+from ...formats.cqe import WIDE_CQE_SIZE
 from ...formats.doorbell import QP_DBREC
 from ...formats.layout import Fields
 from ...formats.wqe import OPAQUE_BYTES, SEGMENT
@@ -36,6 +38,7 @@ from .queues import RingPosting
 from .ring import Ring, place_ring
 
 if TYPE_CHECKING:
+    from ..cq import CQ
     from ..mr import MR
     from ..pd import PD
 
@@ -123,7 +126,7 @@ class DevxQP(QP):
             "uar_page": self.uar.page_id,
             "send_dbr_mode": attr.send_dbr_mode,
             "cd_master": attr.core_direct_master,
-            "cs_res": ScatterToCqe.DATA_32 if attr.cqe_inline else ScatterToCqe.NONE,
+            **_payload_in_completions(attr),
             "dbr_umem_valid": 1,
             "dbr_umem_id": ring.dbr_umem_id,
             "dbr_addr": ring.dbr_offset,
@@ -212,3 +215,22 @@ class DevxQP(QP):
             super()._restart()
         if self._dpa:
             self._dpa.restart(self)
+
+
+def _payload_in_completions(attr: QpInitAttr) -> Fields:
+    """Return what a QPC says of it. Entries of 64 bytes have room for 32, and those of 128 bytes for 64.
+
+    `CQ.poll` finds 32 bytes only.
+    """
+    fields: Fields = {}
+    if attr.cqe_inline:
+        wide = attr.external_datapath and _has_wide_entries(attr.receive_cq)
+        fields["cs_res"] = ScatterToCqe.DATA_64 if wide else ScatterToCqe.DATA_32
+    if attr.cqe_inline_responses:
+        wide = _has_wide_entries(attr.send_cq)
+        fields["cs_req"] = ResponsesToCqe.DATA_64 if wide else ResponsesToCqe.DATA_32
+    return fields
+
+
+def _has_wide_entries(cq: CQ | None) -> bool:
+    return cq is not None and cq.cqe_size == WIDE_CQE_SIZE

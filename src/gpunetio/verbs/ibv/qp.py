@@ -49,7 +49,7 @@ class PlainQP(QP):
             ("external_uar", attr.external_uar), ("core_direct_master", attr.core_direct_master),
             ("send_dbr_mode NO_DBR_EXT", attr.send_dbr_mode == QpSendDbrMode.NO_DBR_EXT),
             ("emulate_no_dbr_ext", attr.emulate_no_dbr_ext), ("cqe_inline", attr.cqe_inline),
-            ("memcpy", attr.memcpy),
+            ("cqe_inline_responses", attr.cqe_inline_responses), ("memcpy", attr.memcpy),
         ):  # fmt: skip
             if asked:
                 raise needs_devx(self.ctx, what)
