@@ -4,6 +4,7 @@ Received SENDs in entries of 64 bytes are in tests/verbs/test_cqe_inline.py.
 """
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -45,7 +46,10 @@ FORMAT_32, FORMAT_64 = 0x04, 0x08  # bits 3:2 of op_own
 _SIZE = 4096
 
 
-def opened(names: tuple[str, ...], cqe_size: int, near: dict[str, Any], far: dict[str, Any], **port: Any) -> Ends:
+@contextmanager
+def opened(
+    names: tuple[str, ...], cqe_size: int, near: dict[str, Any], far: dict[str, Any], **port: Any
+) -> Iterator[Ends]:
     """Two queue pairs whose CQs have entries of this size; a has the attributes `near`, and b `far`."""
     pds = [verbs.open(name, **port).create_pd() for name in names]
     a, b = (
@@ -55,7 +59,10 @@ def opened(names: tuple[str, ...], cqe_size: int, near: dict[str, Any], far: dic
     )  # fmt: skip
     ends = Ends(a, b, Buffer(pds[0], _SIZE), Buffer(pds[-1], _SIZE, fill=1))
     connect(a, b)
-    return ends
+    try:
+        yield ends
+    finally:
+        ends.close()
 
 
 @pytest.fixture(params=[("soft0",), ("soft0", "soft1")], ids=["loopback", "wire"])
@@ -71,9 +78,8 @@ def cqe_size(request: pytest.FixtureRequest) -> int:
 @pytest.fixture
 def ends(names: tuple[str, ...], cqe_size: int) -> Iterator[Ends]:
     """Queue pairs with `cqe_inline_responses` at `a`; `there` holds a pattern, and `here` is empty."""
-    ends = opened(names, cqe_size, {"cqe_inline_responses": True}, {})
-    yield ends
-    ends.close()
+    with opened(names, cqe_size, {"cqe_inline_responses": True}, {}) as ends:
+        yield ends
 
 
 def carried(cqe_size: int, payload: bytes) -> bytes:
@@ -179,10 +185,9 @@ def test_it_outlives_a_reset(ends):
 
 
 def test_other_queue_pairs_have_none(names, cqe_size):
-    ends = opened(names, cqe_size, {}, {})
-    ends.a.post(READ, ends.there.remote(), ends.here.at(0, 8))
-    assert ends.a.done.next().payload == b""
-    ends.close()
+    with opened(names, cqe_size, {}, {}) as ends:
+        ends.a.post(READ, ends.there.remote(), ends.here.at(0, 8))
+        assert ends.a.done.next().payload == b""
 
 
 # --- what atomics return ---------------------------------------------------------------------------------------------
@@ -204,14 +209,14 @@ def test_atomics(ends):
 @pytest.mark.parametrize("nbytes", [4, 8])
 def test_masked_atomics(cqe_size, nbytes):
     """Their operands take more segments; a word of 4 bytes is big-endian."""
-    ends = opened(("soft0",), cqe_size, {"cqe_inline_responses": True}, {})
-    ends.again(allow_remote_atomic=QpAtomicType.UP_TO_8BYTES)
-    ends.there.set_word(0, 0x1122_3344)
-    ends.a.post(MASKED_FA, ends.there.remote(), masked_fa(1, 0, nbytes), ends.here.at(0, nbytes), opmod=OPMOD[nbytes])
-    cqe = ends.a.done.next()
-    assert cqe.payload == 0x1122_3344.to_bytes(nbytes, "big" if nbytes == 4 else "little")
-    assert cqe.payload == ends.here.bytes[:nbytes].tobytes()
-    ends.close()
+    with opened(("soft0",), cqe_size, {"cqe_inline_responses": True}, {}) as ends:
+        ends.again(atomic_type=QpAtomicType.UP_TO_8BYTES)
+        ends.there.set_word(0, 0x1122_3344)
+        operands, result = masked_fa(1, 0, nbytes), ends.here.at(0, nbytes)
+        ends.a.post(MASKED_FA, ends.there.remote(), operands, result, opmod=OPMOD[nbytes])
+        cqe = ends.a.done.next()
+        assert cqe.payload == 0x1122_3344.to_bytes(nbytes, "big" if nbytes == 4 else "little")
+        assert cqe.payload == ends.here.bytes[:nbytes].tobytes()
 
 
 # --- received SENDs in entries of 128 bytes --------------------------------------------------------------------------
@@ -220,22 +225,21 @@ def test_masked_atomics(cqe_size, nbytes):
 @pytest.mark.parametrize("nbytes", [0, *SIZES])
 def test_sends(names, nbytes):
     """Up to 64 bytes are before the CQE, and the receive's buffer is left alone."""
-    ends = opened(names, 128, {}, {"cqe_inline": True})
-    ends.b.receive(ends.there.at(256, 100))
-    before = ends.there.bytes.copy()
-    ends.a.post(SEND_IMM if nbytes & 1 else SEND, inline(BYTES[:nbytes]), imm=5)
-    cqe = ends.b.arrived.next()
-    assert (cqe.opcode, cqe.byte_cnt) == (RESP_SEND_IMM if nbytes & 1 else RESP_SEND, nbytes)
-    assert cqe.payload == carried(128, BYTES[:nbytes])
-    raw = ends.b.arrived.ring[0].tobytes()
-    if cqe.payload:
-        assert raw[-1] & 0x0C == FORMAT_64
-        assert raw[:96] == BYTES[:nbytes].ljust(96, b"\0")
-        assert np.array_equal(ends.there.bytes, before)
-    else:
-        assert raw[-1] & 0x0C == 0
-        assert ends.there.bytes[256 : 256 + nbytes].tobytes() == BYTES[:nbytes]
-    ends.close()
+    with opened(names, 128, {}, {"cqe_inline": True}) as ends:
+        ends.b.receive(ends.there.at(256, 100))
+        before = ends.there.bytes.copy()
+        ends.a.post(SEND_IMM if nbytes & 1 else SEND, inline(BYTES[:nbytes]), imm=5)
+        cqe = ends.b.arrived.next()
+        assert (cqe.opcode, cqe.byte_cnt) == (RESP_SEND_IMM if nbytes & 1 else RESP_SEND, nbytes)
+        assert cqe.payload == carried(128, BYTES[:nbytes])
+        raw = ends.b.arrived.ring[0].tobytes()
+        if cqe.payload:
+            assert raw[-1] & 0x0C == FORMAT_64
+            assert raw[:96] == BYTES[:nbytes].ljust(96, b"\0")
+            assert np.array_equal(ends.there.bytes, before)
+        else:
+            assert raw[-1] & 0x0C == 0
+            assert ends.there.bytes[256 : 256 + nbytes].tobytes() == BYTES[:nbytes]
 
 
 # --- on a GPU --------------------------------------------------------------------------------------------------------
@@ -243,11 +247,10 @@ def test_sends(names, nbytes):
 
 def test_turns_of_a_gpu():
     """There WQEs are executed by warps, several at a time; those whose CQEs carry payload are not."""
-    ends = opened(("soft0",), 64, {"cqe_inline_responses": True}, {}, port=PortConfig(engine="twin"))
-    for n in range(8):
-        ends.a.put(READ, ends.there.remote(16 * n), ends.here.at(16 * n, 16))
-    ends.a.ring()
-    assert [cqe.payload for cqe in ends.a.done.take(8)] == [
-        ends.there.bytes[16 * n : 16 * n + 16].tobytes() for n in range(8)
-    ]
-    ends.close()
+    with opened(("soft0",), 64, {"cqe_inline_responses": True}, {}, port=PortConfig(engine="twin")) as ends:
+        for n in range(8):
+            ends.a.put(READ, ends.there.remote(16 * n), ends.here.at(16 * n, 16))
+        ends.a.ring()
+        assert [cqe.payload for cqe in ends.a.done.take(8)] == [
+            ends.there.bytes[16 * n : 16 * n + 16].tobytes() for n in range(8)
+        ]
