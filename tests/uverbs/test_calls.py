@@ -12,9 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpunetio.errors import DocaError
+from gpunetio.formats.layout import Entry
+from gpunetio.memory import HostMemory
 from gpunetio.nic.control.port import PortConfig
 from gpunetio.uverbs import abi
-from gpunetio.uverbs.abi import Object
+from gpunetio.uverbs.abi import Object, QpKind
 from gpunetio.uverbs.call import Refused
 from gpunetio.uverbs.calls import Calls, _guarded
 from gpunetio.uverbs.files import OpenFile
@@ -75,6 +77,60 @@ def test_a_domain_is_allocated_and_freed(program):
     assert program.file.get(Object.PD, handle).pdn > 0
     assert program.control(Object.PD, abi.DESTROY_ONLY, (abi.DESTROYED, 0, handle)) == 0
     assert program.control(Object.PD, abi.DESTROY_ONLY, (abi.DESTROYED, 0, handle)) == -errno.EINVAL
+
+
+def make(program: Program, obj: Object, given: Entry, values: dict[str, int], *attributes: tuple[int, int, int]) -> int:
+    """Create an object, with what libmlx5 passes about it: its handle."""
+    structure = ctypes.create_string_buffer(given.pack(**values), given.size)
+    room = ctypes.create_string_buffer(64)
+    driver = (abi.UHW_IN, given.size, ctypes.addressof(structure)), (abi.UHW_OUT, 4, ctypes.addressof(room))
+    assert program.control(obj, abi.CREATE, (0, 0, 0), *attributes, *driver) == 0
+    return int.from_bytes(program.header.raw[32:40], "little")
+
+
+@pytest.mark.parametrize("kind, flags, all_signalled, send, receive, cs_req, cs_res", [
+    (QpKind.RC, abi.QP_SCATTER_CQE, False, 64, 128, 0, 2),
+    (QpKind.RC, abi.QP_SCATTER_CQE, True, 64, 128, 0x11, 2),
+    (QpKind.RC, abi.QP_SCATTER_CQE | abi.QP_ALLOW_SCATTER_CQE, False, 128, 64, 0x22, 1),
+    (QpKind.RC, abi.QP_ALLOW_SCATTER_CQE, True, 128, 128, 0, 0),
+    (QpKind.UC, abi.QP_SCATTER_CQE | abi.QP_ALLOW_SCATTER_CQE, True, 128, 64, 0, 1),
+    (QpKind.UD, abi.QP_SCATTER_CQE | abi.QP_ALLOW_SCATTER_CQE, True, 128, 128, 0, 0),
+])  # fmt: skip
+def test_payload_in_completions(program, kind, flags, all_signalled, send, receive, cs_req, cs_res):
+    """As mlx5_ib asks for it. Responses need all sends to have completions, or a program that says that it knows."""
+    memory, room = HostMemory(4 * ROOM), ctypes.create_string_buffer(64)
+    out = ctypes.addressof(room)
+    alloc_pd(program)
+    pd = program.read()
+    cqs = [
+        make(
+            program, Object.CQ, abi.MLX5_CREATE_CQ,
+            {"buf_addr": memory.address + ROOM * i, "db_addr": memory.address + 3 * ROOM + 64 * i, "cqe_size": size,
+             "flags": abi.CQ_UAR_PAGE_INDEX, "uar_page_index": program.page},
+            (abi.CreateCq.CQE, 4, 15), (abi.CreateCq.USER_HANDLE, 8, 7), (abi.CreateCq.COMP_VECTOR, 4, 0),
+            (abi.CreateCq.RESP_CQE, 4, out),
+        )
+        for i, size in enumerate((send, receive))
+    ]  # fmt: skip
+    cap = ctypes.create_string_buffer(abi.QP_CAP.pack(max_send_wr=4, max_recv_wr=4), abi.QP_CAP.size)
+    qp = make(
+        program, Object.QP, abi.MLX5_CREATE_QP,
+        {"buf_addr": memory.address + 2 * ROOM, "db_addr": memory.address + 3 * ROOM + 128, "sq_wqe_count": 16,
+         "rq_wqe_count": 4, "rq_wqe_shift": 4, "flags": flags | abi.QP_UAR_PAGE_INDEX, "bfreg_index": program.page},
+        (abi.CreateQp.PD_HANDLE, 0, pd), (abi.CreateQp.SEND_CQ_HANDLE, 0, cqs[0]),
+        (abi.CreateQp.RECV_CQ_HANDLE, 0, cqs[1]), (abi.CreateQp.USER_HANDLE, 8, 9),
+        (abi.CreateQp.CAP, abi.QP_CAP.size, ctypes.addressof(cap)), (abi.CreateQp.TYPE, 8, kind),
+        (abi.CreateQp.FLAGS, 4, all_signalled << 12), (abi.CreateQp.RESP_CAP, abi.QP_CAP.size, out),
+        (abi.CreateQp.RESP_QP_NUM, 4, out),
+    )  # fmt: skip
+    row = program.file.provider.nic.qps[program.file.get(Object.QP, qp).qpn]
+    assert (row["cs_req"], row["cs_res"]) == (cs_req, cs_res)
+    for obj, method, handle in (
+        (Object.QP, abi.DESTROY, qp), *((Object.CQ, abi.DESTROY, cq) for cq in cqs), (Object.PD, abi.DESTROY_ONLY, pd),
+    ):  # fmt: skip
+        answer = ((abi.DESTROY_RESP, 8 if obj == Object.CQ else 4, out),) if method == abi.DESTROY else ()
+        assert program.control(obj, method, (abi.DESTROYED, 0, handle), *answer) == 0
+    memory.close()
 
 
 def test_an_object_of_another_kind(program):
