@@ -74,6 +74,7 @@ def nothing_of_devx(rig: Rig) -> None:
         ("send_dbr_mode NO_DBR_EXT", lambda: pd.create_qp(send_dbr_mode=QpSendDbrMode.NO_DBR_EXT)),
         ("emulate_no_dbr_ext", lambda: pd.create_qp(emulate_no_dbr_ext=True)),
         ("cqe_inline", lambda: pd.create_qp(cqe_inline=True)),
+        ("cqe_inline_responses", lambda: pd.create_qp(cqe_inline_responses=True)),
         ("memcpy", lambda: pd.create_qp(memcpy=True)),
         ("user_index = 7", lambda: pd.create_qp(user_index=7)),
         ("srq_type CONTIGUOUS", lambda: pd.create_srq(4, srq_type=SrqType.CONTIGUOUS, external_datapath=True)),

@@ -674,6 +674,16 @@ def test_what_the_sdk_does_not_do_for_us_is_refused_with_the_way_out(ctx):
         assert cq.users == ()
 
 
+def test_responses_in_completions_are_refused_with_the_way_out(folder, monkeypatch):
+    monkeypatch.setenv(libraries.VARIABLE, str(folder))
+    card = Card()
+    card.cqe_inline = True
+    with verbs.Context(through_sdk(card)) as ctx, ctx.create_pd() as pd, ctx.create_cq(16) as cq:
+        with pytest.raises(NotSupportedError, match=f"^responses in completions: .*{HOW_OUT}"):
+            pd.create_qp(sq_wr=1, send_cq=cq, external_datapath=True, cqe_inline_responses=True)
+        assert cq.users == ()
+
+
 def test_a_release_without_an_optional_function(tmp_path, monkeypatch):
     folder = build(tmp_path, COMMON, VERBS, GPUNETIO, doca_verbs_cq_attr_set_cq_collapsed="gone")
     monkeypatch.setenv(libraries.VARIABLE, str(folder))

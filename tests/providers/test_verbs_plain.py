@@ -104,6 +104,7 @@ REFUSED: dict[str, Callable[[verbs.Context, PD], object]] = {
     "QP: send_dbr_mode NO_DBR_EXT": lambda ctx, pd: pd.create_qp(send_dbr_mode=QpSendDbrMode.NO_DBR_EXT),
     "QP: emulate_no_dbr_ext": lambda ctx, pd: pd.create_qp(emulate_no_dbr_ext=True),
     "QP: cqe_inline": lambda ctx, pd: pd.create_qp(cqe_inline=True),
+    "QP: cqe_inline_responses": lambda ctx, pd: pd.create_qp(cqe_inline_responses=True),
     "QP: memcpy": lambda ctx, pd: pd.create_qp(memcpy=True),
     "QP: user_index = 3": lambda ctx, pd: pd.create_qp(user_index=3),
     "SRQ: srq_type CONTIGUOUS": lambda ctx, pd: pd.create_srq(4, srq_type=SrqType.CONTIGUOUS, external_datapath=True),

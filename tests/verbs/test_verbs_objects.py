@@ -285,6 +285,22 @@ def test_payload_in_completions(fake, pd, cq):
     assert qp.init_attr.cqe_inline
 
 
+@pytest.mark.parametrize("size, responses, received", [(64, 0x11, 1), (128, 0x22, 2)])
+def test_payload_that_others_poll(fake, pd, size, responses, received):
+    """The values of MLX5_REQ_SCAT_DATA32_CQE and its relatives, by the size of entries."""
+    with pytest.raises(NotSupportedError, match="cqe_inline_responses: the device puts no payload into completions"):
+        pd.create_qp(cqe_inline_responses=True, external_datapath=True)
+    fake.cqe_inline = True
+    ctx = Context(fake)
+    cq = ctx.create_cq(4, cqe_size=size)
+    queues = {"sq_wr": 1, "send_cq": cq, "rq_wr": 1, "receive_cq": cq, "cqe_inline": True}
+    ctx.create_pd().create_qp(**queues, cqe_inline_responses=True, external_datapath=True)
+    ctx.create_pd().create_qp(**queues)
+    external, own = (mailbox[QPC_AT:] for mailbox in fake.sent(CREATE_QP))
+    assert (external[0xC6], external[0xC7]) == (responses, received)
+    assert (own[0xC6], own[0xC7]) == (0, 1)  # `CQ.poll` reads 32 bytes
+
+
 def test_queue_pairs_that_copy_memory(fake, pd, cq):
     with pytest.raises(NotSupportedError, match="memcpy: the device's queue pairs do not copy memory"):
         pd.create_qp(sq_wr=1, send_cq=cq, memcpy=True)
