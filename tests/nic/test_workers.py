@@ -398,7 +398,7 @@ def test_a_busy_worker_hears_the_arm_registers_of_the_first():
         pair.a.done.take(63)
 
 
-@pytest.mark.parametrize("how", ["uar", "uar blueflame", "register", "record"])
+@pytest.mark.parametrize("how", ["uar", "other half", "uar blueflame", "register", "record"])
 def test_doorbells_of_all_workers(how):
     """The first worker looks at the registers of UAR pages, and hands on what is for others."""
     with opened(3) as (_, nic, pd):

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from gpunetio import verbs
+from gpunetio.formats.doorbell import UAR_REG_HALF
 from gpunetio.nic.control.port import PortConfig
 from gpunetio.nic.observe.reasons import Reason
 from gpunetio.verbs import CQ, MR, PD, QP
@@ -24,7 +25,7 @@ REQ, RESP_WRITE_IMM, RESP_SEND, RESP_SEND_IMM, REQ_ERR, RESP_ERR = 0, 1, 2, 3, 1
 ON_ERROR, ON_FIRST_ERROR, ALWAYS, WITH_EVENT = range(4)
 LOCAL_LENGTH, LOCAL_QP_OP, LOCAL_PROT, FLUSHED = 0x01, 0x02, 0x04, 0x05
 REMOTE_INVALID, REMOTE_ACCESS, REMOTE_OP, RETRY_EXCEEDED, RNR_EXCEEDED = 0x12, 0x13, 0x14, 0x15, 0x16
-RINGS = ("record", "register", "both", "uar", "blueflame", "uar blueflame")
+RINGS = ("record", "register", "both", "uar", "other half", "blueflame", "uar blueflame")
 
 
 def view(address: int, nbytes: int, dtype: Any = np.uint8) -> np.ndarray:
@@ -200,6 +201,8 @@ class Queue:
             self.register[0] = value
         if how == "uar":
             self.uar[0] = value
+        if how == "other half":
+            view(self.qp.uar.reg_addr + UAR_REG_HALF, 8, ">u8")[0] = value
         if how in ("both", "record"):
             self.record[1] = value >> 40
         if how == "both":  # as the device library does: the second ring covers a record that came late

@@ -9,6 +9,7 @@ UAR_PAGE = 4096
 UAR_CQ_OFFSET = 0x20  # the register that arms a CQ
 UAR_NO_DBR_OFFSET = 0x600  # the register for queues without a doorbell record
 UAR_REG_OFFSET = 0x800  # the ordinary doorbell and BlueFlame register
+UAR_REG_HALF = 0x100  # from one half of that register to the other; drivers may ring them in turn
 REGISTER_BYTES = 64  # a doorbell writes 8 of them, BlueFlame all
 
 QP_DBREC = Entry("qp_dbrec", 8, """

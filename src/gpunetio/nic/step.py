@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..jit.compile import device_function, engine_function
 from ..jit.ops import be64, clock_ns, copy, exchange_gpu64, ld64, ld_acquire64, ld_relaxed64, st64, st_release64
 from ..formats.commands import QpState
-from ..formats.doorbell import PI_MASK, UAR_CQ_OFFSET, UAR_NO_DBR_OFFSET, UAR_REG_OFFSET
+from ..formats.doorbell import PI_MASK, UAR_CQ_OFFSET, UAR_NO_DBR_OFFSET, UAR_REG_HALF, UAR_REG_OFFSET
 from ..formats.packet import PSN_BITS
 from . import work_queues
 from .queues.completion import resize_cq
@@ -223,6 +223,7 @@ def serve_registers(nic):
     for i in range(ld_relaxed64(nic + WORKER.uar_count)):
         page = ld_relaxed64(n.uars + 8 * i)
         done += _serve_register(nic, page + UAR_REG_OFFSET) + _serve_register(nic, page + UAR_NO_DBR_OFFSET)
+        done += _serve_register(nic, page + UAR_REG_OFFSET + UAR_REG_HALF)
         done += serve_arm_register(nic, page)
     return done
 
@@ -235,7 +236,7 @@ def is_register_rung(nic):
     for i in range(ld_relaxed64(nic + WORKER.uar_count)):
         page = ld_relaxed64(n.uars + 8 * i)
         rung |= ld_relaxed64(page + UAR_REG_OFFSET) | ld_relaxed64(page + UAR_NO_DBR_OFFSET)
-        rung |= ld_relaxed64(page + UAR_CQ_OFFSET)
+        rung |= ld_relaxed64(page + UAR_REG_OFFSET + UAR_REG_HALF) | ld_relaxed64(page + UAR_CQ_OFFSET)
     return rung
 
 
