@@ -259,9 +259,13 @@ class Guest:
         One on Ethernet looks at all packets, and one with queue pairs wakes a thousand times a second: too much on two
         cores, beside an emulated CPU that polls.
         """
-        for name in [name for name in self._remotes if name.startswith("ours") and name != "ours"]:
-            self._remotes.pop(name).close()
+        self.without_ours("ours")
         return self.ours()
+
+    def without_ours(self, *kept: str) -> None:
+        """End the processes of our side, but for some: another program may need their addresses."""
+        for name in [name for name in self._remotes if name.startswith("ours") and name not in kept]:
+            self._remotes.pop(name).close()
 
     def ours_on_ethernet(self) -> Remote:
         """A process of our side that speaks Ethernet with the guest, with addresses that the kernel does not have."""

@@ -42,6 +42,7 @@ def ends(program: list[str]) -> tuple[list[str], list[str]]:
 
 
 def start(guest: Guest, command: list[str]) -> subprocess.Popen[str]:
+    guest.without_ours()  # which have the address, if other tests ran before
     run = sys.executable, "-m", "gpunetio", "run", "--nics", "1", "--address", guest.HOST, "--"
     return subprocess.Popen(
         ["ip", "netns", "exec", guest.namespace, *run, *command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
