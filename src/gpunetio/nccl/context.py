@@ -111,30 +111,18 @@ class Contexts:
                 self._mains, self._companions = self._create_queues(undo)
             told = ranks.gather(
                 "createContext", version=version.number, signals=sizes.signals, counters=sizes.counters,
-                contexts=sizes.contexts, signals_key=self._signals.rkey, counters_key=self._counters.rkey,
+                contexts=sizes.contexts, process=os.getpid(), gid=ranks.device.ctx.query_gid().hex(),
+                signals_key=self._signals.rkey, counters_key=self._counters.rkey,
                 qps=[endpoint_values(queue.qp.endpoint()) for queue in self._mains],
             )  # fmt: skip
             if ranks.device.ctx.provider.software:
-                self._check_nics()
+                _check_nics(told)
             self._connect(told)
             ranks.barrier()  # a peer that is not connected yet drops packets
             self.device_address = self._describe(told, undo)
             if ranks.device.gpu.backend.has_memory:  # NCCL launches kernels, and a GPU cannot wake a NIC that sleeps
                 undo.enter_context(foreign_kernels())
             self._undo = undo.pop_all()
-
-    def _check_nics(self) -> None:
-        """Raise InvalidValueError if two processes have opened the same software NIC, so that they have one address."""
-        gid = self._ranks.device.ctx.query_gid().hex()
-        first: dict[str, tuple[int, int]] = {}
-        for rank, told in enumerate(self._ranks.gather("createContext", gid=gid, process=os.getpid())):
-            process = told.integer("process", 1, 1 << 32)
-            other, its_process = first.setdefault(told.text("gid"), (rank, process))
-            if process != its_process:
-                raise InvalidValueError(
-                    f"ranks {other} and {rank} have opened the same NIC in two processes: set {DEVICE} to {ON_GPU}, or "
-                    "leave it empty, and each process opens a NIC of its own"
-                )
 
     def _create_queues(self, undo: ExitStack) -> tuple[list[ExportedQp], list[ExportedQp]]:
         """Return the queues, and their companions if there are counters: index context · ranks + rank."""
@@ -231,6 +219,19 @@ class Contexts:
     def close(self) -> None:
         """Close queues, signals and counters on this rank. Idempotent."""
         self._undo.close()
+
+
+def _check_nics(told: list[Message]) -> None:
+    """Raise InvalidValueError if two processes have opened the same software NIC, so that they have one address."""
+    first: dict[str, tuple[int, int]] = {}
+    for rank, message in enumerate(told):
+        process = message.integer("process", 1, 1 << 32)
+        other, its_process = first.setdefault(message.text("gid"), (rank, process))
+        if process != its_process:
+            raise InvalidValueError(
+                f"ranks {other} and {rank} have opened the same NIC in two processes: set {DEVICE} to {ON_GPU}, or "
+                "leave it empty, and each process opens a NIC of its own"
+            )
 
 
 def _in_layout(image: np.ndarray, version: Version) -> bytes:

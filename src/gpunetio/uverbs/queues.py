@@ -190,7 +190,7 @@ _MASKS = {
 STATES = {
     0: QpState.RST, 1: QpState.INIT, 2: QpState.RTR, 3: QpState.RTS, 4: QpState.SQD, 6: QpState.ERR,
 }  # fmt: skip
-STATE_CODE = {state: code for code, state in STATES.items()}
+_STATE_CODE = {state: code for code, state in STATES.items()}
 _OF_STATE = QpMask.STATE, QpMask.CUR_STATE
 _RIGHTS = QpAttrMask.ALLOW_REMOTE_WRITE | QpAttrMask.ALLOW_REMOTE_READ | QpAttrMask.ATOMIC_MODE
 _KNOWN = sum(_MASKS) | QpMask.PATH_MTU | QpMask.ACCESS_FLAGS | QpMask.AV
@@ -257,7 +257,7 @@ def query_qp(file: OpenFile, call: Call) -> None:
         | Access.REMOTE_ATOMIC * (attr.allow_remote_atomic != QpAtomicType.NONE)
     )  # fmt: skip
     values |= {
-        "qp_state": STATE_CODE[attr.current_state], "cur_qp_state": STATE_CODE[attr.current_state],
+        "qp_state": _STATE_CODE[attr.current_state], "cur_qp_state": _STATE_CODE[attr.current_state],
         "qp_access_flags": rights, "path_mig_state": _MIGRATED,
         "sq_draining": int(attr.sq_draining), "sq_sig_all": int(qp.init_attr.sq_sig_all),
     }  # fmt: skip
