@@ -57,7 +57,7 @@ def left(ctx: Context) -> tuple[Counter[str], tuple[object, ...]]:
 
 
 def nothing_more(first: tuple[Counter[str], object], last: tuple[Counter[str], object]) -> None:
-    """The last look finds what the first one found. What tests before left to the garbage collector may go meanwhile."""
+    """The last look finds nothing that the first one did not. What earlier tests left behind may go meanwhile."""
     assert last[0] - first[0] == Counter()
     assert last[1] == first[1]
 

@@ -27,10 +27,14 @@ def killed(what: str, handler: str) -> tuple[int, str, str]:
 @pytest.mark.parametrize(
     ("what", "handler", "number"),
     [("munmap", "none", signal.SIGSEGV), pytest.param("truncate", "none", signal.SIGBUS, marks=pytest.mark.slow),
-     pytest.param("munmap", "before", signal.SIGSEGV, marks=pytest.mark.slow), ("truncate", "after", signal.SIGBUS)],
+     pytest.param("munmap", "before", signal.SIGSEGV, marks=pytest.mark.slow), ("truncate", "after", signal.SIGBUS),
+     ("helped", "none", signal.SIGSEGV)],
 )  # fmt: skip
 def test_the_region_is_named(what, handler, number):
-    """And faulthandler has its say, whether it was enabled before the NIC was opened or after."""
+    """And faulthandler has its say, whether it was enabled before the NIC was opened or after.
+
+    `helped`: a thread of the program makes the turn.
+    """
     how, out, said = killed(what, handler)
     assert how == number
     key, address = out.split()

@@ -12,6 +12,7 @@ import time
 import numpy as np
 
 import gpunetio as gn
+from gpunetio.nic import helping, nic
 from gpunetio.verbs import SendWr, Sge
 
 NBYTES = 3 * mmap.PAGESIZE
@@ -29,7 +30,9 @@ def lose_by(what: str, name: str = "soft0") -> None:
         qp = pd.create_qp(send_cq=cq, receive_cq=cq, sq_wr=16, rq_wr=16)
         qp.connect(qp)
         print(f"{mine.lkey:#010x} {mine.address:#018x}", flush=True)
-        if what == "munmap":
+        if what == "helped":
+            hold_back_the_engine(ctx)
+        if what in ("munmap", "helped"):
             ctypes.CDLL(None).munmap(ctypes.c_void_p(mine.address), ctypes.c_size_t(NBYTES))
         else:
             os.ftruncate(file.fileno(), 0)
@@ -37,8 +40,19 @@ def lose_by(what: str, name: str = "soft0") -> None:
             opcode=gn.WrOpcode.RDMA_WRITE, sges=[Sge(mine.address, NBYTES, mine.lkey)],
             remote_addr=theirs.address, rkey=theirs.rkey,
         ))  # fmt: skip
+        if what == "helped":
+            ctypes.CFUNCTYPE(None, ctypes.c_int64)(helping.address())(ctx.provider.nic.to_help())
         time.sleep(30)
         print("it lives", flush=True)
+
+
+def hold_back_the_engine(ctx: gn.Context) -> None:
+    """Have the engine's thread leave its turns to threads of the program."""
+    helping.address()  # now: what it maps later might lie where the memory has gone
+    nic.few_cores = lambda: True
+    ctx.provider.nic.expect_polling()
+    ctx.provider.nic.record["helped_at"] = 1 << 62
+    time.sleep(0.1)
 
 
 def main(what: str, handler: str) -> None:

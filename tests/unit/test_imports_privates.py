@@ -14,10 +14,10 @@ from repository import ROOT
 SOURCE = ROOT / "src" / "gpunetio"
 NAMED_TUPLE = {"_asdict", "_fields", "_make", "_replace"}  # not private
 FOREIGN = {
-    ("jit/compile.py", "compiled._cache"),            # Numba's dispatcher
+    ("jit/c_function.py", "compiled._cache"),         # Numba's dispatcher
+    ("jit/compile.py", "compiled._cache"),
     ("jit/progress.py", "root._cache"),
     ("jit/units.py", "function._compiler"),
-    ("nic/dma/lost_memory.py", "compiled._cache"),
     ("providers/mlx5/libraries.py", "self._library._handle"),  # ctypes.CDLL
     ("providers/sdk/libraries.py", "library._name"),
 }  # fmt: skip

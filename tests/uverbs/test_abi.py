@@ -7,11 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from gpunetio.embed.building import HEADER
 from gpunetio.formats.cm import PortSpace
 from gpunetio.formats.layout import Entry
 from gpunetio.uverbs import abi, call, sockaddr, ucma_abi
-from stand_in.building import compiler
+from repository import ROOT
+from stand_in.building import compiler, why_no_headers
 
+PRELOAD = ROOT / "src" / "gpunetio" / "uverbs" / "preload.c"
 HEADERS = (
     "linux/types.h", "rdma/ib_user_verbs.h", "rdma/ib_user_ioctl_verbs.h", "rdma/ib_user_ioctl_cmds.h",
     "rdma/rdma_user_ioctl_cmds.h", "rdma/mlx5-abi.h", "rdma/mlx5_user_ioctl_cmds.h", "rdma/mlx5_user_ioctl_verbs.h",
@@ -133,6 +136,35 @@ def test_numbers(header_says):
             assert int(member) == header_says[f"{prefix}{member.name}"], f"{prefix}{member.name}"
     for name, value in {**CONSTANTS, **MEMBERS}.items():
         assert int(value) == header_says[name], name
+
+
+def test_libibverbs(tmp_path):
+    """The members of libibverbs' structures that preload.c declares for itself."""
+    if why := why_no_headers():
+        pytest.skip(why)
+    places = {}
+    for text, members in {
+        "#include <infiniband/verbs.h>": [
+            "struct ibv_context, ops.poll_cq", "struct ibv_context, ops.post_send", "struct ibv_context, cmd_fd",
+            "struct ibv_cq, context", "struct ibv_qp, context", "struct ibv_qp_ex, qp_base.context",
+            "struct ibv_qp_ex, wr_complete",
+        ],
+        f'#include "{PRELOAD}"': [
+            "struct context, poll_cq", "struct context, post_send", "struct context, cmd_fd", "struct cq, context",
+            "struct qp, context", "struct qp_ex, qp.context", "struct qp_ex, wr_complete",
+        ],
+    }.items():  # fmt: skip
+        prints = "".join(f'printf("%zu ", offsetof({member}));' for member in members)
+        (tmp_path / "places.c").write_text(
+            f"{text}\n#include <stddef.h>\n#include <stdio.h>\nint main(void) {{ {prints} }}\n"
+        )
+        command = [compiler() or "cc", "-w", "-std=gnu11", f"-I{HEADER.parent}", "places.c", "-o", "places"]
+        subprocess.run(command, cwd=tmp_path, check=True, timeout=60)
+        out = subprocess.run([tmp_path / "places"], check=True, capture_output=True, text=True, timeout=60).stdout
+        places[text] = out.split()
+    theirs, ours = places.values()
+    assert len(ours) == 7
+    assert ours == theirs
 
 
 def test_names_are_the_headers():

@@ -102,6 +102,7 @@ def test_a_write(port):
 PERFTEST = [
     "ib_write_lat -n 100", "ib_write_bw -n 200 -q 8", "ib_write_bw -n 50 -a --use_old_post_send",
     "ib_write_bw -n 200 -b -c UC", "ib_read_lat -n 100", "ib_read_bw -n 100 -e", "ib_send_lat -n 100 -I 64",
+    "ib_send_lat -n 100 -e", "ib_read_lat -n 100 -e",
     "ib_send_lat -n 100 -c UD -s 1024", "ib_send_bw -n 200 -e", "ib_send_bw -n 200 -q 4 --use-srq",
     "ib_send_bw -n 200 -c UD", "ib_atomic_bw -n 200 -A CMP_AND_SWAP",
 ]  # fmt: skip

@@ -38,13 +38,17 @@ def _warm() -> None:
     from ..bench.pingpong import PingPong, PingPongOptions
     from ..dpa import Dpa
     from ..gpu import Gpu
+    from ..nic import helping
     from ..nic.engine import compile_engine, compile_extensions
     from ..samples import verbs_dpa
+    from ..uverbs.pump_loop import compile_pump
     from ..verbs import open as open_device
 
     with _kernels_compiled_elsewhere():  # the NIC here, beside them
         compile_engine()
         compile_extensions()
+        compile_pump()
+        helping.address()
     for benchmark in BENCHMARKS.values():
         with Loopback(Options(benchmark=benchmark, sizes=(64,), gpu="host", iterations=8)) as run:
             measure(run, 0, 64)

@@ -13,203 +13,30 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numba import types
 
-from ..jit.compile import device_function, engine_function
-from ..jit.ops import (
-    clock_ns, exchange64, fence_sys, futex_wait, ld16, ld32, ld64, ld_acquire64, ld_relaxed64, pause, st64,
-    st_relaxed64, st_release64, yield_thread,
-)  # fmt: skip
+from ..jit.compile import engine_function
+from ..jit.ops import exchange64, futex_wait, ld_acquire64, ld_relaxed64, pause, st_release64
 from ..errors import BadStateError, DriverError, FullError, TimedOutError
 from ..fabric.notifier import Notifier
-from ..fabric.frames import PIPE, pipe_end_at
-from ..fabric.injector import faults_at
-from ..fabric.udp_records import MSG_DONTWAIT, MSG_NOSIGNAL
 from ..memory import HostMemory
 from ..service import STOP_TIMEOUT, ServiceThread
 from . import extensions
 from .dma import lost_memory
 from .hardware import Engine, Opened
+from .loop import run
 from .place import Place
-from .slices import scan, turn, wake_poster
 from .step import READ_ROW, TOO_FULL, WRITE_ROW, WRONG_STATE
-from .transport.wire_kinds import has_pipe_in, is_to_wake, pump_in, pump_out
-from .dma.streams import at_work
-from .queues.wakeups import wake_threads
-from .state.cq import CHANNEL, channel_at
 from .state.ethernet import SQ_ROW
 from .state.worker import WORKER, worker_at
 from .state.tables import Row, Table
-from .state.wire import WIRE, wire_at
-from .state.work_queue import entry, work_queue_at
-from .work_queues import waits
-
-_poll = types.ExternalFunction("poll", types.int32(types.int64, types.uint64, types.int32))
-_send = types.ExternalFunction("send", types.int64(types.int32, types.int64, types.uint64, types.int32))
-_recv = types.ExternalFunction("recv", types.int64(types.int32, types.int64, types.uint64, types.int32))
-_write = types.ExternalFunction("write", types.int64(types.int32, types.int64, types.uint64))
 
 FEW_CORES = 4
 CORES_PER_WORKER, MOST_BY_DEFAULT = 4, 4
-SCAN_EVERY = 256  # idle turns between scans of all doorbell records
 MAX_POLLED = 80  # descriptors: one per wire, the UDP sockets, and the engine's notifier
 POLLFD = np.dtype([("fd", "<i4"), ("events", "<i2"), ("revents", "<i2")])
-NOTIFICATIONS = 16  # taken from a notifier at a time: net.unix.max_dgram_qlen is 10 by default
 _PR_SET_TIMERSLACK = 29
 _LOOKS = 50  # of a thread that waits for a command, before it sleeps
 _LONGEST_SLEEP_NS = 10_000_000
 _FUTEX_BITS = (1 << 32) - 1  # of the word, which has 64
-
-
-@engine_function
-def _work_left(nic):
-    """Return whether a posted WQE waits for a retry or an acknowledgement, or other work waits for room."""
-    n = worker_at(nic)
-    if n.pending_count != 0 or (n.stream_count != 0 and at_work(nic)):
-        return True
-    for i in range(n.wire_count):
-        w = wire_at(ld64(n.wires + 8 * i))
-        if w.faults != 0 and faults_at(w.faults).held != 0:
-            return True
-    for i in range(n.active_count):
-        w = work_queue_at(entry(nic, i))
-        if w.awake != 0 and waits(w.kind, w.row):
-            return True
-    return False
-
-
-@engine_function
-def _set_asleep(nic, asleep):
-    """Tell the NICs of this host, and posters of this process, whether they have to wake this engine.
-
-    No later load moves before these stores: on x86 because the last one is an exchange, on Arm because of the fence.
-    """
-    n = worker_at(nic)
-    for i in range(n.wire_count):
-        wire = ld64(n.wires + 8 * i)
-        if has_pipe_in(wire):
-            st_relaxed64(pipe_end_at(wire + WIRE.rx).pipe + PIPE.asleep, asleep)
-    exchange64(nic + WORKER.asleep, asleep)
-    fence_sys()
-
-
-@device_function
-def _has_queues(nic):
-    """Return whether a doorbell may ring that this worker serves. Commands, which change that, wake it."""
-    n = worker_at(nic)
-    return n.active_count + n.cq_count + n.uars != 0
-
-
-@engine_function
-def _sleep(nic):
-    """Sleep until a kick or a datagram, for `sleep_ms` at most: a doorbell rung by a kernel cannot wake a thread."""
-    n = worker_at(nic)
-    if _poll(n.pollfds, n.pollfd_count, n.sleep_ms if _has_queues(nic) else -1) > 0:
-        for i in range(n.event_count):
-            if ld16(n.pollfds + 8 * i + 6) != 0:
-                _take_notifications(nic, ld32(n.pollfds + 8 * i))
-
-
-@device_function
-def _may_ring(nic):
-    """Return whether a kernel that runs may ring a doorbell of this worker."""
-    return ld_relaxed64(nic + WORKER.busy) > 0 and _has_queues(nic)
-
-
-@engine_function
-def _take_notifications(nic, fd):
-    """Take notifications (fabric/notifier.py). If there are more than NOTIFICATIONS, the rest wake the engine again."""
-    for _ in range(NOTIFICATIONS):
-        if _recv(fd, nic + WORKER.word, 1, MSG_DONTWAIT) < 0:
-            break
-
-
-@engine_function
-def _wake_peers(nic):
-    """Wake the peers' engines that sleep while frames wait for them."""
-    n = worker_at(nic)
-    for i in range(n.wire_count):
-        wire = ld64(n.wires + 8 * i)
-        if is_to_wake(wire):
-            w = wire_at(wire)
-            w.woken = pipe_end_at(wire + WIRE.tx).position
-            _send(w.wake_fd, nic + WORKER.word, 1, MSG_DONTWAIT | MSG_NOSIGNAL)  # a full queue wakes the peer, too
-
-
-@engine_function
-def _ring_service(nic):
-    """Wake the service thread, for which error records wait."""
-    n = worker_at(nic)
-    n.error_event = 0
-    st64(nic + WORKER.word, 1)
-    _write(n.service_fd, nic + WORKER.word, 8)
-
-
-@engine_function
-def _ring_channels(nic):
-    """Add the events of this turn to the eventfds of their channels."""
-    n = worker_at(nic)
-    for i in range(n.ringing_count):
-        channel = ld64(n.ringing + 8 * i)
-        st64(nic + WORKER.word, exchange64(channel + CHANNEL.unheard, 0))
-        _write(channel_at(channel).fd, nic + WORKER.word, 8)
-    n.ringing_count = 0
-
-
-@engine_function
-def run(nic):
-    """Be a worker of the NIC until `stop` is set.
-
-    Before a worker sleeps, it announces that and takes one more turn, for doorbells and frames from before anyone
-    could see the announcement.
-    """
-    n = worker_at(nic)
-    idle = 0
-    idle_since = 0
-    while ld_relaxed64(nic + WORKER.stop) == 0:
-        done = pump_in(nic) + turn(nic)
-        if ld_relaxed64(nic + WORKER.awaited) != 0:
-            wake_poster(nic)
-        if n.error_event != 0:
-            _ring_service(nic)
-        if n.ringing_count != 0:
-            _ring_channels(nic)
-        if n.waking != 0:
-            wake_threads(nic)
-        if n.wire_count != 0:
-            pump_out(nic)
-            _wake_peers(nic)
-        if done > 0:
-            idle = 0
-            idle_since = 0
-            if n.asleep:
-                _set_asleep(nic, 0)
-            continue
-        if ld_relaxed64(nic + WORKER.hold) != 0:
-            yield_thread()
-            continue
-        if n.asleep:
-            scan(nic)
-            if _may_ring(nic) or _work_left(nic):
-                _set_asleep(nic, 0)
-            else:
-                _sleep(nic)
-            continue
-        idle += 1
-        if idle & (SCAN_EVERY - 1) == 0:
-            scan(nic)
-        if idle % n.yield_every != 0:
-            pause()
-            continue
-        if n.nap_ns != 0:
-            futex_wait(nic + WORKER.asleep, 0, n.nap_ns)
-        else:
-            yield_thread()
-        if _may_ring(nic):
-            continue
-        now = clock_ns()
-        if idle_since == 0:
-            idle_since = now
-        elif now - idle_since > n.spin_ns and not _work_left(nic):
-            _set_asleep(nic, 1)
 
 
 @engine_function
@@ -405,7 +232,7 @@ class ThreadEngine(Engine):
 
     def _run(self, address: int) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
-        with lost_memory.named(self._name, *self._memory):
+        with lost_memory.named(self._name, address + WORKER.helper, *self._memory):
             run(address)
 
     def reaches(self, address: int, nbytes: int) -> bool:

@@ -563,6 +563,15 @@ class SoftNic:
         """
         self.records["spin_ns"] = _PATIENT_SPIN_NS
         self.records["nap_ns"] = _NAP_NS if few_cores() else 0
+        self.engine.settle()  # from its next turn on, others may make turns
+
+    def to_help(self) -> int:
+        """Return the address of the worker for which threads that poll may make turns (loop.py); 0 if there is none.
+
+        There is none where cores are many, where several workers share the queues, and where a GPU makes the turns.
+        """
+        polled = self.records["nap_ns"][0] and len(self.records) == 1 and not self.records["slices"][0]
+        return self.engine.workers[0] if polled and not self.records["twin"][0] else 0
 
     # --- life cycle ------------------------------------------------------------------------------------------------
 

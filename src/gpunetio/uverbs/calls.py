@@ -8,6 +8,7 @@ import errno
 import logging
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from .. import log
@@ -23,6 +24,7 @@ from ..errors import (
     NotSupportedError,
     TimedOutError,
 )  # fmt: skip
+from ..nic import helping
 from ..nic.control.port import PortConfig
 from ..providers import soft
 from ..verbs import Context
@@ -49,8 +51,9 @@ ANSWERING = device, devx, events, memory, queues, ucma_addresses, ucma_connectio
 class Calls:
     """The open files of this process, by number."""
 
-    def __init__(self, ports: list[tuple[str, PortConfig]]):
+    def __init__(self, ports: list[tuple[str, PortConfig]], end_help: Callable[[int], bool]):
         self._ports = ports  # of uverbs0, uverbs1, …
+        self._end_help = end_help
         self._files: dict[int, OpenFile] = {}
         self._cm_files: dict[int, CmFile] = {}
         self._next = 1
@@ -78,7 +81,7 @@ class Calls:
         number = int(name.removeprefix(b"uverbs"))
         if number >= len(self._ports):
             return -errno.ENODEV
-        file = OpenFile(*self._ports[number])
+        file = OpenFile(*self._ports[number], partial(self._end_help, descriptor))
         with self._lock:
             self._next += 1
             self._files[self._next] = file
@@ -102,6 +105,9 @@ class Calls:
 
     def map(self, file: int, offset: int, nbytes: int) -> int:
         return device.map_page(self._files[file], offset, nbytes)
+
+    def worker(self, file: int) -> int:
+        return self._files[file].worker if file in self._files else 0
 
     def close(self, file: int) -> int:
         if self._exiting:
@@ -133,20 +139,21 @@ def _guarded(function: Callable[..., int]) -> Callable[..., int]:
 _long, _address = ctypes.c_long, ctypes.c_void_p
 _TYPES = {
     "open": (ctypes.c_char_p, _long), "control": (_long, _address), "map": (_long, ctypes.c_uint64, ctypes.c_uint64),
-    "write": (_long, ctypes.c_uint64, ctypes.c_uint64), "close": (_long,),
+    "write": (_long, ctypes.c_uint64, ctypes.c_uint64), "close": (_long,), "worker": (_long,),
 }  # fmt: skip
 _kept: list[object] = []
 
 
-def install(table: int, started: int) -> None:
-    """Fill the table of functions in preload.c, and say that it is filled."""
+def install(table: int, started: int, end_help: int) -> None:
+    """Fill the table of functions in preload.c, where `end_help` is a function, and say that it is filled."""
     log.configure()
-    calls = Calls(ports_of_this_program())
+    calls = Calls(ports_of_this_program(), ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_int)(end_help))
     functions = [
         ctypes.CFUNCTYPE(_long, *types)(_guarded(getattr(calls, name))) for name, types in _TYPES.items()
     ]
     _kept.extend(functions)
-    places = (ctypes.c_void_p * len(functions)).from_address(table)
+    places = (ctypes.c_void_p * (len(functions) + 1)).from_address(table)
     for i, function in enumerate(functions):
         places[i] = ctypes.cast(function, ctypes.c_void_p).value
+    places[len(functions)] = helping.address()
     ctypes.c_int.from_address(started).value = 1

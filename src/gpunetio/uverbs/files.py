@@ -5,13 +5,14 @@ from __future__ import annotations
 import atexit
 import errno
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from ..errors import TimedOutError
 from ..nic.control.port import PortConfig
 from ..providers import soft
 from ..verbs import QP, UAR, Context, Handle
@@ -31,17 +32,23 @@ class Held:
 
 
 class OpenFile:
-    """One open of a device file. Closing it closes all objects."""
+    """One open of a device file. Closing it closes all objects.
 
-    def __init__(self, device: str, port: PortConfig):
+    `worker` is what threads that poll may help, until `end_help` was called.
+    """
+
+    def __init__(self, device: str, port: PortConfig, end_help: Callable[[], bool]):
         self.provider = soft.open_beside_others(device, port)
         with ExitStack() as undo:
             undo.callback(self.provider.close)
             self.ctx = Context(self.provider)  # type: ignore[arg-type]
             self.provider.nic.expect_polling()
+            self.worker = self.provider.nic.to_help()
             self.pump = Pump(f"gpunetio {self.ctx.name}")
             undo.pop_all()
         atexit.register(self.pump.stop)  # later than the NIC's end, so before it
+        self._end_help = end_help
+        atexit.register(self._be_alone)
         self.lock = threading.Lock()
         self.uars: dict[int, UAR] = {}  # by page id
         self.channels: dict[int, int] = {}  # completion channels, by descriptor
@@ -114,8 +121,15 @@ class OpenFile:
         counts = (completions, others) if held.kind == Object.CQ else (others,)
         return b"".join(count.to_bytes(4, "little") for count in counts)
 
+    def _be_alone(self) -> None:
+        """Let no thread help any more."""
+        if not self._end_help():
+            raise TimedOutError(f"a thread of the program has been making a turn of {self.ctx.name} for 10 s")
+
     def close(self) -> None:
         """Close all objects, and the device."""
+        self._be_alone()
+        atexit.unregister(self._be_alone)
         atexit.unregister(self.pump.stop)
         with ExitStack() as steps:
             steps.callback(self.ctx.close)

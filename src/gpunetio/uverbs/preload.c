@@ -30,6 +30,8 @@ static struct calls {
     long (*map)(long file, uint64_t offset, uint64_t nbytes);  // address of the pages
     long (*write)(long file, uint64_t bytes, uint64_t nbytes); // bytes written
     long (*close)(long file);
+    long (*worker)(long file);                                 // what threads that poll help; 0: nothing
+    void (*help_out)(long worker);                             // a turn of the engine (nic/loop.py)
 } calls;
 
 static int files[MAX_FDS];  // by descriptor; 0: not ours
@@ -93,6 +95,8 @@ static const char *told(const char *variable)
     return text ? text : "";
 }
 
+static bool end_help(int fd);
+
 static void start(void)
 {
     pthread_atfork(NULL, NULL, forget);
@@ -100,9 +104,10 @@ static void start(void)
         .library = told("GPUNETIO_LIBPYTHON"), .home = told("GPUNETIO_PYTHONHOME"),
         .version = told("GPUNETIO_PYTHONVERSION"), .path = told("GPUNETIO_PATH"), .fail = fail,
     };
-    char statement[128];
-    snprintf(statement, sizeof statement, "from gpunetio.uverbs.calls import install; install(%llu, %llu)",
-             (unsigned long long)(uintptr_t)&calls, (unsigned long long)(uintptr_t)&started);
+    char statement[160];
+    snprintf(statement, sizeof statement, "from gpunetio.uverbs.calls import install; install(%llu, %llu, %llu)",
+             (unsigned long long)(uintptr_t)&calls, (unsigned long long)(uintptr_t)&started,
+             (unsigned long long)(uintptr_t)end_help);
     python_run(&how, statement);
 }
 
@@ -112,6 +117,30 @@ static bool ready(void)
     pthread_once(&once, start);
     if (forked) fail("a process that was forked after its parent had opened a device cannot open one: ", "use exec");
     return started;
+}
+
+// --- help for the engine ----------------------------------------------------------------------------------------------
+
+// By descriptor of a device: the worker whose turns threads may make, and how many threads do that now.
+static struct { long worker, helpers; } helped[MAX_FDS];
+
+static void begin_help(int fd, long worker) { __atomic_store_n(&helped[fd].worker, worker, __ATOMIC_SEQ_CST); }
+
+static void help_out(int fd)
+{
+    if (!started) return;  // in a child, which has no engine
+    __atomic_add_fetch(&helped[fd].helpers, 1, __ATOMIC_SEQ_CST);
+    long worker = __atomic_load_n(&helped[fd].worker, __ATOMIC_SEQ_CST);
+    if (worker) calls.help_out(worker);
+    __atomic_sub_fetch(&helped[fd].helpers, 1, __ATOMIC_RELEASE);
+}
+
+// Let no thread help any more. Python calls this before the NIC closes. False if a turn takes too long.
+static bool end_help(int fd)
+{
+    __atomic_store_n(&helped[fd].worker, 0, __ATOMIC_SEQ_CST);
+    for (int i = 0; i < 10000 && __atomic_load_n(&helped[fd].helpers, __ATOMIC_SEQ_CST); i++) usleep(1000);
+    return !__atomic_load_n(&helped[fd].helpers, __ATOMIC_SEQ_CST);
 }
 
 // --- the device files -------------------------------------------------------------------------------------------------
@@ -127,6 +156,7 @@ static int opened(const char *path, int fd)
         return -1;
     }
     __atomic_store_n(&files[fd], (int)file, __ATOMIC_RELEASE);
+    begin_help(fd, calls.worker(file));
     return fd;
 }
 
@@ -301,4 +331,98 @@ int socket(int domain, int type, int protocol)
         return -1;
     }
     return REAL(socket)(domain, type, protocol);
+}
+
+// --- the data path ----------------------------------------------------------------------------------------------------
+//
+// libmlx5 posts and polls. A thread that polls in vain, or has just posted, then makes a turn of the engine: where cores
+// are few, the engine's own thread gets none while programs poll.
+
+// <infiniband/verbs.h>, which need not be there: the members that are used here, at the places that they have in the ABI.
+struct cq { struct context *context; };
+struct qp { struct context *context; };
+
+struct context {
+    void *device, *before_poll_cq[11];
+    int (*poll_cq)(struct cq *cq, int most, void *found);
+    void *before_post_send[13];
+    int (*post_send)(struct qp *qp, void *request, void **bad);
+    void *after_post_send[6];
+    int cmd_fd;
+};
+
+struct qp_ex {
+    struct {
+        struct context *context;
+        void *members[5];
+        uint32_t numbers[4];
+        pthread_mutex_t mutex;
+        pthread_cond_t cond;
+        uint32_t events_completed;
+    } qp;
+    uint64_t comp_mask, wr_id;
+    unsigned flags;
+    void (*before_wr_complete[18])(void);
+    int (*wr_complete)(struct qp_ex *qp);
+};
+
+// libmlx5's own functions: the same for all contexts and queue pairs that use ours.
+static int (*mlx5_poll_cq)(struct cq *, int, void *);
+static int (*mlx5_post_send)(struct qp *, void *, void **);
+static int (*mlx5_wr_complete)(struct qp_ex *);
+
+static int poll_cq(struct cq *cq, int most, void *found)
+{
+    int count = mlx5_poll_cq(cq, most, found);
+    if (count) return count;
+    help_out(cq->context->cmd_fd);
+    return mlx5_poll_cq(cq, most, found);
+}
+
+static int post_send(struct qp *qp, void *request, void **bad)
+{
+    int result = mlx5_post_send(qp, request, bad);
+    help_out(qp->context->cmd_fd);
+    return result;
+}
+
+static int wr_complete(struct qp_ex *qp)
+{
+    int result = mlx5_wr_complete(qp);
+    help_out(qp->qp.context->cmd_fd);
+    return result;
+}
+
+// Put a function of ours in front of libmlx5's.
+#define IN_FRONT(place, mlx5, ours) \
+    do { \
+        if (!mlx5) mlx5 = (place); \
+        if ((place) == mlx5) (place) = ours; \
+    } while (0)
+
+static bool is_helped(int fd) { return file_of(fd) && __atomic_load_n(&helped[fd].worker, __ATOMIC_RELAXED); }
+
+// A function of libibverbs, which the program may have loaded for itself alone (RTLD_LOCAL).
+static void *of_libibverbs(const char *name)
+{
+    void *library = dlopen("libibverbs.so.1", RTLD_LAZY | RTLD_NOLOAD), *found = library ? dlsym(library, name) : NULL;
+    if (!found) fail("libibverbs.so.1 has no function ", name);
+    return found;
+}
+
+struct context *ibv_open_device(void *device)
+{
+    struct context *(*open)(void *) = of_libibverbs("ibv_open_device"), *context = open ? open(device) : NULL;
+    if (context && is_helped(context->cmd_fd)) {
+        IN_FRONT(context->poll_cq, mlx5_poll_cq, poll_cq);
+        IN_FRONT(context->post_send, mlx5_post_send, post_send);
+    }
+    return context;
+}
+
+struct qp_ex *ibv_qp_to_qp_ex(void *qp)
+{
+    struct qp_ex *(*convert)(void *) = of_libibverbs("ibv_qp_to_qp_ex"), *found = convert ? convert(qp) : NULL;
+    if (found && is_helped(found->qp.context->cmd_fd)) IN_FRONT(found->wr_complete, mlx5_wr_complete, wr_complete);
+    return found;
 }

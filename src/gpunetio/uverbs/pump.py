@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterable
 
 import numpy as np
-from numba import types
 
 from ..errors import NoMemoryError, TimedOutError
 from ..formats.events import EventType
@@ -19,7 +18,7 @@ from ..nic.engine import POLLFD
 from ..nic.queues.channels import EventChannel
 from ..service import ServiceThread
 from ..verbs.events import ASYNC_TYPES
-from .pump_loop import MOST_PIPES, PIPE, PUMP, SUBSCRIBER, serve
+from .pump_loop import MOST_PIPES, PIPE, PUMP, SUBSCRIBER, compile_pump, serve
 
 _TYPES = 256  # of events
 _MOST_SUBSCRIBERS = 1 << 16
@@ -55,7 +54,7 @@ class Pump:
         self._channels: list[EventChannel] = []  # of the pipes
         self._unread: list[int] = []  # other descriptors of the ends from which the program reads
         self._cookies: list[HostMemory] = []
-        serve.compile((types.int64,))
+        compile_pump()
         self._thread = ServiceThread(f"{name} events", lambda: serve(self._memory.address))
         self._thread.start()
 

@@ -138,3 +138,8 @@ def serve(pump):
                 if event != 0:
                     _pass_on(pump, pipe, event)
                     release(pipe_at(pipe).ring)
+
+
+def compile_pump() -> None:
+    """Compile `serve`, or load it from the cache."""
+    serve.compile((types.int64,))

@@ -21,11 +21,9 @@ from typing import Any
 import numpy as np
 from llvmlite import binding, ir
 from numba import types
-from numba.core.ccallback import CFunc
-from numba.core.sigutils import normalize_signature
 from numba.extending import intrinsic
 
-from ...jit.cache import cache_of
+from ...jit.c_function import c_function
 from ...jit.compile import engine_function
 from ...jit.ops import call_c, ld8, ld32, ld64, st8, st64
 from ...jit.struct_view import struct_view
@@ -45,7 +43,8 @@ _UMEM_TEXT = (
 _ADDRESS, _KEY = "#" * 16, "#" * 8  # replaced by hexadecimal digits
 _TEXT_BYTES = 320
 
-# An engine: its thread, its tables, and the messages for a region and a UMEM. `told`: a message was printed.
+# An engine: its thread, the address of the word with that of a helper (loop.py), its tables, and the messages for a
+# region and a UMEM. `told`: a message was printed.
 ENGINE = Entry("known_engine", 64 + 2 * _TEXT_BYTES, """
     thread           0  i64
     told             8  i64
@@ -54,6 +53,7 @@ ENGINE = Entry("known_engine", 64 + 2 * _TEXT_BYTES, """
     umems           32  i64
     umem_mask       40  i64
     raised          48  i64
+    helper          56  i64
 """)
 _MR_TEXT_AT, _UMEM_TEXT_AT = 64, 64 + _TEXT_BYTES
 
@@ -141,11 +141,12 @@ def _tell(engine, address):
 
 @engine_function
 def _own_engine():
-    """Return the engine whose thread this is, or 0."""
+    """Return the engine whose turn this thread makes, or 0."""
     thread = _pthread_self()
     for i in range(MOST):
         engine = _state_address() + _ENGINES_AT + i * ENGINE.size
-        if ld64(engine + ENGINE.thread) == thread:
+        first = ld64(engine + ENGINE.thread)
+        if first != 0 and (first == thread or ld64(ld64(engine + ENGINE.helper)) == thread):
             return engine
     return 0
 
@@ -196,11 +197,7 @@ def _c_handle(number, info, context):
 @functools.cache
 def handler() -> Any:
     """Return the handler, compiled with C's calling convention. It lives as long as the process: others may call it."""
-    compiled: Any = CFunc(_c_handle, normalize_signature(types.void(types.int32, types.int64, types.int64)), {}, {})
-    if cache := cache_of(_c_handle, _handle.stamp):
-        compiled._cache = cache
-    compiled.compile()
-    return compiled
+    return c_function(_c_handle, (types.int32, types.int64, types.int64), _handle)
 
 
 def _exchange_action(number: int, action: int, before: int) -> None:
@@ -235,14 +232,17 @@ def _uninstall() -> None:
 
 
 @contextlib.contextmanager
-def named(name: str, mkeys: Table, umems: Table) -> Iterator[None]:
-    """Name what this engine's thread faults on, if it lies in these tables. Engines beyond MOST name nothing."""
+def named(name: str, helper: int, mkeys: Table, umems: Table) -> Iterator[None]:
+    """Name what this engine's thread faults on, if it lies in these tables; and a helper, whose word is at `helper`.
+
+    Engines beyond MOST name nothing.
+    """
     with _lock:
         free = np.flatnonzero(_engines["thread"] == 0)
         if len(free):
             if len(free) == MOST:
                 _install()
-            _enter(int(free[0]), name, mkeys, umems)
+            _enter(int(free[0]), name, helper, mkeys, umems)
     try:
         yield
     finally:
@@ -253,13 +253,14 @@ def named(name: str, mkeys: Table, umems: Table) -> Iterator[None]:
                     _uninstall()
 
 
-def _enter(place: int, name: str, mkeys: Table, umems: Table) -> None:
+def _enter(place: int, name: str, helper: int, mkeys: Table, umems: Table) -> None:
     engine = _engines[place]
     start = _ENGINES_AT + place * ENGINE.size
     for at, text in ((_MR_TEXT_AT, _MR_TEXT), (_UMEM_TEXT_AT, _UMEM_TEXT)):
         said = text.format(_ADDRESS, _KEY, _ADDRESS, _ADDRESS, name=name[:32]).encode()
         _state[start + at : start + at + len(said) + 1] = said + b"\0"
     engine["told"] = engine["raised"] = 0
+    engine["helper"] = helper
     engine["mkeys"], engine["mkey_mask"] = mkeys.address, mkeys.mask
     engine["umems"], engine["umem_mask"] = umems.address, umems.mask
     engine["thread"] = threading.get_ident()  # pthread_self(), in CPython on Linux

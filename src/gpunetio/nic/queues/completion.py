@@ -133,6 +133,7 @@ def resize_cq(nic, cq, source):
     st_release32(cqe + CQE64.wqe_counter, be32(CqeOpcode.RESIZE_CQ << OPCODE_SHIFT | (c.pi >> c.log) & 1))
     if 0 < (c.solicited_pi - consumed) & CI_MASK <= waiting:
         c.solicited_pi += 1  # it moves by one entry, as all CQEs that are copied do
+    c.told_pi += 1
     c.pi += 1
     c.addr, c.log, c.near = new.addr, new.log, new.near
     return 0

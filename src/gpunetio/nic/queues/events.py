@@ -49,19 +49,30 @@ def tell(nic, row, kind):
 
 
 @device_function
+def _complete(nic, cq):
+    """Raise the event that a CQ is armed for, which tells of all CQEs that are there."""
+    c = cq_row_at(cq)
+    c.armed = 0
+    c.told_pi = c.pi
+    raise_event(nic, c.channel, c.cookie, EventType.COMPLETION, c.cqn, 0)
+
+
+@device_function
 def notify(nic, cq, solicited):
     """Raise an event for a CQE that was just written, if the CQ is armed for it. This disarms the CQ."""
     c = cq_row_at(cq)
     if solicited:
         c.solicited_pi = c.pi
     if c.armed == _ANY or (solicited and c.armed == _SOLICITED):
-        c.armed = 0
-        raise_event(nic, c.channel, c.cookie, EventType.COMPLETION, c.cqn, 0)
+        _complete(nic, cq)
 
 
 @engine_function
 def _arm(nic, cq):
     """Arm a CQ as its arm record requests. If the CQE that it asks for is already there, raise the event at once.
+
+    But not for CQEs that the last event has told of: a program asks for the next event before it polls (as the man page
+    of ibv_get_cq_event recommends), so its consumer index is from before.
 
     The same word again is the same request. A request for any completion stays in force when one for solicited
     completions follows (IBTA 11.4.2.2).
@@ -74,9 +85,8 @@ def _arm(nic, cq):
     wanted = _SOLICITED if word & CQ_ARM_SOLICITED else _ANY
     written = c.solicited_pi if wanted == _SOLICITED else c.pi
     unseen = (written - word) & CI_MASK
-    if 0 < unseen <= CI_MASK >> 1:
-        c.armed = 0
-        raise_event(nic, c.channel, c.cookie, EventType.COMPLETION, c.cqn, 0)
+    if 0 < unseen <= CI_MASK >> 1 and written > c.told_pi:
+        _complete(nic, cq)
     elif c.armed < wanted:
         c.armed = wanted
 

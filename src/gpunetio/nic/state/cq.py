@@ -30,6 +30,7 @@ CQ_ROW = record("cq_row", """
     armed          i64      engine     1: a solicited completion raises an event; 2: any does (queues/events.py)
     arm_seen       i64      engine     the last request to arm it that was taken (formats/doorbell.py); -1 is none
     solicited_pi   i64      engine     CQEs up to the last solicited one
+    told_pi        i64      engine     CQEs that were there when the last event was raised
     waking         i64      engine     the next CQ_ROW whose thread is woken at the end of the turn (queues/wakeups.py)
 """)
 cq_row_at: View = struct_view(CQ_ROW)

@@ -37,7 +37,7 @@ NIC_FIELDS = """
     spin_ns        i64      nobody     how long an idle worker spins before it sleeps, in ns
     sleep_ms       i64      nobody     how long it sleeps at most, in ms
     yield_every    i64      nobody     idle turns before it yields the core
-    nap_ns         i64      nobody     how long it naps instead, in ns; 0: it yields
+    nap_ns         i64      nobody     how long it naps instead, in ns, and other threads may make turns; 0: it yields
     twin           i64      nobody     address of the TWIN on which turns are made (jit/twin.py); 0: threads make them
     slice_ns       i64      nobody     how long turns are made there at a time, in ns
     lines_away     i64      nobody     distance from QPs' doorbell lines in host memory to those on a GPU; 0 is none

@@ -52,10 +52,17 @@ WORKER = record("worker", NIC_FIELDS + """
     paused         i64      engine     not 0: the worker executes commands only. The host clears it
     virtual_time   i64      host       not 0: the host sets `now` (tests)
     utc_offset     i64      host       what to add to `now` for the time of day, in ns since 1970
+    # turns that threads of the program make in the worker's place (helping.py)
+    taken          i64      engine     not 0: a thread makes a turn. It was taken by an exchange
+    helper         i64      engine     pthread_self() of a thread of the program that makes it, or else 0
+    helped_at      i64      engine     when such a thread last made one, in ns
+    trust          i64      engine     how long after that the worker's thread leaves turns to others, in ns
     # requests of the first worker
     arms_rung      i64      engine     registers that were rung to arm CQs of other workers (queues/events.py)
     # lists and clock
     now            i64      engine     the time of this turn, in ns
+    idle           i64      engine     turns in a row in which nothing was done
+    idle_since     i64      engine     when that had lasted for some turns, in ns; 0 before
     active         i64      nobody     address of the WORK_QUEUEs
     active_count   i64      engine     served work queues
     pending        i64      nobody     address of a list of QP_ROWs that owe their peer something
