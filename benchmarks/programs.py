@@ -97,7 +97,7 @@ def _of_ucx(under: Sequence[str], **environment: str) -> Numbers:
 
 
 def of_ucx() -> Numbers:
-    return _of_ucx(UNDER, UCX_TLS="rc_x", UCX_NET_DEVICES="soft0:1", UCX_IB_PCI_RELAXED_ORDERING="n")
+    return _of_ucx(UNDER, UCX_TLS="rc_x", UCX_NET_DEVICES="soft0:1")
 
 
 def of_tcp() -> Numbers:

@@ -13,7 +13,8 @@ from gpunetio.nic.control.command import Call, Command
 from gpunetio.nic.control.control_path import ControlPath
 
 CREATED = {
-    Opcode.CREATE_CQ, Opcode.CREATE_QP, Opcode.CREATE_RMP, Opcode.ALLOC_TRANSPORT_DOMAIN, Opcode.ALLOC_Q_COUNTER,
+    Opcode.CREATE_MKEY, Opcode.CREATE_CQ, Opcode.CREATE_QP, Opcode.CREATE_RMP, Opcode.ALLOC_TRANSPORT_DOMAIN,
+    Opcode.ALLOC_Q_COUNTER,
     Opcode.CREATE_TIS, Opcode.CREATE_SQ, Opcode.CREATE_RQ, Opcode.CREATE_RQT, Opcode.CREATE_TIR,
     Opcode.CREATE_FLOW_TABLE, Opcode.CREATE_FLOW_GROUP, Opcode.SET_FLOW_TABLE_ENTRY, Opcode.ALLOC_FLOW_COUNTER,
 }  # fmt: skip

@@ -6,7 +6,7 @@ Ethernet queues are in `ethernet`.
 
 from enum import IntEnum, IntFlag
 
-from .contexts import CQC, HCA_VPORT_CONTEXT, QPC, QPC_EXT, RMPC
+from .contexts import CQC, HCA_VPORT_CONTEXT, MKC, QPC, QPC_EXT, RMPC
 from .layout import BitStruct
 
 
@@ -14,6 +14,8 @@ class Opcode(IntEnum):
     """Command opcodes (PRM, "Command Reference")."""
 
     QUERY_HCA_CAP      = 0x100
+    CREATE_MKEY        = 0x200
+    DESTROY_MKEY       = 0x202
     CREATE_CQ          = 0x400
     DESTROY_CQ         = 0x401
     MODIFY_CQ          = 0x403
@@ -236,6 +238,15 @@ class CqResize(IntFlag):
     LOG_PAGE_SIZE = 1 << 2
 
 
+class MkeyAccessMode(IntEnum):
+    """mkc.access_mode_1_0: what an access by a memory key leads to."""
+
+    PA  = 0  # physical memory
+    MTT = 1  # pages
+    KLM = 2  # other memory keys
+    KSM = 3  # the same, each of one size
+
+
 PM_STATE_MIGRATED = 3
 CQ_RESIZE = 1  # op_mod of MODIFY_CQ
 ROCE_VERSION_2 = 2
@@ -258,6 +269,28 @@ DESTROY_QP_IN = BitStruct("destroy_qp_in", 16, """
     uid                         0x010     16
     op_mod                      0x030     16
     qpn                         0x048     24
+""")
+
+CREATE_MKEY_IN = BitStruct("create_mkey_in", 256, """
+    opcode                      0x000     16
+    uid                         0x010     16
+    op_mod                      0x030     16
+    memory_key_mkey_entry       0x080    512  MKC
+    translations_octword_actual_size 0x300 32
+    klm_pas_mtt                 0x800      *
+""", MKC=MKC)
+
+CREATE_MKEY_OUT = BitStruct("create_mkey_out", 16, """
+    status                      0x000      8
+    syndrome                    0x020     32
+    mkey_index                  0x048     24
+""")
+
+DESTROY_MKEY_IN = BitStruct("destroy_mkey_in", 16, """
+    opcode                      0x000     16
+    uid                         0x010     16
+    op_mod                      0x030     16
+    mkey_index                  0x048     24
 """)
 
 QUERY_HCA_CAP_IN = BitStruct("query_hca_cap_in", 16, """

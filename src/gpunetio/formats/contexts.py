@@ -165,6 +165,31 @@ RMPC = BitStruct("rmpc", 240, """
     wq                          0x180   1536  WQ
 """, WQ=WQ)
 
+# A memory key's context. `log_entity_size` has the place of log_page_size.
+MKC = BitStruct("mkc", 64, """
+    access_mode_4_2             0x003      3
+    a                           0x011      1
+    rw                          0x012      1
+    rr                          0x013      1
+    lw                          0x014      1
+    lr                          0x015      1
+    access_mode_1_0             0x016      2
+    qpn                         0x020     24
+    mkey_7_0                    0x038      8
+    pd                          0x068     24
+    start_addr                  0x080     64
+    len                         0x0c0     64
+    translations_octword_size   0x1a0     32
+    log_entity_size             0x1db      5
+""")
+
+# An entry of an indirect key's list: other memory, by its key.
+KLM = BitStruct("klm", 16, """
+    byte_count                  0x000     32
+    mkey                        0x020     32
+    address                     0x040     64
+""")
+
 CMD_HCA_CAP = BitStruct("cmd_hca_cap", 256, """
     hca_cap_2                   0x020      1
     log_dma_mmo_max_size        0x06b      5
@@ -176,7 +201,9 @@ CMD_HCA_CAP = BitStruct("cmd_hca_cap", 256, """
     log_max_cq                  0x0db      5
     log_max_mkey                0x0ea      6
     log_max_eq                  0x0fc      4
+    fixed_buffer_size           0x108      1
     log_max_mrw_sz              0x109      7
+    log_max_klm_list_size       0x11a      6
     qpc_extension               0x122      1
     log_max_ra_req_qp           0x14a      6
     rts2rts_qp_udp_sport        0x151      1

@@ -12,7 +12,7 @@ from .layout import BitStruct
 _MODULES = commands, ethernet, flow  # that declare mailboxes
 _NUMBERS = {  # fields that name a command's object (PRM, "Command Reference")
     "cqn", "qpn", "rmpn", "transport_domain", "tisn", "tirn", "rqtn", "sqn", "rqn", "counter_set_id", "table_id",
-    "group_id", "flow_index", "flow_counter_id",
+    "group_id", "flow_index", "flow_counter_id", "mkey_index",
 }  # fmt: skip
 _CREATE = "CREATE_", "ALLOC_"
 

@@ -21,6 +21,7 @@ from .flow_groups import FlowGroups
 from .flow_tables import FlowTables
 from .gids import Gids
 from .hca import Hca, pack_capabilities
+from .indirect_mkey import IndirectKeys
 from .interpreter import CommandInterpreter
 from .links import Connect, Links, LinkToLan
 from .mkey import MemoryKeys
@@ -101,7 +102,8 @@ class ControlPath:
         self.uars  = add(UarPages(hardware))
         self.pds   = add(ProtectionDomains(hardware.name))
         self.umems = add(Umems(hardware, umems))
-        self.mkeys = add(MemoryKeys(hardware, keys, self.pds, grants, device_memory))
+        indirect   = add(IndirectKeys(hardware.engine, keys, self.pds))
+        self.mkeys = add(MemoryKeys(hardware, keys, self.pds, indirect, grants, device_memory))
         self.cqs   = add(CompletionQueues(hardware, components, self.umems, self.uars, self.eqs))
         self.pools = add(ReceivePools(hardware, components, self.umems, self.pds))
         self.qps   = add(QueuePairs(

@@ -19,6 +19,7 @@ from ..hardware import Hardware
 from ..state.objects import MKEY_ROW
 from ..state.tables import MkeyTable
 from .command import Capabilities
+from .indirect_mkey import IndirectKeys
 from .objects import Objects
 from .pd import ProtectionDomains
 from .syndromes import CommandSyndrome
@@ -37,11 +38,12 @@ class MemoryKeys(Objects):
     """The memory keys of a NIC, which drivers register by calls."""
 
     def __init__(
-        self, hardware: Hardware, table: MkeyTable, pds: ProtectionDomains, grants: Grants, device_memory: DeviceMemory
-    ):
+        self, hardware: Hardware, table: MkeyTable, pds: ProtectionDomains, indirect: IndirectKeys, grants: Grants,
+        device_memory: DeviceMemory,
+    ):  # fmt: skip
         super().__init__(table, CommandSyndrome.NONE)
         self._owner, self._engine = hardware.name, hardware.engine
-        self._pds, self._grants, self._device_memory = pds, grants, device_memory
+        self._pds, self._indirect, self._grants, self._device_memory = pds, indirect, grants, device_memory
         hardware.record["mkeys"], hardware.record["mkey_mask"] = table.address, table.mask
 
     def capabilities(self) -> Capabilities:
@@ -110,7 +112,7 @@ class MemoryKeys(Objects):
             row["iova"], row["nbytes"] = signed(address), nbytes
             row["granted"], row["near"] = self._grants.grant(address, nbytes), self._engine.is_near(address, nbytes)
         row["pdn"], row["access"] = after, int(rights)
-        self._engine.post_alone((step.WRITE_ROW, self.table.row_address(key), row))
+        self._engine.post_alone((step.WRITE_ROW, self.table.row_address(key), row), *self._indirect.leave(key))
         self._grants.withdraw(was)
         self._grants.tell(row)
         self._pds.release(before)
@@ -124,7 +126,9 @@ class MemoryKeys(Objects):
         """Deregister a region. After this returns, the NIC touches no byte of it."""
         row = self.table.copy(key)
         pdn, granted, left = int(row["pdn"]), int(row["granted"]), _range_of(row)
-        self._engine.post_alone((step.WRITE_ROW, self.table.row_address(key), self.new_row()))
+        self._engine.post_alone(
+            (step.WRITE_ROW, self.table.row_address(key), self.new_row()), *self._indirect.leave(key)
+        )
         self._grants.withdraw(row)
         self._pds.release(pdn)
         self._engine.unmap(*left)

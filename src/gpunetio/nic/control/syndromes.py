@@ -27,6 +27,7 @@ class CommandSyndrome(IntEnum):
     NO_SUCH_EQ          = 0x5F0015
     NO_SUCH_GID         = 0x5F0016
     NO_SUCH_SRQ         = 0x5F0017
+    NO_SUCH_MKEY        = 0x5F0018
     CQ_SIZE             = 0x5F0020
     QP_SIZE             = 0x5F0021
     UMEM_RANGE          = 0x5F0022
@@ -37,6 +38,7 @@ class CommandSyndrome(IntEnum):
     UMEM_RIGHTS         = 0x5F0027
     RMP_STATE           = 0x5F0028
     SCATTER_TO_CQE      = 0x5F0029
+    MKEY_RANGE          = 0x5F002A
     PKEY_INDEX          = 0x5F0030
     PORT_NUMBER         = 0x5F0031
     MTU                 = 0x5F0032
