@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 import workers
-from gpunetio import Gpu, verbs
+from gpunetio import Gpu, log, verbs
 from gpunetio.compiler import little_garbage_collection
 from gpunetio.gpu import device
 from gpunetio.gpu.twin_backend import TwinBackend
@@ -69,6 +69,15 @@ def pytest_xdist_setupnodes(specs: list[Any]) -> None:
 def pytest_collection() -> Generator[None, object, object]:
     with little_garbage_collection():
         return (yield)
+
+
+@pytest.fixture(autouse=True)
+def log_as_it_was() -> Iterator[None]:
+    """Commands that run in this process set the level and the handlers of the log, for good."""
+    level, handlers = log.logger.level, list(log.logger.handlers)
+    yield
+    log.logger.setLevel(level)
+    log.logger.handlers[:] = handlers
 
 
 @pytest.fixture(scope="session", autouse=True)

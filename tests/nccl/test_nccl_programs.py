@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import sysconfig
 from pathlib import Path
 
 import pytest
@@ -35,9 +34,13 @@ def run(program: Path, library: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([program, library], capture_output=True, text=True, timeout=LIMIT, env=env, check=False)
 
 
-def test_a_program_without_python(program):
-    if not sysconfig.get_config_var("Py_ENABLE_SHARED"):
+def skip_without_shared_library() -> None:
+    if python.shared_library() is None:
         pytest.skip("this Python has no shared library")
+
+
+def test_a_program_without_python(program):
+    skip_without_shared_library()
     done = run(program, plugin())
     assert (done.returncode, done.stdout) == (0, "done\n"), done.stdout + done.stderr
     assert done.stderr.splitlines() == ["GIN/gpunetio: a call before init(), or after an init() that failed"]
@@ -58,8 +61,7 @@ def test_no_python_library(program, monkeypatch, tmp_path, library, why):
 
 
 def test_a_python_without_gpunetio(program, monkeypatch, tmp_path):
-    if not sysconfig.get_config_var("Py_ENABLE_SHARED"):
-        pytest.skip("this Python has no shared library")
+    skip_without_shared_library()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     found = {**python.description(), "path": "/nowhere"}
     monkeypatch.setattr(python, "description", lambda: found)

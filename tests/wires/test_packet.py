@@ -113,7 +113,7 @@ def test_ethernet(destination, source, kind):
 @given(tos=uint(8), length=uint(16), ip_id=uint(16), ttl=uint(8), checksum=uint(16), source=uint(32), target=uint(32))
 def test_ipv4(tos, length, ip_id, ttl, checksum, source, target):
     addresses = [ipaddress.IPv4Address(a) for a in (source, target)]
-    built = IP(tos=tos, len=length, id=ip_id, flags="DF", ttl=ttl, proto="udp", chksum=checksum,
+    built = IP(tos=tos, len=length, id=ip_id, flags="DF", ttl=ttl, proto=17, chksum=checksum,
                src=str(addresses[0]), dst=str(addresses[1]))  # fmt: skip
     assert decoded(formats.IPV4, bytes(built)) == {
         "version_ihl": 0x45, "tos": tos, "total_length": length, "identification": ip_id,
