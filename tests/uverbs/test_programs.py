@@ -86,6 +86,14 @@ def test_devices():
     assert "GID[  0]:		::ffff:127.0.0.1, RoCE v2" in done.stdout
 
 
+def test_a_nic_for_each_address():
+    skip_without("ibv_devinfo")
+    done = run("ibv_devinfo", "-v", options=("--address", "127.0.0.77"))
+    assert re.findall(r"hca_id:\s+(\S+)", done.stdout) == ["soft0"], done.stderr
+    done = run("ibv_devinfo", "-v", options=("--address", "127.0.0.77", "--address", "127.0.0.78"))
+    assert re.findall(r"::ffff:(\S+), RoCE v2", done.stdout) == ["127.0.0.77", "127.0.0.78"], done.stderr
+
+
 def test_pingpong(port):
     _, client = both("ibv_rc_pingpong", "-g", 0, "-n", 200, "-p", port, "-c")
     assert "200 iters in" in client
@@ -180,6 +188,32 @@ def test_examples_of_librdmacm(address, port):
     server, client = both_at(address, ("rdma_server", "-p", port), ("rdma_client", "-s", address, "-p", port))
     assert server.endswith("rdma_server: end 0\n")
     assert client.endswith("rdma_client: end 0\n")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(5 * LIMIT)
+@pytest.mark.parametrize("command", [
+    "rstream -S 1024 -C 100", "rstream -S 65536 -C 50 -T a", "riostream -S 1024 -C 50",
+])  # fmt: skip
+def test_sockets_of_librdmacm(address, port, command):
+    """rsockets: streams, and writes to memory that the other end offers."""
+    common = *command.split(), "-p", port
+    for out in both_at(address, (*common,), (*common, "-s", address)):
+        assert re.search(r"^custom .*\d+\.\d+$", out, re.MULTILINE), out
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(5 * LIMIT)
+def test_a_file_by_sockets_of_librdmacm(address, port, tmp_path):
+    sent, received = tmp_path / "sent", tmp_path / "received"
+    sent.write_bytes(os.urandom(3_000_000))
+    with serving_at(address, "rcopy", "-p", port):
+        for _ in range(ATTEMPTS):
+            done = run("rcopy", sent, f"{address}:{received}", "-p", port)
+            if "Connection refused" not in done.stdout + done.stderr:
+                break
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert received.read_bytes() == sent.read_bytes()
 
 
 @pytest.mark.slow

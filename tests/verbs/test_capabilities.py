@@ -18,7 +18,7 @@ from gpunetio.nic.control.syndromes import CommandSyndrome
 from gpunetio.providers.provider import PortAttr
 
 RDMA_CORE_ASKS = 2064  # bytes: status and half of the capability's room
-CREATE_MKEY = 0x200  # an object that the software NIC does not have
+CREATE_XRQ = 0x717  # an object that the software NIC does not have
 
 
 @pytest.fixture
@@ -134,7 +134,7 @@ def test_there_is_no_other_vport_of_ethernet(device, fields):
 
 
 def test_an_unknown_opcode_is_bad_op_from_every_door(device):
-    provider, mailbox = device.provider, CREATE_MKEY.to_bytes(2, "big") + bytes(270)
+    provider, mailbox = device.provider, CREATE_XRQ.to_bytes(2, "big") + bytes(270)
     handle, _ = device.cq()
     doors = (
         lambda: provider.devx_obj_create(mailbox, 16),
@@ -143,7 +143,7 @@ def test_an_unknown_opcode_is_bad_op_from_every_door(device):
         lambda: provider.general_cmd(mailbox, 16),
     )
     for door in doors:
-        device.refuses(door, Status.BAD_OP, CommandSyndrome.UNKNOWN_OPCODE, "0x200")
+        device.refuses(door, Status.BAD_OP, CommandSyndrome.UNKNOWN_OPCODE, "0x717")
 
 
 def test_the_device_says_that_it_is_a_connectx_7():

@@ -331,5 +331,5 @@ def test_every_command_has_mailboxes():
         boxes = mailboxes(opcode)
         assert {"opcode"} <= boxes.request.fields.keys()
         kind = opcode.name.split("_", 1)[1]
-        about_object = kind in ("QP", "CQ", "RMP", *ETHERNET) or "2" in opcode.name or "FLOW" in kind
+        about_object = kind in ("QP", "CQ", "RMP", "MKEY", *ETHERNET) or "2" in opcode.name or "FLOW" in kind
         assert bool(boxes.numbers) == about_object, opcode.name

@@ -21,14 +21,14 @@ from .ports import MTU, nic_port, port_options
 if TYPE_CHECKING:
     from ..nic.control.port import PortConfig
 
-MOST_NICS = 8
+MOST_NICS, _NICS_BY_DEFAULT = 8, 2
 _PR_SET_PDEATHSIG = 1
 _PASSED_ON = signal.SIGTERM, signal.SIGHUP
 
 
 _NICS = click.option(
-    "--nics", type=click.IntRange(1, MOST_NICS), default=2, show_default=True, metavar="N",
-    help="How many software NICs the program sees: soft0, soft1, …",
+    "--nics", type=click.IntRange(1, MOST_NICS), default=None, show_default="one for each --address, or else 2",
+    metavar="N", help="How many software NICs the program sees: soft0, soft1, …",
 )  # fmt: skip
 
 
@@ -38,7 +38,7 @@ _NICS = click.option(
 @MTU
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
 @guarded
-def run(nics: int, program: tuple[str, ...], **values: Any) -> None:
+def run(nics: int | None, program: tuple[str, ...], **values: Any) -> None:
     """Run PROGRAM so that its libibverbs, libmlx5 and librdmacm find software NICs, as if they were ConnectX cards.
 
     \b
@@ -75,7 +75,7 @@ def run(nics: int, program: tuple[str, ...], **values: Any) -> None:
 @port_options
 @MTU
 @guarded
-def drop_in(folder: Path, nics: int, **values: Any) -> None:
+def drop_in(folder: Path, nics: int | None, **values: Any) -> None:
     """Print the environment in which programs find software NICs, for launchers that `gpunetio run` cannot wrap.
 
     \b
@@ -90,11 +90,12 @@ def drop_in(folder: Path, nics: int, **values: Any) -> None:
         click.echo(f"export {name}={shlex.quote(value)}")
 
 
-def _ports(nics: int, values: dict[str, Any]) -> list[tuple[str, PortConfig]]:
+def _ports(nics: int | None, values: dict[str, Any]) -> list[tuple[str, PortConfig]]:
     """Return name and port of each NIC."""
     from ..nic.control.port import PortConfig
 
     port = nic_port(values) or PortConfig()
+    nics = nics or min(len(port.addresses), MOST_NICS) or _NICS_BY_DEFAULT
     if nics > 1 and len(port.addresses) not in (0, nics):
         raise click.UsageError(f"--address is given {len(port.addresses)} times: give it once for each of {nics} NICs")
     if nics > 1 and port.capture and not Path(port.capture).is_dir():
