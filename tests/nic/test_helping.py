@@ -2,7 +2,8 @@
 
 import ctypes
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -36,8 +37,8 @@ def ctx(monkeypatch) -> Iterator[Context]:
         yield opened
 
 
-def help_out() -> Callable[[int], None]:
-    return ctypes.CFUNCTYPE(None, ctypes.c_int64)(helping.address())
+def help_out(worker: int, posted: int = 0) -> None:
+    ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64)(helping.address())(worker, posted)
 
 
 class Loop:
@@ -71,7 +72,7 @@ def test_a_helper_does_the_work(ctx):
     until(lambda: record["trust"] > record["nap_ns"] and not record["taken"], "the engine's thread to nap")
     loop.write(0, NBYTES)
     assert not loop.cq.poll(1)
-    help_out()(nic_of(ctx).to_help())
+    help_out(nic_of(ctx).to_help())
     assert [wc.status for wc in loop.cq.poll(1)] == [gn.WcStatus.SUCCESS]
     assert (loop.target == 7).all()
     assert (record["helper"], record["taken"]) == (0, 0)
@@ -80,7 +81,7 @@ def test_a_helper_does_the_work(ctx):
 
 def test_the_engine_goes_on_without_help(ctx):
     loop = Loop(ctx)
-    help_out()(nic_of(ctx).to_help())
+    help_out(nic_of(ctx).to_help())
     for at in range(0, NBYTES, NBYTES // 4):
         loop.write(at, NBYTES // 4)
         until(lambda: loop.cq.poll(1), "the engine's own thread")
@@ -94,23 +95,40 @@ def test_one_turn_at_a_time(ctx):
     until(lambda: not record["taken"] and record["trust"] > record["nap_ns"], "the engine's thread to nap")
     record["taken"] = 1
     loop.write(0, 8)
-    help_out()(nic_of(ctx).to_help())
+    help_out(nic_of(ctx).to_help())
     assert not loop.cq.poll(1)
     assert record["taken"] == 1
     record["taken"] = 0
-    help_out()(nic_of(ctx).to_help())
+    help_out(nic_of(ctx).to_help())
     assert loop.cq.poll(1)
 
 
-def test_a_worker_that_sleeps_is_woken(ctx):
-    """It makes its turns itself then, as its peers and others wake it, too."""
-    record = nic_of(ctx).record
-    record["spin_ns"] = 0
+def test_a_worker_that_sleeps(ctx):
+    """A thread that polls leaves it asleep; one that has posted wakes it. It makes its turns itself."""
+    record, worker = nic_of(ctx).record, nic_of(ctx).to_help()
+    record["spin_ns"], record["sleep_ms"] = 0, 60_000
     until(lambda: record["asleep"], "the engine to sleep")
+    time.sleep(0.1)  # behind its last turn before that
     idle = record["idle"]
-    help_out()(nic_of(ctx).to_help())
+    help_out(worker)
+    time.sleep(0.05)
+    assert record["idle"] == idle
+    help_out(worker, posted=1)
     until(lambda: record["idle"] > idle, "the engine to wake up")
     assert record["helped_at"] == 0
+
+
+def test_work_of_helpers_keeps_the_engine_awake(ctx):
+    record, loop = nic_of(ctx).record, Loop(ctx)
+    loop.write(0, 8)
+    until(lambda: loop.cq.poll(1), "the engine's own thread")
+    since = until(lambda: int(record["idle_since"]), "the engine to be idle")
+    record["helped_at"] = NEVER_NS
+    until(lambda: record["trust"] > record["nap_ns"] and not record["taken"], "the engine's thread to nap")
+    loop.write(0, 8)
+    help_out(nic_of(ctx).to_help(), posted=1)
+    assert loop.cq.poll(1)
+    assert record["idle_since"] != since
 
 
 @settings(max_examples=20, deadline=None)
@@ -128,7 +146,7 @@ def test_helpers_beside_the_engine(writes, helpers, seed):
 
             def keep_helping() -> None:
                 while not ends.is_set():
-                    help_out()(worker)
+                    help_out(worker)
 
             threads = [threading.Thread(target=keep_helping, daemon=True) for _ in range(helpers)]
             for thread in threads:

@@ -41,7 +41,8 @@ def lose_by(what: str, name: str = "soft0") -> None:
             remote_addr=theirs.address, rkey=theirs.rkey,
         ))  # fmt: skip
         if what == "helped":
-            ctypes.CFUNCTYPE(None, ctypes.c_int64)(helping.address())(ctx.provider.nic.to_help())
+            help_out = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64)(helping.address())
+            help_out(ctx.provider.nic.to_help(), 1)
         time.sleep(30)
         print("it lives", flush=True)
 

@@ -154,7 +154,7 @@ def look(nic):
         pump_out(nic)
         _wake_peers(nic)
     if done > 0:
-        n.idle = 0
+        n.idle = n.idle_since = 0
     elif ld_relaxed64(nic + WORKER.hold) == 0:
         n.idle += 1
         if n.asleep != 0 or n.idle & (SCAN_EVERY - 1) == 0:
@@ -205,7 +205,6 @@ def _rest_after(nic, done):
     """
     n = worker_at(nic)
     if done > 0:
-        n.idle_since = 0
         if n.asleep:
             _set_asleep(nic, 0)
         return _NO_REST
@@ -258,21 +257,22 @@ def run(nic):
 
 
 @engine_function
-def help_out(nic):
-    """Make a turn for the worker, if no other thread makes one.
+def help_out(nic, posted):
+    """Make a turn for the worker, if no other thread makes one. `posted`: the thread has posted, and not just polled.
 
-    If another thread makes one, it may wait for this core. A worker that sleeps is woken instead.
+    If another thread makes a turn, it may wait for this core. A worker that sleeps makes its turns itself: what arrives
+    wakes it, and so does a thread that has posted.
     """
     n = worker_at(nic)
     if not take_turns(nic):
         yield_thread()
-        return
-    if n.asleep == 0:
+    elif n.asleep != 0:
+        give_turns(nic)
+        if posted:
+            _send(n.kick_fd, nic + WORKER.word, 1, MSG_DONTWAIT | MSG_NOSIGNAL)
+    else:
         n.helper = _pthread_self()
         look(nic)
         n.helper = 0
         n.helped_at = clock_ns()
         give_turns(nic)
-    else:
-        give_turns(nic)
-        _send(n.kick_fd, nic + WORKER.word, 1, MSG_DONTWAIT | MSG_NOSIGNAL)

@@ -562,7 +562,7 @@ class SoftNic:
         wakes. With cores for all, spinning is faster.
         """
         self.records["spin_ns"] = _PATIENT_SPIN_NS
-        self.records["nap_ns"] = _NAP_NS if few_cores() else 0
+        self.records["nap_ns"] = self.records["trust"] = _NAP_NS if few_cores() else 0
         self.engine.settle()  # from its next turn on, others may make turns
 
     def to_help(self) -> int:

@@ -31,7 +31,7 @@ static struct calls {
     long (*write)(long file, uint64_t bytes, uint64_t nbytes); // bytes written
     long (*close)(long file);
     long (*worker)(long file);                                 // what threads that poll help; 0: nothing
-    void (*help_out)(long worker);                             // a turn of the engine (nic/loop.py)
+    void (*help_out)(long worker, long posted);                // a turn of the engine (nic/loop.py)
 } calls;
 
 static int files[MAX_FDS];  // by descriptor; 0: not ours
@@ -126,12 +126,12 @@ static struct { long worker, helpers; } helped[MAX_FDS];
 
 static void begin_help(int fd, long worker) { __atomic_store_n(&helped[fd].worker, worker, __ATOMIC_SEQ_CST); }
 
-static void help_out(int fd)
+static void help_out(int fd, bool posted)
 {
     if (!started) return;  // in a child, which has no engine
     __atomic_add_fetch(&helped[fd].helpers, 1, __ATOMIC_SEQ_CST);
     long worker = __atomic_load_n(&helped[fd].worker, __ATOMIC_SEQ_CST);
-    if (worker) calls.help_out(worker);
+    if (worker) calls.help_out(worker, posted);
     __atomic_sub_fetch(&helped[fd].helpers, 1, __ATOMIC_RELEASE);
 }
 
@@ -375,21 +375,21 @@ static int poll_cq(struct cq *cq, int most, void *found)
 {
     int count = mlx5_poll_cq(cq, most, found);
     if (count) return count;
-    help_out(cq->context->cmd_fd);
+    help_out(cq->context->cmd_fd, false);
     return mlx5_poll_cq(cq, most, found);
 }
 
 static int post_send(struct qp *qp, void *request, void **bad)
 {
     int result = mlx5_post_send(qp, request, bad);
-    help_out(qp->context->cmd_fd);
+    help_out(qp->context->cmd_fd, true);
     return result;
 }
 
 static int wr_complete(struct qp_ex *qp)
 {
     int result = mlx5_wr_complete(qp);
-    help_out(qp->qp.context->cmd_fd);
+    help_out(qp->qp.context->cmd_fd, true);
     return result;
 }
 
