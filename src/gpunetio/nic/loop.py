@@ -77,10 +77,6 @@ def _has_queues(nic):
     return n.active_count + n.cq_count + n.uars != 0
 
 
-# How a worker rests between two turns. Whoever sleeps is woken.
-_NO_REST, _PAUSE, _YIELD, _NAP, _SLEEP = range(5)
-
-
 @engine_function
 def _sleep(nic):
     """Sleep until a kick or a datagram, for `sleep_ms` at most: a doorbell rung by a kernel cannot wake a thread."""
@@ -138,7 +134,7 @@ def _ring_channels(nic):
 
 
 @engine_function
-def look(nic):
+def _look(nic):
     """Make one turn, and wake all who wait for what was done in it: return how much was done."""
     n = worker_at(nic)
     done = pump_in(nic) + turn(nic)
@@ -163,25 +159,25 @@ def look(nic):
 
 
 @device_function
-def take_turns(nic):
+def _take_turns(nic):
     """Take the right to make turns, if no thread has it: return whether this one has it now."""
     return exchange64(nic + WORKER.taken, 1) == 0
 
 
 @device_function
-def give_turns(nic):
+def _give_turns(nic):
     """Let other threads make turns."""
     st_release64(nic + WORKER.taken, 0)
 
 
 @device_function
-def nap(nic, nanos):
+def _nap(nic, nanos):
     """Sleep for so long."""
     futex_wait(nic + WORKER.asleep, 0, nanos)
 
 
 @engine_function
-def turns_are_mine(nic):
+def _turns_are_mine(nic):
     """Take the right to make turns, for the worker's thread; or nap, and return False, while others make them.
 
     The more often it finds that they do, the longer it naps (`trust`). A worker that has announced that it sleeps makes
@@ -189,11 +185,14 @@ def turns_are_mine(nic):
     """
     n = worker_at(nic)
     helped = n.asleep == 0 and clock_ns() - ld_relaxed64(nic + WORKER.helped_at) < n.trust
-    if not helped and take_turns(nic):
+    if not helped and _take_turns(nic):
         return True
     n.trust = min(2 * n.trust, MOST_TRUST_NS)
-    nap(nic, n.trust)
+    _nap(nic, n.trust)
     return False
+
+
+_NO_REST, _PAUSE, _YIELD, _NAP, _SLEEP = range(5)  # how a worker rests between two turns
 
 
 @engine_function
@@ -234,7 +233,7 @@ def _rest(nic, how):
     elif how == _YIELD:
         yield_thread()
     elif how == _NAP:
-        nap(nic, worker_at(nic).nap_ns)
+        _nap(nic, worker_at(nic).nap_ns)
     elif how == _SLEEP:
         _sleep(nic)
 
@@ -245,14 +244,14 @@ def run(nic):
     n = worker_at(nic)
     while ld_relaxed64(nic + WORKER.stop) == 0:
         has_helpers = n.nap_ns != 0
-        if has_helpers and not turns_are_mine(nic):
+        if has_helpers and not _turns_are_mine(nic):
             continue
-        done = look(nic)
+        done = _look(nic)
         rest = _rest_after(nic, done)
         if has_helpers:
             if done > 0:
                 n.trust = n.nap_ns
-            give_turns(nic)
+            _give_turns(nic)
         _rest(nic, rest)
 
 
@@ -264,15 +263,15 @@ def help_out(nic, posted):
     wakes it, and so does a thread that has posted.
     """
     n = worker_at(nic)
-    if not take_turns(nic):
+    if not _take_turns(nic):
         yield_thread()
     elif n.asleep != 0:
-        give_turns(nic)
+        _give_turns(nic)
         if posted:
             _send(n.kick_fd, nic + WORKER.word, 1, MSG_DONTWAIT | MSG_NOSIGNAL)
     else:
         n.helper = _pthread_self()
-        look(nic)
+        _look(nic)
         n.helper = 0
         n.helped_at = clock_ns()
-        give_turns(nic)
+        _give_turns(nic)

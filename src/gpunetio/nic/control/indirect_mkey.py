@@ -23,6 +23,7 @@ from ..hardware import Engine
 from ..state.objects import MKEY_ROW
 from ..state.tables import MkeyTable, Row
 from .command import DONE, Call, Capabilities, Command, Handlers
+from .objects import log_of
 from .pd import ProtectionDomains
 from .syndromes import CommandError, CommandSyndrome
 
@@ -60,7 +61,7 @@ class IndirectKeys(Handlers):
 
     def capabilities(self) -> Capabilities:
         return {CapClass.GENERAL: {
-            "fixed_buffer_size": 1, "log_max_klm_list_size": MOST_ENTRIES.bit_length() - 1,
+            "fixed_buffer_size": 1, "log_max_klm_list_size": log_of(MOST_ENTRIES),
         }}  # fmt: skip
 
     def leave(self, region: int) -> list[tuple[int, int, Row]]:
@@ -75,10 +76,7 @@ class IndirectKeys(Handlers):
         mode = context["access_mode_4_2"] << 2 | context["access_mode_1_0"]
         if mode != MkeyAccessMode.KSM:
             raise _refused(f"mkc.access_mode = {mode}: CREATE_MKEY makes keys of other keys only (KSM)")
-        if context["pd"] not in self._pds.table:
-            raise CommandError(
-                Status.BAD_RESOURCE, CommandSyndrome.NO_SUCH_PD, f"there is no PD {context['pd']:#x}"
-            )
+        self._pds.need(context["pd"])
         row, region = self._row_of(context, _list_in(mailbox))
         index = self._table.free_slot(_FIRST_INDEX + secrets.randbelow(self._table.mask - _FIRST_INDEX))
         if index is None or index < _FIRST_INDEX:
