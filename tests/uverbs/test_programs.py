@@ -467,6 +467,7 @@ def test_other_programs_see_no_difference():
         "import mmap, os, socket, tempfile; f = tempfile.TemporaryFile(); f.write(b'x' * 4096); f.flush();"
         "m = mmap.mmap(f.fileno(), 4096); assert m[:1] == b'x'; m.close(); socket.socket().close();"
         "assert os.path.exists('/dev/infiniband/uverbs0') and not os.path.exists('/dev/infiniband/uverbs9');"
+        "assert os.path.exists('/sys/module/nvidia_peermem/version') and not os.path.exists('/sys/module/nvidia_pee');"
         "assert os.listdir('/sys/class/infiniband') == ['soft0']; print(os.stat('/dev/infiniband/uverbs0').st_rdev)"
     )
     done = run(sys.executable, "-c", text, options=("--nics", "1"))

@@ -56,7 +56,8 @@ static void *real(const char *name)
 
 // --- paths ------------------------------------------------------------------------------------------------------------
 
-static const char *const PREFIXES[] = {"/dev/infiniband", "/sys/class/infiniband", "/sys/class/misc/rdma_cm"};
+static const char *const PREFIXES[] = {
+    "/dev/infiniband", "/sys/class/infiniband", "/sys/class/misc/rdma_cm", "/sys/module/nvidia_peermem"};
 
 // The path with what stands for these folders, in `room`; or the path as it is.
 static const char *place_of(const char *path, char room[PATH_MAX])

@@ -1,4 +1,4 @@
-"""The folder that stands for /dev/infiniband and /sys/class/infiniband: what libibverbs reads there of each device.
+"""The folder that stands for /dev/infiniband, /sys/class/infiniband and others: what programs read of each device.
 
 As in Linux, a device of a class is a link to where it is in the tree of PCI devices. UCX asks for that place.
 """
@@ -26,6 +26,8 @@ def build(root: Path, ports: dict[str, Port]) -> None:
     _write(classes / "infiniband_verbs", {"abi_version": ABI_VERSION})
     _write(classes / "infiniband", {})
     _write(classes / "misc" / CM_DEVICE.decode(), {"abi_version": ucma_abi.ABI_VERSION})
+    # With this module of the kernel, cards reach GPU memory that is registered by its address. NCCL looks for it.
+    _write(root / "sys/module/nvidia_peermem", {"version": "software"})
     (devices / CM_DEVICE.decode()).symlink_to("/dev/null")
     for number, (name, port) in enumerate(ports.items()):
         char = f"uverbs{number}"
