@@ -183,7 +183,7 @@ def runtime(monkeypatch) -> Runtime:
     monkeypatch.setattr(cuda_backend, "cuda_runtime", lambda: runtime)
     monkeypatch.setattr(cuda_launch, "cuda_runtime", lambda: runtime)
     cuda_heap.follow_launches()
-    monkeypatch.setattr(cuda_launch, "_idle_streams", functools.cache(lambda ordinal: []))
+    monkeypatch.setattr(cuda_launch, "_idle_lanes", functools.cache(lambda ordinal: []))
     made = count()
     monkeypatch.setattr(numba_cuda, "stream", lambda: f"stream {next(made)} of device {runtime.device}")
     monkeypatch.setattr(numba_cuda, "gpus", [Context(runtime, ordinal) for ordinal in range(2)])
@@ -302,6 +302,51 @@ def test_kernels_run_beside_each_other(runtime: Runtime, event: Event):
     assert {config[2] for _, config, _ in kernel.launched} == streams
 
 
+def test_one_thread_watches_all_kernels(runtime: Runtime, event: Event):
+    kernel, ended = Kernel(runtime), []
+    before = threading.active_count()
+    for _ in range(20):
+        CudaLaunch(kernel, (), 1, 1, 0, lambda: ended.append(threading.current_thread()))
+    assert threading.active_count() <= before + 1
+    event.answer = True
+    until(lambda: len(ended) == 20, "the watching thread")
+    assert len(set(ended)) == 1
+
+
+def test_a_launch_that_has_ended_asks_its_event_no_more(monkeypatch, runtime: Runtime):
+    """Another launch records the event again."""
+    events: list[Event] = []
+    monkeypatch.setattr(numba_cuda, "event", lambda timing: events.append(Event()) or events[-1])
+    kernel, told = Kernel(runtime), []
+    first = CudaLaunch(kernel, (), 1, 1, 0, lambda: told.append(1))
+    events[0].answer = True
+    assert first.wait(1)
+    until(lambda: told, "the watching thread")
+    events[0].answer = False
+    second = CudaLaunch(kernel, (), 1, 1, 0, lambda: told.append(2))
+    assert len(events) == 1
+    assert first.ended
+    assert first.done
+    assert not second.ended
+    events[0].answer = True
+    until(lambda: told == [1, 2], "the watching thread")
+
+
+def test_an_observer_that_fails_does_not_hide_the_end_of_others(monkeypatch, runtime: Runtime, event: Event):
+    reported, ended = [], []
+    monkeypatch.setattr(threading, "excepthook", lambda args: reported.append(args.exc_value))
+    kernel, wrong = Kernel(runtime), ValueError("an observer's")
+
+    def fail() -> None:
+        raise wrong
+
+    CudaLaunch(kernel, (), 1, 1, 0, fail)
+    CudaLaunch(kernel, (), 1, 1, 0, lambda: ended.append(1))
+    event.answer = True
+    until(lambda: ended, "the watching thread")
+    assert reported == [wrong]
+
+
 def test_what_cuda_is_told_before_it_begins(monkeypatch):
     """But for what the environment says already."""
     monkeypatch.setenv("CUDA_MODULE_LOADING", "LAZY")
@@ -395,6 +440,7 @@ def test_a_kernel_that_fails_has_ended(event: Event, runtime: Runtime, caplog):
 
 def test_closing_goes_on_when_a_part_fails(monkeypatch):
     """As each call of CUDA does after a kernel has failed."""
+
     def fails(*args: object) -> None:
         raise DriverError("illegal address")
 

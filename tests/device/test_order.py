@@ -48,7 +48,10 @@ class Ends:
 
     def __init__(self, pair: Pair, access: Access):
         self.pair = pair
-        self.here, self.there = (pair.gpu.alloc(SIZE) for _ in range(2))
+        nic = pair.a.qp.ctx.provider.nic  # type: ignore[attr-defined]
+        # A NIC on a CPU changes no word in GPU memory atomically.
+        kind = MemType.GPU if nic.port.config.on_gpu else MemType.CPU_GPU
+        self.here, self.there = (pair.gpu.alloc(SIZE, kind) for _ in range(2))
         self.local, self.remote = (pair.pd.register(memory, access=access) for memory in (self.here, self.there))
 
     def run(self, body, base: int = 0) -> None:

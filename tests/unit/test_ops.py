@@ -265,26 +265,27 @@ def test_warp_broadcast_on_a_gpu():
 def act_together(out):
     lane, lanes = ops.lane_or_0(), ops.lanes_here()
     odd = ops.lanes_where(1 if lane % 2 else 0)
-    at = out + 8 * 6 * ops.thread_idx()
+    at = out + 8 * 7 * ops.thread_idx()
     ops.st64(at, odd)
     ops.st64(at + 8, ops.first_lane(odd))
     ops.st64(at + 16, ops.first_lane(ops.lanes_where(1)))
     ops.st64(at + 24, ops.from_lane(lane * 1000 + 7, lanes - 1))
     ops.st64(at + 32, ops.sum_up_to(lane + 1))
     ops.st64(at + 40, lanes)
+    ops.st64(at + 48, ops.sum_of_lanes(lane + 1))
 
 
 def test_a_thread_of_the_host_is_one_lane(host):
-    assert run_on(host, act_together, count=6) == [0, 32, 0, 7, 1, 1]
+    assert run_on(host, act_together, count=7) == [0, 32, 0, 7, 1, 1, 1]
 
 
 @pytest.mark.gpu
 def test_lanes_act_together():
     odd = 0xAAAA_AAAA
     with Gpu("auto") as opened:
-        got = run_on(opened, act_together, count=6 * 32, block=32)
-    expected = [[odd, 1, 0, 31007, sum(range(1, lane + 2)), 32] for lane in range(32)]
-    assert np.reshape(got, (32, 6)).tolist() == expected
+        got = run_on(opened, act_together, count=7 * 32, block=32)
+    expected = [[odd, 1, 0, 31007, sum(range(1, lane + 2)), 32, sum(range(33))] for lane in range(32)]
+    assert np.reshape(got, (32, 7)).tolist() == expected
 
 
 @kernel

@@ -6,9 +6,12 @@ import contextlib
 import functools
 import logging
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from queue import SimpleQueue
 from types import ModuleType
 from typing import Any
 
@@ -25,6 +28,7 @@ _SETTINGS = {
     "CUDA_DEVICE_MAX_CONNECTIONS": "32",
 }
 _STAY = contextlib.nullcontext()
+_LOOK = 200e-6  # seconds between two looks at the kernels that run
 
 
 def set_up_cuda() -> None:
@@ -59,13 +63,21 @@ def cuda_available() -> bool:
         return False
 
 
-@functools.cache
-def _idle_streams(ordinal: int) -> list[Any]:
-    """Return the streams of a device on which no kernel runs. Appending and popping are atomic.
+@dataclass(frozen=True)
+class _Lane:
+    """A stream, and the event that marks the end of its last kernel. Launches reuse them, for both cost much to make.
 
-    They are Numba's streams. CUDA orders them after work that is already in the default stream, so kernels see results
+    They are Numba's. CUDA orders the stream after work that is already in the default stream, so kernels see results
     of CuPy.
     """
+
+    stream: Any
+    event: Any
+
+
+@functools.cache
+def _idle_lanes(ordinal: int) -> list[_Lane]:
+    """Return the lanes of a device on which no kernel runs. Appending and popping are atomic."""
     return []
 
 
@@ -101,9 +113,7 @@ class CudaLaunch:
     A failure is logged, and `wait` and `done` raise it.
     """
 
-    def __init__(
-        self, compiled: Any, args: Arguments, grid: int, block: int, ordinal: int, ended: Callable[[], None]
-    ):
+    def __init__(self, compiled: Any, args: Arguments, grid: int, block: int, ordinal: int, ended: Callable[[], None]):
         from numba import cuda
         from numba.cuda.dispatcher import config  # type: ignore[attr-defined]
 
@@ -111,27 +121,19 @@ class CudaLaunch:
         config.CUDA_LOW_OCCUPANCY_WARNINGS = 0  # type: ignore[attr-defined]
         self._name = getattr(compiled, "__name__", "")
         self._error: Exception | None = None
-        self._idle = _idle_streams(ordinal)
+        self._ended = False
+        self._given_back = threading.Lock()  # taken by the first thread that sees the end, for good
+        self._idle = _idle_lanes(ordinal)
+        _watcher.start()  # before the kernel: the system may have no room for a thread
         is_here = cuda_runtime().cudaGetDevice()[1] == ordinal  # usually; changing the context costs some µs
         with _STAY if is_here else cuda.gpus[ordinal]:
-            self._event = cuda.event(timing=False)
             try:
-                stream = self._idle.pop()
+                self._lane = self._idle.pop()
             except IndexError:
-                stream = cuda.stream()
-            compiled[grid, block, stream](*args)
-            self._event.record(stream)
-        threading.Thread(target=self._watch, args=(stream, ordinal, ended), daemon=True).start()
-
-    def _watch(self, stream: Any, ordinal: int, ended: Callable[[], None]) -> None:
-        cuda_runtime().cudaSetDevice(ordinal)  # for observers that call CUDA, which would open the first device
-        while not self.ended:
-            time.sleep(200e-6)
-        if self._error is None:
-            self._idle.append(stream)
-        else:
-            logger.error("kernel %s: %s", self._name, self._failure())
-        ended()
+                self._lane = _Lane(cuda.stream(), cuda.event(timing=False))
+            compiled[grid, block, self._lane.stream](*args)
+            self._lane.event.record(self._lane.stream)
+        _watcher.watch(_Watched(self, ordinal, ended))
 
     def _failure(self) -> str:
         return (
@@ -144,12 +146,29 @@ class CudaLaunch:
 
     @property
     def ended(self) -> bool:
-        """Return whether the kernel has ended. An event that reports an error counts as ended: a kernel has failed."""
-        try:
-            return bool(self._event.query())
-        except Exception as error:  # a class of Numba's
-            self._error = error
+        """Return whether the kernel has ended. An event that reports an error counts as ended: a kernel has failed.
+
+        Several threads may ask at once, and finalizers, so nobody waits for a lock. The first that sees the end notes
+        it before it gives the lane back. So an answer is about another launch only if the end is noted by then, and
+        that counts.
+        """
+        if self._ended:
             return True
+        try:
+            ended, error = bool(self._lane.event.query()), None
+        except Exception as failure:  # a class of Numba's
+            ended, error = True, failure
+        if ended and not self._ended:
+            self._error = error
+            self._ended = True
+            if self._given_back.acquire(blocking=False) and error is None:
+                self._idle.append(self._lane)
+        return self._ended
+
+    def log_failure(self) -> None:
+        """Log that the kernel has failed, if it has."""
+        if self._error is not None:
+            logger.error("kernel %s: %s", self._name, self._failure())
 
     @property
     def done(self) -> bool:
@@ -167,3 +186,74 @@ class CudaLaunch:
                 return False
             time.sleep(20e-6)
         return True
+
+
+@dataclass(frozen=True)
+class _Watched:
+    """A launch on the device `ordinal`, and what is called when it has ended."""
+
+    launch: CudaLaunch
+    ordinal: int
+    ended: Callable[[], None]
+
+    def look(self) -> bool:
+        """Return whether the launch runs. If it does not any more, tell that."""
+        if not self.launch.ended:
+            return True
+        self.launch.log_failure()
+        cuda_runtime().cudaSetDevice(self.ordinal)  # for observers that call CUDA, which would open the first device
+        self.ended()
+        return False
+
+
+class _Watcher:
+    """The thread that sees kernels end, and tells it. It sleeps while none runs.
+
+    There is one for all launches: to start a thread took longer than the rest of a launch.
+    """
+
+    def __init__(self) -> None:
+        self._new: SimpleQueue[_Watched] = SimpleQueue()
+        self._starting = threading.Lock()
+        self._started = False
+
+    def start(self) -> None:
+        """Start the thread, unless it runs."""
+        if not self._started:
+            with self._starting:
+                if not self._started:
+                    threading.Thread(target=self._watch, name="gpunetio launches", daemon=True).start()
+                    self._started = True
+
+    def watch(self, watched: _Watched) -> None:
+        """Watch a launch."""
+        self._new.put(watched)
+
+    def _watch(self) -> None:
+        running: list[_Watched] = []
+        while True:
+            if not running:
+                running.append(self._new.get())
+            while not self._new.empty():
+                running.append(self._new.get())
+            running = [watched for watched in running if self._look(watched)]
+            time.sleep(_LOOK)
+
+    def _look(self, watched: _Watched) -> bool:
+        try:
+            return watched.look()
+        except BaseException:  # of an observer; it is reported as if it had ended a thread, and the others go on
+            threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread())))
+            return False
+
+
+_watcher = _Watcher()
+
+
+def _after_fork() -> None:
+    """Forget the thread in a forked child, which does not have it, and the launches, which are the parent's."""
+    global _watcher
+    _watcher = _Watcher()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -308,7 +308,8 @@ class ThreadEngine(Engine):
     def busy(self, change: int) -> None:
         for i, worker in enumerate(self._workers):
             worker.busy(change)
-            if i == 0 or worker.has_queues:
+            # Others find out by themselves. Releasing its lock, `Worker.busy` orders this load (see `doorbell_rung`).
+            if change > 0 and worker.record["asleep"] and (i == 0 or worker.has_queues):
                 worker.kick()
 
     def post(

@@ -25,7 +25,7 @@ from ..jit.compile import device_function, engine_function
 from ..jit.ops import (
     ALL_LANES, be32, be64, cas_gpu64, count_lanes, fence_acquire_sys, fence_gpu, fence_sys, fetch_add_gpu64,
     first_lane, from_lane, lane_or_0, lanes_here, lanes_where, lanes_with, ld64, ld_relaxed32, ld_relaxed64,
-    rank_among, shuffle_down, st64, st_relaxed32, sync_lanes,
+    rank_among, st64, st_relaxed32, sum_of_lanes, sync_lanes,
 )  # fmt: skip
 from .copies import SMALL, copy_by_lane, copy_together
 from .dma.mkey import find_in
@@ -185,7 +185,7 @@ def _parse(near, row, index, there, wqe, words):
     bad = (found ^ index & PI_MASK) | (_low(control) >> 8) ^ q.qpn | ds ^ segments | right & ~q.peer_rights
     bad |= (nbytes - 1 | right - 1 | most - nbytes | q.peer_max - nbytes | CompletionMode.ALWAYS - ce) >> 63
     # -1 was refused. Other upper bits are those of device memory, which is copied by streams (dma/streams.py).
-    bad |= (source | target) >> DEVICE_SHIFT | ((nbytes ^ 8 | target & 7) if counts else 0)
+    bad |= (source | target) >> DEVICE_SHIFT | ((nbytes ^ 8 | (target | source) & 7) if counts else 0)
     may_pass = reads or mkey_row_at(far).access & _RELAXED != 0
     to, come_from = (source, target) if reads else (target, source)
     return Request(
@@ -242,9 +242,8 @@ def _is_one(value, counts, lanes):
 
 
 @device_function
-def _add_as_one(request, counts, lanes):
-    """Add to a word what `lanes` add to it: return the word as each lane finds it."""
-    up_to = _sum_up_to(request.add if counts else 0)
+def _add_as_one(request, up_to, lanes):
+    """Add to a word what `lanes` add to it: return the word as each lane finds it. `up_to` are sums up to each lane."""
     total, first = from_lane(up_to, lanes_here() - 1), first_lane(lanes)
     old = 0
     if lane_or_0() == first:
@@ -255,8 +254,9 @@ def _add_as_one(request, counts, lanes):
 @device_function
 def _take_turns(request, counts, lanes):
     """Execute atomics, those on one word in their order: return the old words."""
-    same = lanes_with(ALL_LANES, request.target if counts else ~lane_or_0())
-    rank = rank_among(same)
+    rank = 0
+    if count_lanes(lanes) != 1:
+        rank = rank_among(lanes_with(ALL_LANES, request.target if counts else ~lane_or_0()))
     old = 0
     at = 0
     while lanes != 0:
@@ -269,22 +269,29 @@ def _take_turns(request, counts, lanes):
 
 
 @device_function
-def _execute_atomics(request, counts, lanes):
-    """Execute the atomics of `lanes`, where `counts`."""
-    if count_lanes(lanes) == 1:
-        if counts:
-            st64(request.source, _atomic(request))
-    else:
-        adds = lanes_where(1 if counts and request.opcode != _FETCH_ADD else 0) == 0
-        if adds and _is_one(request.target, counts, lanes):
-            old = _add_as_one(request, counts, lanes)
-        else:
-            old = _take_turns(request, counts, lanes)
-        same = lanes
+def _execute_atomics(request, counts, lanes, fences, of_gpu):
+    """Execute the atomics of `lanes`, where `counts`, after a fence if `fences`.
+
+    What does not depend on the fence comes before it, while stores are on their way.
+    """
+    same = lanes
+    as_one = 0
+    up_to = 0
+    if count_lanes(lanes) != 1:
+        if lanes_where(1 if counts and request.opcode != _FETCH_ADD else 0) == 0:
+            as_one = 1 if _is_one(request.target, counts, lanes) else 0
+        if as_one:
+            up_to = _sum_up_to(request.add if counts else 0)
         if not _is_one(request.source, counts, lanes):
             same = lanes & lanes_with(ALL_LANES, request.source if counts else ~lane_or_0())
-        if counts and same < 2 << lane_or_0():  # the last result of those for one place
-            st64(request.source, old)
+    if fences:
+        _fence(of_gpu)
+    if as_one:
+        old = _add_as_one(request, up_to, lanes)
+    else:
+        old = _take_turns(request, counts, lanes)
+    if counts and same < 2 << lane_or_0():  # the last result of those for one place
+        st64(request.source, old)
 
 
 @device_function
@@ -299,32 +306,67 @@ def _execute(near, request, mine, of_gpu):
     counts = 1 if mine and not copies else 0
     lanes = lanes_where(counts)
     if lanes != 0:
-        if lanes_where(1 if copies else 0) != 0:
-            _fence(of_gpu)
-        _execute_atomics(request, counts, lanes)
+        _execute_atomics(request, counts, lanes, lanes_where(1 if copies else 0) != 0, of_gpu)
+
+
+@device_function
+def _most_before(value):
+    """Return the maximum of the values, which are not negative, of the lanes below this one; 0 in the first one."""
+    lane = lane_or_0()
+    below = from_lane(value, max(lane - 1, 0))
+    most = below if lane != 0 else 0
+    step = 1
+    while step < lanes_here():
+        other = from_lane(most, max(lane - step, 0))
+        most = max(most, other) if lane >= step else most
+        step <<= 1
+    return most
+
+
+@engine_function
+def _overlaps(target, end, run, copying):
+    """Return whether this lane copies to bytes that one before it changes, and the lanes that copy to the same place.
+
+    Those are no overlap. `copying` are the lanes that copy, from `target` to `end`; the others change words by atomics.
+    """
+    lane = lane_or_0()
+    overlaps = 0
+    same = 0
+    for other in range(run):
+        begin_there, end_there = from_lane(target, other), from_lane(end, other)
+        if copying >> other & 1 and begin_there == target and end_there == end:
+            same |= 1 << other
+        elif other < lane and begin_there < end and target < end_there:
+            overlaps = 1
+    return overlaps, same
 
 
 @device_function
 def _beginnings(request, run):
-    """Return the lanes whose requests must not pass those before them, and the lanes with the target of this one.
+    """Return the lanes whose requests must not pass those before them, and the lanes that copy to where this one does.
 
-    The latter is 0 if no two lanes have the same target.
+    The latter is 0 if no two lanes change the same bytes. A list of copies to rising addresses, with additions to one
+    other word, is the usual case, in which lanes need not be compared with each other one by one.
     """
     lane = lane_or_0()
     mine = lane < run
     copies = mine and _is_copy(request)
+    copying, counting = lanes_where(1 if copies else 0), lanes_where(1 if mine and not _is_copy(request) else 0)
     reads = lanes_where(1 if mine and request.opcode == _READ else 0)
     begins = 1 if mine and request.strict else 0
-    target = request.target if mine else ~lane
-    before, nbytes = from_lane(target, max(lane - 1, 0)), from_lane(request.nbytes, 0)
+    target, end = request.target if mine else 0, request.target + request.nbytes if mine else 0
+    mixed = 1 if copies and target < _most_before(end if copies else 0) else 0
+    if counting != 0:
+        word = from_lane(target, first_lane(counting))
+        if (copies and target < word + 8 and word < end) or (mine and not copies and target != word):
+            mixed = 1
     same = 0
-    if lanes_where(1 if mine and lane != 0 and target <= before else 0) != 0:
-        same = lanes_with(ALL_LANES, target)
-        others = lanes_where(1 if mine and (not copies or request.nbytes != nbytes) else 0)
-        if copies and same & others != 0 and rank_among(same) != 0:
+    if lanes_where(mixed) != 0:
+        overlaps, same = _overlaps(target, end, run, copying)
+        if copies and overlaps:
             begins = 1
     # READs take no effect, and may pass each other, but nothing else.
-    return lanes_where(begins) | reads ^ reads << 1, same
+    return lanes_where(begins) | reads ^ reads << 1, same if copies else 0
 
 
 @device_function
@@ -348,13 +390,9 @@ def _execute_in_order(near, request, run, of_gpu):
 
 
 @device_function
-def _sum(value):
-    """Return the sum of the values of all lanes in the first one."""
-    lanes = lanes_here() >> 1
-    while lanes != 0:
-        value += shuffle_down(value, lanes)
-        lanes >>= 1
-    return value
+def _sum_of_sizes(nbytes):
+    """Return the sum of the sizes of all lanes, which have at most 32 bits each."""
+    return (sum_of_lanes(nbytes >> 16) << 16) + sum_of_lanes(nbytes & 0xFFFF)
 
 
 @device_function
@@ -391,7 +429,7 @@ def _count(near, row, request, run, cqes):
     reads = lanes_where(1 if mine and request.opcode == _READ else 0)
     writes = lanes_where(1 if mine and request.opcode == _WRITE else 0)
     if run > 1:
-        nbytes, packets = _sum(nbytes), _sum(packets)
+        nbytes, packets = _sum_of_sizes(nbytes), sum_of_lanes(packets)
     if lane == 0:
         n = near_counters_at(near + NEAR.counters)
         if q.wire == 0:  # else the peer, which does not know of them, would count them

@@ -109,6 +109,12 @@ def sum_up_to(value: int) -> int:
     """Return the sum of the 32-bit values of this lane and those below it. All lanes call this."""
 
 
+@op(32, ret=32, cpu=lambda b, value: value,
+    cuda=ptx("redux.sync.add.u32 $0, $1, 0xffffffff;", 32, convergent=True))  # fmt: skip
+def sum_of_lanes(value: int) -> int:
+    """Return the sum of the 32-bit values of all lanes (`__reduce_add_sync`). All lanes call this."""
+
+
 @op(ret=32, cpu=lambda b: INT[32](0), cuda=ptx("mov.u32 $0, %laneid;", 32, pure=True))
 def lane_or_0() -> int:
     """Return the number of this lane. On the host, where code of one thread calls this, it is 0."""
