@@ -355,7 +355,8 @@ def _beginnings(request, run):
     reads = lanes_where(1 if mine and request.opcode == _READ else 0)
     begins = 1 if mine and request.strict else 0
     target, end = request.target if mine else 0, request.target + request.nbytes if mine else 0
-    mixed = 1 if copies and target < _most_before(end if copies else 0) else 0
+    most = _most_before(end if copies else 0)  # all lanes take part in this
+    mixed = 1 if copies and target < most else 0
     if counting != 0:
         word = from_lane(target, first_lane(counting))
         if (copies and target < word + 8 and word < end) or (mine and not copies and target != word):
