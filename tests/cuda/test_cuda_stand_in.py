@@ -4,6 +4,7 @@ import functools
 import gc
 import os
 import threading
+import time
 from contextlib import suppress
 from itertools import count
 from types import SimpleNamespace
@@ -192,9 +193,25 @@ def runtime(monkeypatch) -> Runtime:
 
 @pytest.fixture
 def event(monkeypatch, runtime: Runtime) -> Event:
+    """That of all launches."""
     event = Event()
     monkeypatch.setattr(numba_cuda, "event", lambda timing: event)
     return event
+
+
+class RecordedEvent(Event):
+    """Of the kernel after which it was recorded last."""
+
+    def record(self, stream: Any) -> None:
+        self.answer = False
+
+
+@pytest.fixture
+def recorded(monkeypatch, runtime: Runtime) -> list[RecordedEvent]:
+    """One event for each stream, in the order in which they are made."""
+    made: list[RecordedEvent] = []
+    monkeypatch.setattr(numba_cuda, "event", lambda timing: made.append(RecordedEvent()) or made[-1])
+    return made
 
 
 # --- several devices -------------------------------------------------------------------------------------------------
@@ -296,55 +313,110 @@ def test_kernels_run_beside_each_other(runtime: Runtime, event: Event):
     assert len(streams) == 3
     event.answer = True
     assert all(launch.wait(1) for launch in launches)
-    until(lambda: len(ended) == 3, "the watching threads")
+    until(lambda: len(ended) == 3, "the watching thread")
     for _ in range(3):
         CudaLaunch(kernel, (), 1, 1, 0, nothing)
     assert {config[2] for _, config, _ in kernel.launched} == streams
 
 
-def test_one_thread_watches_all_kernels(runtime: Runtime, event: Event):
-    kernel, ended = Kernel(runtime), []
+def test_one_thread_watches_all_launches(runtime: Runtime, event: Event):
+    """On each device, also after it has slept."""
+    kernel = Kernel(runtime)
+    told: list[tuple[int, str]] = []
     before = threading.active_count()
-    for _ in range(20):
-        CudaLaunch(kernel, (), 1, 1, 0, lambda: ended.append(threading.current_thread()))
-    assert threading.active_count() <= before + 1
-    event.answer = True
-    until(lambda: len(ended) == 20, "the watching thread")
-    assert len(set(ended)) == 1
+
+    def tell() -> None:
+        told.append((runtime.device, threading.current_thread().name))
+
+    for rounds in (1, 2):
+        event.answer = False
+        for number in range(40):
+            CudaLaunch(kernel, (), 1, 1, number % 2, tell)
+        assert threading.active_count() <= before + 1
+        event.answer = True
+        until(lambda rounds=rounds: len(told) == 40 * rounds, "the watching thread")
+        time.sleep(0.002)  # until it sleeps
+    assert set(told) == {(0, "gpunetio launches"), (1, "gpunetio launches")}
 
 
-def test_a_launch_that_has_ended_asks_its_event_no_more(monkeypatch, runtime: Runtime):
-    """Another launch records the event again."""
-    events: list[Event] = []
-    monkeypatch.setattr(numba_cuda, "event", lambda timing: events.append(Event()) or events[-1])
-    kernel, told = Kernel(runtime), []
-    first = CudaLaunch(kernel, (), 1, 1, 0, lambda: told.append(1))
-    events[0].answer = True
-    assert first.wait(1)
-    until(lambda: told, "the watching thread")
-    events[0].answer = False
-    second = CudaLaunch(kernel, (), 1, 1, 0, lambda: told.append(2))
-    assert len(events) == 1
+def test_a_lane_is_free_as_soon_as_somebody_sees_the_end(runtime: Runtime, recorded: list[RecordedEvent], monkeypatch):
+    """Not only when the watching thread looks: CUDA has few ways to a GPU, and more streams would share them."""
+    monkeypatch.setattr(cuda_launch._Watcher, "watch", lambda self, watched: None)
+    kernel = Kernel(runtime)
+    for _ in range(40):
+        launch = CudaLaunch(kernel, (), 1, 1, 0, nothing)
+        assert not launch.done
+        recorded[0].answer = True
+        assert launch.wait(0)
+        assert launch.wait(0)
+        assert launch.ended
+    assert len(recorded) == 1
+    assert len({config[2] for _, config, _ in kernel.launched}) == 1
+
+
+@pytest.mark.parametrize("answer", [False, RuntimeError("[700] CUDA_ERROR_ILLEGAL_ADDRESS")], ids=["runs", "fails"])
+def test_an_ended_launch_knows_nothing_of_the_next_one(
+    runtime: Runtime, recorded: list[RecordedEvent], monkeypatch, answer
+):
+    """Not even in a thread that has begun to ask before the end was seen, and gets its answer from the next kernel."""
+    monkeypatch.setattr(cuda_launch._Watcher, "watch", lambda self, watched: None)
+    kernel = Kernel(runtime)
+    first = CudaLaunch(kernel, (), 1, 1, 0, nothing)
+    (event,) = recorded
+
+    def query_late() -> bool:
+        """While this thread is about to ask, another one sees the end, and launches the next kernel."""
+        del event.query  # type: ignore[method-assign]
+        event.answer = True
+        assert first.ended
+        CudaLaunch(kernel, (), 1, 1, 0, nothing)
+        event.answer = answer
+        return event.query()
+
+    event.query = query_late  # type: ignore[method-assign]
     assert first.ended
     assert first.done
-    assert not second.ended
-    events[0].answer = True
-    until(lambda: told == [1, 2], "the watching thread")
+    assert [config[2] for _, config, _ in kernel.launched] == ["stream 0 of device 0"] * 2
+    assert recorded == [event]
 
 
-def test_an_observer_that_fails_does_not_hide_the_end_of_others(monkeypatch, runtime: Runtime, event: Event):
-    reported, ended = [], []
-    monkeypatch.setattr(threading, "excepthook", lambda args: reported.append(args.exc_value))
-    kernel, wrong = Kernel(runtime), ValueError("an observer's")
+def test_an_observer_that_fails_ends_no_watch(runtime: Runtime, event: Event, monkeypatch):
+    """It is reported as the end of a thread is, and the launches beside it and after it are told of."""
+    failures: list[Any] = []
+    monkeypatch.setattr(threading, "excepthook", lambda args: failures.append((args.exc_type, str(args.exc_value))))
+    kernel, ended = Kernel(runtime), []
 
     def fail() -> None:
-        raise wrong
+        raise ValueError("an observer's")
 
     CudaLaunch(kernel, (), 1, 1, 0, fail)
     CudaLaunch(kernel, (), 1, 1, 0, lambda: ended.append(1))
     event.answer = True
-    until(lambda: ended, "the watching thread")
-    assert reported == [wrong]
+    until(lambda: len(ended) == 1, "the watching thread")
+    CudaLaunch(kernel, (), 1, 1, 0, lambda: ended.append(1))
+    until(lambda: len(ended) == 2, "the watching thread")
+    assert failures == [(ValueError, "an observer's")]
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # beside threads, since Python 3.12
+def test_a_launch_in_a_forked_child_is_watched(runtime: Runtime, event: Event):
+    """By a thread of the child: that of the parent is not there."""
+    kernel, ended = Kernel(runtime), []
+    CudaLaunch(kernel, (), 1, 1, 0, lambda: ended.append(0))
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            CudaLaunch(kernel, (), 1, 1, 0, lambda: ended.append(1))
+            event.answer = True
+            until(lambda: ended == [1], "the child's watching thread")
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert ended == []
+    event.answer = True
+    until(lambda: ended == [0], "the parent's watching thread")
 
 
 def test_what_cuda_is_told_before_it_begins(monkeypatch):
@@ -440,7 +512,6 @@ def test_a_kernel_that_fails_has_ended(event: Event, runtime: Runtime, caplog):
 
 def test_closing_goes_on_when_a_part_fails(monkeypatch):
     """As each call of CUDA does after a kernel has failed."""
-
     def fails(*args: object) -> None:
         raise DriverError("illegal address")
 

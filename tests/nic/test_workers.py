@@ -3,6 +3,7 @@
 import random
 import struct
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -461,6 +462,41 @@ def test_workers_without_queues_sleep():
                 until(lambda record=record: record["asleep"], f"worker {number} to sleep")
         pair.write()
         nic.engine.busy(-1)
+
+
+def test_kernels_wake_only_workers_that_sleep(monkeypatch):
+    """One that spins sees a launch without a system call. When the last kernel has ended, it falls asleep itself."""
+    kicked: list[int] = []
+    with opened(2) as (_, nic, pd):
+        pairs = on_all_workers(pd, nic)
+        kick = engine.Worker.kick
+        monkeypatch.setattr(engine.Worker, "kick", lambda self: kicked.append(self.address) or kick(self))
+        for _ in range(3):
+            until(lambda: all(nic.records["asleep"]), "all workers to sleep")
+            kicked.clear()
+            nic.engine.busy(+1)
+            assert kicked == nic.engine.workers
+            until(lambda: not any(nic.records["asleep"]), "all workers to wake")
+            nic.engine.busy(+1)
+            nic.engine.busy(-1)
+            assert kicked == nic.engine.workers
+            assert all(nic.records["busy"] == 1)
+            nic.engine.busy(-1)
+            assert kicked == nic.engine.workers
+        for pair in pairs:
+            pair.write()
+
+
+def test_no_launch_is_missed_by_a_worker_that_falls_asleep():
+    """Whenever it comes: the worker is awake soon, long before it would look by itself."""
+    with opened(1) as (_, nic, pd):
+        Pair(pd)
+        nic.record["sleep_ms"] = 60_000
+        for _ in range(300):
+            nic.engine.busy(+1)
+            until(lambda: not nic.record["asleep"], "the worker to wake")
+            nic.engine.busy(-1)
+            time.sleep(random.uniform(0.8, 1.3) * nic.record["spin_ns"] / 1e9)
 
 
 @pytest.mark.host_memory  # on the twin, a command waits for one request at most

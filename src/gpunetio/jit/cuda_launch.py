@@ -113,7 +113,9 @@ class CudaLaunch:
     A failure is logged, and `wait` and `done` raise it.
     """
 
-    def __init__(self, compiled: Any, args: Arguments, grid: int, block: int, ordinal: int, ended: Callable[[], None]):
+    def __init__(
+        self, compiled: Any, args: Arguments, grid: int, block: int, ordinal: int, ended: Callable[[], None]
+    ):
         from numba import cuda
         from numba.cuda.dispatcher import config  # type: ignore[attr-defined]
 
@@ -155,13 +157,14 @@ class CudaLaunch:
         if self._ended:
             return True
         try:
-            ended, error = bool(self._lane.event.query()), None
-        except Exception as failure:  # a class of Numba's
-            ended, error = True, failure
-        if ended and not self._ended:
-            self._error = error
+            ended = bool(self._lane.event.query())
+        except Exception as error:  # a class of Numba's
+            ended = True
+            if not self._ended:
+                self._error = error
+        if ended:
             self._ended = True
-            if self._given_back.acquire(blocking=False) and error is None:
+            if self._given_back.acquire(blocking=False) and self._error is None:
                 self._idle.append(self._lane)
         return self._ended
 
@@ -198,10 +201,10 @@ class _Watched:
 
     def look(self) -> bool:
         """Return whether the launch runs. If it does not any more, tell that."""
+        cuda_runtime().cudaSetDevice(self.ordinal)  # for observers that call CUDA, which would open the first device
         if not self.launch.ended:
             return True
         self.launch.log_failure()
-        cuda_runtime().cudaSetDevice(self.ordinal)  # for observers that call CUDA, which would open the first device
         self.ended()
         return False
 

@@ -14,7 +14,7 @@ import numpy as np
 from numba import types
 
 from ..jit.compile import engine_function
-from ..jit.ops import exchange64, futex_wait, ld_acquire64, ld_relaxed64, pause, st_release64
+from ..jit.ops import exchange64, fence_sys, futex_wait, ld_acquire64, ld_relaxed64, pause, st_release64
 from ..errors import BadStateError, DriverError, FullError, TimedOutError
 from ..fabric.notifier import Notifier
 from ..memory import HostMemory
@@ -45,6 +45,19 @@ def post_command(nic, op, row, source, nbytes, state):
     n.command_op, n.command_row, n.command_src = op, row, source
     n.command_bytes, n.command_state = nbytes, state
     st_release64(nic + WORKER.command_seq, n.command_seq + 1)
+
+
+@engine_function
+def count_kernels(nic, change):
+    """Count kernels that were launched or have ended. Return whether the worker sleeps, or is about to.
+
+    The worker announces its sleep before it looks whether kernels run (`loop._set_asleep`). This counts before it looks
+    for the announcement, with the same fences in between. So one of both sees the other's store.
+    """
+    running = worker_at(nic).busy + change
+    exchange64(nic + WORKER.busy, running if running > 0 else 0)  # kernels from before it opened may end
+    fence_sys()
+    return ld_relaxed64(nic + WORKER.asleep) != 0
 
 
 @engine_function
@@ -94,6 +107,7 @@ def compile_engine() -> None:
     run.compile((types.int64,))
     post_command.compile((types.int64,) * 6)
     await_command.compile((types.int64,) * 2)
+    count_kernels.compile((types.int64,) * 2)
     lost_memory.handler()
 
 
@@ -152,10 +166,10 @@ class Worker:
             if self._notifier is not None:
                 self._notifier.notify()
 
-    def busy(self, change: int) -> None:
-        """Count kernels that were launched or have ended."""
+    def busy(self, change: int) -> bool:
+        """Count kernels that were launched or have ended. Return whether the thread may sleep."""
         with self._kick_lock:
-            self.record["busy"] = max(0, int(self.record["busy"]) + change)  # kernels from before it opened may end
+            return self._notifier is not None and bool(count_kernels(self.address, change))
 
     def begin(self, op: int, row: int, prepared: Row | None, state: int) -> None:
         """Post a command. The one before must have been executed."""
@@ -306,10 +320,13 @@ class ThreadEngine(Engine):
                 worker.kick()
 
     def busy(self, change: int) -> None:
+        """Count kernels. A launch wakes the workers that sleep and have queues, and an end wakes none.
+
+        To wake a worker costs a system call, and a worker that spins sees for itself when the last kernel has ended.
+        """
         for i, worker in enumerate(self._workers):
-            worker.busy(change)
-            # Others find out by themselves. Releasing its lock, `Worker.busy` orders this load (see `doorbell_rung`).
-            if change > 0 and worker.record["asleep"] and (i == 0 or worker.has_queues):
+            asleep = worker.busy(change)
+            if change > 0 and asleep and (i == 0 or worker.has_queues):
                 worker.kick()
 
     def post(
