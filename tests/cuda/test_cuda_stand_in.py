@@ -184,7 +184,7 @@ def runtime(monkeypatch) -> Runtime:
     monkeypatch.setattr(cuda_backend, "cuda_runtime", lambda: runtime)
     monkeypatch.setattr(cuda_launch, "cuda_runtime", lambda: runtime)
     cuda_heap.follow_launches()
-    monkeypatch.setattr(cuda_launch, "_idle_lanes", functools.cache(lambda ordinal: []))
+    monkeypatch.setattr(cuda_launch, "_idle_streams", functools.cache(lambda ordinal: []))
     made = count()
     monkeypatch.setattr(numba_cuda, "stream", lambda: f"stream {next(made)} of device {runtime.device}")
     monkeypatch.setattr(numba_cuda, "gpus", [Context(runtime, ordinal) for ordinal in range(2)])
@@ -339,7 +339,7 @@ def test_one_thread_watches_all_launches(runtime: Runtime, event: Event):
     assert set(told) == {(0, "gpunetio launches"), (1, "gpunetio launches")}
 
 
-def test_a_lane_is_free_as_soon_as_somebody_sees_the_end(runtime: Runtime, recorded: list[RecordedEvent], monkeypatch):
+def test_a_stream_is_free_as_soon_as_anybody_sees_the_end(runtime: Runtime, recorded: list[RecordedEvent], monkeypatch):
     """Not only when the watching thread looks: CUDA has few ways to a GPU, and more streams would share them."""
     monkeypatch.setattr(cuda_launch._Watcher, "watch", lambda self, watched: None)
     kernel = Kernel(runtime)

@@ -26,10 +26,10 @@ def numbers(qp, raddr, rkey, laddr, lkey, base, out):
 
 @kernel
 def sums(qp, raddr, rkey, laddr, lkey, base, out):
-    """Add to one word, again and again. What each finds there comes to the same place here."""
+    """Add to one word, again and again. What each finds there comes to the same place here, `base` bytes further."""
     ticket = 0
     for i in range(COUNT):
-        ticket = device.signal(qp, raddr + WORD, rkey, laddr + OLD, lkey, i + 1, device.EXCLUSIVE)
+        ticket = device.signal(qp, raddr + WORD, rkey, laddr + OLD + base, lkey, i + 1, device.EXCLUSIVE)
     device.st64(out, device.wait(qp, ticket, device.EXCLUSIVE))
 
 
@@ -88,6 +88,12 @@ def test_additions_to_a_word_find_what_those_before_have_left(ends):
         ends.run(sums)
         assert ends.words(ends.there, WORD) == [round * total]
         assert ends.words(ends.here, OLD) == [round * total - COUNT]
+
+
+@pytest.mark.parametrize("offset", [1, 4])
+def test_what_an_addition_finds_comes_to_any_address(ends, offset):
+    ends.run(sums, offset)
+    assert ends.words(ends.here, OLD + offset) == [COUNT * (COUNT + 1) // 2 - COUNT]
 
 
 def test_a_read_finds_what_the_write_before_it_has_left(ends):

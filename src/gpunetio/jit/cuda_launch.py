@@ -64,20 +64,20 @@ def cuda_available() -> bool:
 
 
 @dataclass(frozen=True)
-class _Lane:
+class _Stream:
     """A stream, and the event that marks the end of its last kernel. Launches reuse them, for both cost much to make.
 
     They are Numba's. CUDA orders the stream after work that is already in the default stream, so kernels see results
     of CuPy.
     """
 
-    stream: Any
+    handle: Any
     event: Any
 
 
 @functools.cache
-def _idle_lanes(ordinal: int) -> list[_Lane]:
-    """Return the lanes of a device on which no kernel runs. Appending and popping are atomic."""
+def _idle_streams(ordinal: int) -> list[_Stream]:
+    """Return the streams of a device on which no kernel runs. Appending and popping are atomic."""
     return []
 
 
@@ -125,16 +125,16 @@ class CudaLaunch:
         self._error: Exception | None = None
         self._ended = False
         self._given_back = threading.Lock()  # taken by the first thread that sees the end, for good
-        self._idle = _idle_lanes(ordinal)
+        self._idle = _idle_streams(ordinal)
         _watcher.start()  # before the kernel: the system may have no room for a thread
         is_here = cuda_runtime().cudaGetDevice()[1] == ordinal  # usually; changing the context costs some µs
         with _STAY if is_here else cuda.gpus[ordinal]:
             try:
-                self._lane = self._idle.pop()
+                self._stream = self._idle.pop()
             except IndexError:
-                self._lane = _Lane(cuda.stream(), cuda.event(timing=False))
-            compiled[grid, block, self._lane.stream](*args)
-            self._lane.event.record(self._lane.stream)
+                self._stream = _Stream(cuda.stream(), cuda.event(timing=False))
+            compiled[grid, block, self._stream.handle](*args)
+            self._stream.event.record(self._stream.handle)
         _watcher.watch(_Watched(self, ordinal, ended))
 
     def _failure(self) -> str:
@@ -151,13 +151,13 @@ class CudaLaunch:
         """Return whether the kernel has ended. An event that reports an error counts as ended: a kernel has failed.
 
         Several threads may ask at once, and finalizers, so nobody waits for a lock. The first that sees the end notes
-        it before it gives the lane back. So an answer is about another launch only if the end is noted by then, and
+        it before it gives the stream back. So an answer is about another launch only if the end is noted by then, and
         that counts.
         """
         if self._ended:
             return True
         try:
-            ended = bool(self._lane.event.query())
+            ended = bool(self._stream.event.query())
         except Exception as error:  # a class of Numba's
             ended = True
             if not self._ended:
@@ -165,7 +165,7 @@ class CudaLaunch:
         if ended:
             self._ended = True
             if self._given_back.acquire(blocking=False) and self._error is None:
-                self._idle.append(self._lane)
+                self._idle.append(self._stream)
         return self._ended
 
     def log_failure(self) -> None:

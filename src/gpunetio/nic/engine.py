@@ -132,6 +132,7 @@ class Worker:
             undo.callback(self._pollfds.close)
             self._notifier: Notifier | None = Notifier()
             undo.pop_all()
+        self._is_first = number == 0
         self._kick_lock = threading.Lock()  # kernels may end at any time, also while the NIC closes
         record["kick_fd"] = self._notifier.notify_fd
         self._pollfds.view(POLLFD)[0] = (self._notifier.fd, select.POLLIN, 0)
@@ -165,6 +166,11 @@ class Worker:
         with self._kick_lock:
             if self._notifier is not None:
                 self._notifier.notify()
+
+    def wake(self) -> None:
+        """Wake the thread for what is posted to queues, if it has any. The first one is woken in any case."""
+        if self._is_first or self.has_queues:
+            self.kick()
 
     def busy(self, change: int) -> bool:
         """Count kernels that were launched or have ended. Return whether the thread may sleep."""
@@ -315,19 +321,19 @@ class ThreadEngine(Engine):
         If this misses a worker that is about to sleep, the worker finds the doorbell when it wakes by itself. A thread
         that releases a lock after ringing misses none if the release is a full fence, as on x86.
         """
-        for i, worker in enumerate(self._workers):
-            if worker.record["asleep"] and (i == 0 or worker.has_queues):
-                worker.kick()
+        for worker in self._workers:
+            if worker.record["asleep"]:
+                worker.wake()
 
     def busy(self, change: int) -> None:
         """Count kernels. A launch wakes the workers that sleep and have queues, and an end wakes none.
 
         To wake a worker costs a system call, and a worker that spins sees for itself when the last kernel has ended.
         """
-        for i, worker in enumerate(self._workers):
+        for worker in self._workers:
             asleep = worker.busy(change)
-            if change > 0 and asleep and (i == 0 or worker.has_queues):
-                worker.kick()
+            if change > 0 and asleep:
+                worker.wake()
 
     def post(
         self, op: int, row: int, prepared: Row | None = None, state: int = 0, timeout: float = 10.0,

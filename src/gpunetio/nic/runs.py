@@ -272,7 +272,7 @@ def _take_turns(request, counts, lanes):
 def _execute_atomics(request, counts, lanes, fences, of_gpu):
     """Execute the atomics of `lanes`, where `counts`, after a fence if `fences`.
 
-    What does not depend on the fence comes before it, while stores are on their way.
+    Sums and comparisons come before the fence, while stores are on their way.
     """
     same = lanes
     as_one = 0
@@ -351,7 +351,8 @@ def _beginnings(request, run):
     lane = lane_or_0()
     mine = lane < run
     copies = mine and _is_copy(request)
-    copying, counting = lanes_where(1 if copies else 0), lanes_where(1 if mine and not _is_copy(request) else 0)
+    counts = mine and not copies
+    copying, counting = lanes_where(1 if copies else 0), lanes_where(1 if counts else 0)
     reads = lanes_where(1 if mine and request.opcode == _READ else 0)
     begins = 1 if mine and request.strict else 0
     target, end = request.target if mine else 0, request.target + request.nbytes if mine else 0
@@ -359,7 +360,7 @@ def _beginnings(request, run):
     mixed = 1 if copies and target < most else 0
     if counting != 0:
         word = from_lane(target, first_lane(counting))
-        if (copies and target < word + 8 and word < end) or (mine and not copies and target != word):
+        if (copies and target < word + 8 and word < end) or (counts and target != word):
             mixed = 1
     same = 0
     if lanes_where(mixed) != 0:
