@@ -1,4 +1,6 @@
-"""Masked atomics of the software NIC, which mlx5 calls extended: words of 4 and 8 bytes, on one NIC."""
+"""Masked atomics of the software NIC, which mlx5 calls extended: words of 4 and 8 bytes, on one NIC and on two."""
+
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -6,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpunetio import Gpu, kernel
-from gpunetio.enums import QpAtomicType, QpState
+from gpunetio.enums import QpAtomicType
 from gpunetio.jit import ops
 from gpunetio.nic.observe.reasons import Reason
 from nic_rig import (
@@ -35,11 +37,18 @@ WORD = {4: np.dtype("<u4"), 8: np.dtype("<u8")}
 RESULT = {4: "big", 8: "little"}  # the byte order of what comes back
 
 
+@pytest.fixture(params=[("soft0",), ("soft0", "soft1")], ids=["loopback", "wire"])
+def ends(request: pytest.FixtureRequest) -> Iterator[Ends]:
+    opened = Ends.open(*request.param)
+    yield opened
+    opened.close()
+
+
 @pytest.fixture
-def two(one: Ends) -> Ends:
-    """Two QPs of one NIC that may do extended atomics to each other."""
-    one.again(atomic_type=QpAtomicType.UP_TO_8BYTES)
-    return one
+def two(ends: Ends) -> Ends:
+    """Two QPs that may do extended atomics to each other."""
+    ends.again(atomic_type=QpAtomicType.UP_TO_8BYTES)
+    return ends
 
 
 def put(ends: Ends, opcode: int, operands: bytes, nbytes: int, at: int, **fields: int) -> int:
@@ -219,22 +228,22 @@ def test_atomic_with_what_the_cpu_does(two):
 
 
 @BOTH_SIZES
-def test_atomic_mode(one, nbytes):
+def test_atomic_mode(ends, nbytes):
     """The specification's atomics are all that IB_SPEC allows; UP_TO_8BYTES allows both kinds."""
     for mode, masked, plain in (
         (QpAtomicType.UP_TO_8BYTES, True, True), (QpAtomicType.IB_SPEC, False, True), (QpAtomicType.NONE, False, False),
     ):  # fmt: skip
-        one.again(atomic_type=mode)
-        one.a.post(CS, one.there.remote(), atomic(1, 2), one.here.at(0, 8))
-        assert (one.a.done.next().opcode == REQ) == plain
-        one.again(atomic_type=mode)
-        put(one, MASKED_FA, masked_fa(1, 0, nbytes), nbytes, 0)
-        one.a.ring()
-        cqe = one.a.done.next()
+        ends.again(atomic_type=mode)
+        ends.a.post(CS, ends.there.remote(), atomic(1, 2), ends.here.at(0, 8))
+        assert (ends.a.done.next().opcode == REQ) == plain
+        ends.again(atomic_type=mode)
+        put(ends, MASKED_FA, masked_fa(1, 0, nbytes), nbytes, 0)
+        ends.a.ring()
+        cqe = ends.a.done.next()
         assert (cqe.opcode == REQ) == masked
         if not masked:
-            one.refused(cqe, REMOTE_INVALID, Reason.QP_RIGHTS)
-            *_, report = reports_of(one.b.nic, one.b.qp.qpn)
+            ends.refused(cqe, REMOTE_INVALID, Reason.QP_RIGHTS)
+            *_, report = reports_of(ends.b.nic, ends.b.qp.qpn)
             assert "UP_TO_8BYTES" in report.message
 
 
@@ -256,8 +265,8 @@ def test_alignment(two, nbytes, offset, allowed):
 
 def test_region_that_is_aligned_differently(two):
     """What counts is where the word is in memory, too."""
-    region = Buffer(two.a.qp.pd, 64)
-    with two.a.qp.pd.register(region.bytes[2:], iova=0) as mr:
+    region = Buffer(two.b.qp.pd, 64)
+    with two.b.qp.pd.register(region.bytes[2:], iova=0) as mr:
         two.a.post(MASKED_FA, (0).to_bytes(8) + mr.rkey.to_bytes(4) + bytes(4), masked_fa(1, 0, 4), two.here.at(0, 4),
                    opmod=0x08)  # fmt: skip
         two.refused(two.a.done.next(), REMOTE_INVALID, Reason.ATOMIC_ALIGNMENT)
@@ -282,17 +291,3 @@ def test_masks_without_data(two):
     """Four segments are enough for all masked atomics but the compare and swap of 8 bytes."""
     two.a.post(MASKED_CS, two.there.remote(), masked_cs(1, 0, 1, 1, 8)[:16], opmod=0x09)
     assert error_of(two.a.done.next()) == (LOCAL_QP_OP, Reason.WQE_MALFORMED)
-
-
-def test_no_packet_carries_them():
-    """To another NIC they are refused, behind what is under way, and the peer hears nothing."""
-    ends = Ends.open("soft0", "soft1")
-    ends.again(atomic_type=QpAtomicType.UP_TO_8BYTES)
-    ends.write()
-    put(ends, MASKED_FA, masked_fa(1, 0, 8), 8, 0)
-    ends.a.ring()
-    written, refused = ends.a.done.take(2)
-    assert (written.opcode, error_of(refused)) == (REQ, (LOCAL_QP_OP, Reason.ATOMIC_WIRE))
-    assert ends.written()
-    assert ends.b.qp.state == QpState.RTS
-    ends.close()

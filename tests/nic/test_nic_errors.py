@@ -528,12 +528,6 @@ def _opmod(ends):
     return ends.a, ["opmod 0x0a", "opcode 0x14"]
 
 
-@produces(Reason.ATOMIC_WIRE, WIRE)
-def _masked_on_a_wire(ends):
-    ends.a.post(MASKED_FA, ends.there.remote(), masked_fa(1, 0, 8), ends.here.at(0, 8), opmod=0x09)
-    return ends.a, ["opcode 0x15", f"QP {ends.b.qp.qpn:#x}"]
-
-
 def test_every_reason_has_a_case():
     of_ethernet = {  # test_eth_send.py, test_eth_send_offloads.py
         Reason.FRAME_LENGTH, Reason.INLINE_HEADERS, Reason.CHECKSUM_FLAGS, Reason.WAIT_MODE, Reason.WAIT_TOO_FAR,

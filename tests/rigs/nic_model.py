@@ -29,7 +29,7 @@ REMOTE_INVALID, REMOTE_ACCESS, REMOTE_OP, RETRY_EXCEEDED, RNR_EXCEEDED = 0x12, 0
 # vendor syndromes
 STALE, WRONG_QPN, MALFORMED, UNSUPPORTED, LENGTH, LKEY, RKEY, QP_RIGHTS = 1, 2, 3, 4, 5, 6, 10, 14
 MISALIGNED, ATOMIC_LENGTH, RECV_TOO_SMALL, RECV_LKEY, RNR, NO_RESPONSE, FLUSH = 15, 16, 17, 18, 19, 20, 22
-OPMOD, NO_PACKET = 31, 32
+OPMOD = 31
 NAK_VENDORS = {REMOTE_INVALID: 26, REMOTE_ACCESS: 27, REMOTE_OP: 28}  # by syndrome
 NO_KEY, OTHER_PD, NO_RIGHT, OUT_OF_BOUNDS = 0, 1, 2, 3  # to be added to LKEY or RKEY
 
@@ -298,8 +298,6 @@ class Qp:
         if opcode in MASKED:
             if opmod not in MASKED_BYTES:
                 raise Refused(LOCAL_QP_OP, OPMOD)
-            if self.wired and not ROWS[opcode].packets:
-                raise Refused(LOCAL_QP_OP, NO_PACKET)
             word = MASKED_BYTES[opmod]
         headers = header_segments(opcode, opmod) * SEGMENT
         if len(wqe) < headers:

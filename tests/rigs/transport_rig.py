@@ -30,6 +30,7 @@ WRITE_FIRST, WRITE_MIDDLE, WRITE_LAST, WRITE_LAST_IMM, WRITE_ONLY, WRITE_ONLY_IM
 READ_REQUEST, RESPONSE_FIRST, RESPONSE_MIDDLE, RESPONSE_LAST, RESPONSE_ONLY = range(12, 17)
 ACKNOWLEDGE, ATOMIC_ACKNOWLEDGE, COMPARE_SWAP, FETCH_ADD = range(17, 21)
 UC, UD = 0x20, 0x60  # added to the operation
+MASKED_SWAP, MASKED_ADD = 0xDE, 0xDF  # whole opcodes, in the range for manufacturers (docs/soft-nic.md)
 
 # syndromes of an AETH (tables 47 to 49)
 ACK = 0x1F  # with a credit count that is invalid
@@ -58,6 +59,7 @@ class Packet:
     congestion: int = 0  # FECN and BECN
     reth: tuple[int, int, int] | None = None  # va, rkey, length
     atomic: tuple[int, int, int, int] | None = None  # va, rkey, swap or add, compare
+    masked: tuple[int, ...] | None = None  # va, rkey, bytes, swap or add, compare, swap mask, compare mask
     aeth: tuple[int, int] | None = None  # syndrome, MSN
     deth: tuple[int, int] | None = None  # Q_Key, source QP
     original: int | None = None
@@ -77,6 +79,8 @@ class Packet:
             raw += struct.pack(">QII", *self.reth)
         if self.atomic:
             raw += struct.pack(">QIQQ", *self.atomic)
+        if self.masked:
+            raw += struct.pack(">QIIQQQQ", *self.masked)
         if self.aeth:
             raw += struct.pack(">I", self.aeth[0] << 24 | self.aeth[1])
         if self.original is not None:
@@ -91,8 +95,8 @@ class Packet:
         assert len(raw) % 4 == 0
         opcode, flags, pkey, qp, word = struct.unpack_from(">BBHII", raw)
         operation, at = opcode & 0x1F, 12
-        assert opcode >> 5 in (0, 1, 3)
-        assert operation <= FETCH_ADD
+        masked = opcode in (MASKED_SWAP, MASKED_ADD)
+        assert masked or (opcode >> 5 in (0, 1, 3) and operation <= FETCH_ADD)
         assert qp >> 24 == 0
         assert word >> 24 & 0x7F == 0
         fields: dict[str, Any] = {}
@@ -109,6 +113,8 @@ class Packet:
             fields["reth"] = take(">QII")
         if operation in (COMPARE_SWAP, FETCH_ADD):
             fields["atomic"] = take(">QIQQ")
+        if masked:
+            fields["masked"] = take(">QIIQQQQ")
         if operation in WITH_AETH:
             (value,) = take(">I")
             fields["aeth"] = value >> 24, value & 0xFFFFFF
@@ -305,7 +311,7 @@ class Peer:
         raw = until(self.lab.receive_raw, "a packet")
         packet = Packet.parse(raw)
         assert (packet.qpn, packet.migrated, packet.version, packet.pkey) == (PEER_QPN, 1, 0, 0xFFFF)
-        assert packet.opcode >> 5 == self.service >> 5
+        assert packet.opcode in (MASKED_SWAP, MASKED_ADD) or packet.opcode >> 5 == self.service >> 5
         return packet
 
     def take(self, count: int) -> list[Packet]:

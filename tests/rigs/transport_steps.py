@@ -17,11 +17,13 @@ def lengths(mtu: int) -> list[int]:
     return [0, 1, 2, 3, 4, 5, *(n * mtu + d for n in (1, 2, 3) for d in (-1, 0, 1))]
 
 
-def post(peer: Peer, opcode: int, *parts: bytes, flags: int = 0, imm: int = 0, ring: bool = True) -> int:
+def post(
+    peer: Peer, opcode: int, *parts: bytes, flags: int = 0, imm: int = 0, opmod: int = 0, ring: bool = True
+) -> int:  # fmt: skip
     """Post a WQE with a completion and the given flags."""
     queue, body = peer.queue, b"".join(parts)
     head = bytearray(control(opcode, queue.index, peer.qpn, 1 + len(body) // 16, ALWAYS, imm))
-    head[11] |= flags
+    head[0], head[11] = opmod, head[11] | flags
     index = queue.write_wqe(bytes(head) + body)
     if ring:
         queue.ring()

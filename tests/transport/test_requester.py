@@ -8,12 +8,30 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nic_rig import CS, FA, READ, REQ, SEND, SEND_IMM, WRITE, WRITE_IMM, atomic, raddr
+from nic_rig import (
+    CS,
+    FA,
+    MASKED_CS,
+    MASKED_FA,
+    OPMOD,
+    READ,
+    REQ,
+    SEND,
+    SEND_IMM,
+    WRITE,
+    WRITE_IMM,
+    atomic,
+    masked_cs,
+    masked_fa,
+    raddr,
+)
 from transport_rig import (
     ACK,
     ATOMIC_ACKNOWLEDGE,
     COMPARE_SWAP,
     FETCH_ADD,
+    MASKED_ADD,
+    MASKED_SWAP,
     PSNS,
     READ_REQUEST,
     SIZE,
@@ -100,6 +118,27 @@ def test_atomic_requests(peer):
     completed(p, 1)
     assert p.lab.here.word(0) == 0x1122334455667788
     assert p.lab.here.bytes[8:12].tobytes() + p.lab.here.bytes[20:24].tobytes() == ((1 << 64) - 2).to_bytes(8, "little")
+
+
+def test_masked_atomic_requests(peer):
+    """A result of 4 bytes comes big-endian into memory, one of 8 bytes in host order."""
+    p = peer()
+    add, swap = masked_fa(5, 0x8000_0000, 4), masked_cs(1, 2, 3, (1 << 64) - 4, 8)
+    post(p, MASKED_FA, raddr(VA, RKEY), add, p.lab.here.at(0, 4), opmod=OPMOD[4])
+    post(p, MASKED_CS, raddr(VA + 8, RKEY), swap, p.lab.here.at(8, 8), opmod=OPMOD[8])
+    first, second = p.take(2)
+    assert (first.opcode, first.psn, first.ack) == (MASKED_ADD, p.psn, 1)
+    va, rkey, nbytes, addend, _, boundary, _ = first.masked
+    assert (va, rkey, nbytes, addend, boundary) == (VA, RKEY, 4, 5, 0x8000_0000)
+    assert (second.opcode, second.psn) == (MASKED_SWAP, p.psn + 1)
+    assert second.masked == (VA + 8, RKEY, 8, 1, 2, 3, (1 << 64) - 4)
+    p.lab.here.bytes[:16] = 0xEE
+    p.send(Packet(ATOMIC_ACKNOWLEDGE, p.psn, aeth=(ACK, 1), original=0x1122_3344))
+    completed(p, 0)
+    p.send(Packet(ATOMIC_ACKNOWLEDGE, p.psn + 1, aeth=(ACK, 2), original=(1 << 64) - 2))
+    completed(p, 1)
+    old = bytes.fromhex("11223344 eeeeeeee") + ((1 << 64) - 2).to_bytes(8, "little")
+    assert p.lab.here.bytes[:16].tobytes() == old
 
 
 @settings(max_examples=30)

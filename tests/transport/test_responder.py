@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpunetio.enums import QpState
+from gpunetio.enums import QpAtomicType, QpState
 from nic_rig import (
     RESP_SEND,
     RESP_SEND_IMM,
@@ -20,6 +20,8 @@ from transport_rig import (
     ATOMIC_ACKNOWLEDGE,
     COMPARE_SWAP,
     FETCH_ADD,
+    MASKED_ADD,
+    MASKED_SWAP,
     NAK_SEQUENCE,
     PSNS,
     READ_REQUEST,
@@ -105,6 +107,25 @@ def test_atomics(peer):
     assert [packet.aeth for packet in packets] == [(ACK, msn) for msn in (1, 2, 3)]
     assert there.word(8) == 1 << 63
     assert p.counted("rx_atomic_requests") == 3
+
+
+def test_masked_atomics(peer):
+    """Their operands, for words of both sizes; the old word comes as a number."""
+    p = peer(atomic_type=QpAtomicType.UP_TO_8BYTES)
+    there = p.lab.there
+    there.set_word(8, 0x8899_AABB_CCDD_EEFF)
+    p.send(
+        Packet(MASKED_ADD, p.own, ack=1, masked=(*target(p, 8), 4, 0x0101_0101, 0, 0x8080_8080, 0)),
+        Packet(MASKED_SWAP, p.own + 1, ack=1, masked=(*target(p, 12), 4, 0x1234_5678, 0xBB, 0xFFFF, 0xFF)),
+        Packet(MASKED_SWAP, p.own + 2, ack=1, masked=(*target(p, 8), 8, 1, 0, (1 << 64) - 1, (1 << 64) - 1)),
+        Packet(MASKED_ADD, p.own + 3, ack=1, masked=(*target(p, 8), 8, 1, 0, 0, 0)),
+    )
+    packets = p.take(4)
+    assert [(packet.opcode, packet.psn) for packet in packets] == [(ATOMIC_ACKNOWLEDGE, p.own + i) for i in range(4)]
+    added = 0x8899_5678_CDDE_EF00
+    assert [packet.original for packet in packets] == [0xCCDD_EEFF, 0x8899_AABB, added, added]
+    assert there.word(8) == added + 1
+    assert p.counted("rx_atomic_requests") == 4
 
 
 def test_acknowledgements_are_merged(peer):
@@ -254,12 +275,17 @@ def test_duplicate_read_that_asks_for_something_else(peer):
     assert p.queue.qp.state == QpState.RTS
 
 
-def test_duplicate_atomic(peer):
+@pytest.mark.parametrize("masked", [False, True])
+def test_duplicate_atomic(peer, masked):
     """The result is remembered, and the word left alone (9.7.5.1.5)."""
-    p = peer()
+    p = peer(atomic_type=QpAtomicType.UP_TO_8BYTES)
     p.lab.there.set_word(0, 10)
-    first = Packet(FETCH_ADD, p.own, ack=1, atomic=(*target(p), 1, 0))
-    second = Packet(COMPARE_SWAP, p.own + 1, ack=1, atomic=(*target(p), 77, 11))
+    if masked:
+        first = Packet(MASKED_ADD, p.own, ack=1, masked=(*target(p), 4, 1, 0, 0, 0))
+        second = Packet(MASKED_SWAP, p.own + 1, ack=1, masked=(*target(p), 8, 77, 11, 0xFF, 0xFF))
+    else:
+        first = Packet(FETCH_ADD, p.own, ack=1, atomic=(*target(p), 1, 0))
+        second = Packet(COMPARE_SWAP, p.own + 1, ack=1, atomic=(*target(p), 77, 11))
     p.send(first, second)
     answers = p.drain()
     p.lab.there.set_word(0, 500)

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpunetio.enums import Access, QpState
+from gpunetio.enums import Access, QpAtomicType, QpState
 from gpunetio.nic.observe.reasons import Reason
 from nic_rig import FLUSHED, LOCAL_LENGTH, Buffer, data, error_of, reports_of
 from transport_rig import (
@@ -12,6 +12,7 @@ from transport_rig import (
     ACKNOWLEDGE,
     COMPARE_SWAP,
     FETCH_ADD,
+    MASKED_ADD,
     NAK_ACCESS,
     NAK_INVALID,
     NAK_OPERATION,
@@ -34,6 +35,8 @@ DATA, BIG = bytes(range(100)), bytes(600)
 
 def aimed(packet: Packet, buffer: Buffer) -> Packet:
     """The same request for other memory."""
+    if packet.masked:
+        return replace(packet, masked=(buffer.address, buffer.key, *packet.masked[2:]))
     if packet.reth:
         return replace(packet, reth=(buffer.address, buffer.key, packet.reth[2]))
     return replace(packet, atomic=(buffer.address, buffer.key, 1, 0))
@@ -49,6 +52,7 @@ def bad_requests(p: Peer) -> dict[str, tuple[list[Packet], int, Reason]]:
     read = Packet(READ_REQUEST, own, ack=1, reth=(va, key, 100))
     add = Packet(FETCH_ADD, own, ack=1, atomic=(va, key, 1, 0))
     swap = Packet(COMPARE_SWAP, own, ack=1, atomic=(va, key, 1, 0))
+    masked = Packet(MASKED_ADD, own, ack=1, masked=(va, key, 4, 1, 0, 0, 0))
     late = [replace(big[0], psn=own), replace(big[1], psn=own + 1)]
     bad, long, access = (NAK_INVALID, Reason.BAD_REQUEST), (NAK_INVALID, Reason.MESSAGE_TOO_LONG), NAK_ACCESS
     cases: dict[str, tuple[list[Packet], int, Reason]] = {
@@ -86,6 +90,13 @@ def bad_requests(p: Peer) -> dict[str, tuple[list[Packet], int, Reason]]:
         "read: too long": ([replace(read, payload=DATA[:4])], *bad),
         "atomic: too short": ([replace(add, atomic=None, payload=DATA[:24])], *bad),
         "atomic: too long": ([replace(add, payload=DATA[:4])], *bad),
+        "masked atomic: no such key": (
+            [replace(masked, masked=(va, unknown, *masked.masked[2:]))], access, Reason.RKEY_UNKNOWN),
+        "masked atomic: misaligned": (
+            [replace(masked, masked=(va + 2, *masked.masked[1:]))], NAK_INVALID, Reason.ATOMIC_ALIGNMENT),
+        "masked atomic: too short": ([replace(masked, masked=None, payload=DATA[:44])], *bad),
+        "masked atomic: too long": ([replace(masked, payload=DATA[:4])], *bad),
+        "masked atomic in a message": ([big[0], replace(masked, psn=own + 1)], *bad),
         "middle of nothing": ([replace(message[1], psn=own)], *bad),
         "last of nothing": ([replace(message[2], psn=own)], *bad),
         "write middle of nothing": ([replace(big[1], psn=own)], *bad),
@@ -102,11 +113,15 @@ def bad_requests(p: Peer) -> dict[str, tuple[list[Packet], int, Reason]]:
             [replace(send, psn=own), replace(send, psn=own + 1), replace(send, psn=own + 2)],
             NAK_OPERATION, Reason.RECV_LKEY),
     }  # fmt: skip
-    for operation in (0x15, 0x16, 0x17, 0x1F):  # reserved, or what this NIC does not model
-        cases[f"operation {operation:#x}"] = ([replace(send, opcode=operation)], *bad)
+    for nbytes in (0, 1, 2, 16, (1 << 32) - 8):
+        packet = replace(masked, masked=(va, key, nbytes, *masked.masked[3:]))
+        cases[f"masked atomic: {nbytes} bytes"] = ([packet], *bad)
+    # reserved, what this NIC does not model, and others than ours in the range for manufacturers
+    for opcode in (0x15, 0x16, 0x17, 0x1B, 0x1E, 0x1F, 0xC0, 0xC4, 0xD3, 0xDD):
+        cases[f"opcode {opcode:#x}"] = ([replace(send, opcode=opcode)], *bad)
     for name, right, packet in (
         ("write", Access.REMOTE_WRITE, write), ("read", Access.REMOTE_READ, read),
-        ("atomic", Access.REMOTE_ATOMIC, add),
+        ("atomic", Access.REMOTE_ATOMIC, add), ("masked atomic", Access.REMOTE_ATOMIC, masked),
     ):  # fmt: skip
         locked = Buffer(p.lab.pd, 4096, access=Access.LOCAL_WRITE | ALL & ~right)
         cases[f"{name}: the key does not allow it"] = ([aimed(packet, locked)], access, Reason.RKEY_RIGHTS)
@@ -146,7 +161,7 @@ def bad_names(lab):
 def test_bad_requests(peer, bad_names):
     """Each is refused with the NAK that the specification gives it (9.7.4.1, 9.9.3)."""
     for name in bad_names:
-        p = peer(mtu=256)
+        p = peer(mtu=256, atomic_type=QpAtomicType.UP_TO_8BYTES)
         try:
             refuses(p, *bad_requests(p)[name])
         except BaseException as error:
@@ -182,6 +197,12 @@ def test_rights_of_the_qp(peer, right):
     for make in requests[right]:
         p = peer(mtu=256, remote_access=ALL & ~right)
         refuses(p, make(p), NAK_INVALID, Reason.QP_RIGHTS)
+
+
+def test_atomic_mode_of_the_qp(peer):
+    """The specification's atomics only: masked ones are refused."""
+    p = peer(mtu=256, atomic_type=QpAtomicType.IB_SPEC)
+    refuses(p, [Packet(MASKED_ADD, p.own, ack=1, masked=(*target(p), 8, 1, 0, 0, 0))], NAK_INVALID, Reason.QP_RIGHTS)
 
 
 def test_empty_requests_need_no_key(peer):

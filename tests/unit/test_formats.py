@@ -74,7 +74,7 @@ FIELDS_OF_OURS = {
         ("atomic_caps", field): place
         for field, place in {
             "atomic_req_8B_endianness_mode": (0x40, 2), "supported_atomic_req_8B_endianness_mode_1": (0x46, 1),
-            "atomic_operations": (0x90, 16), "atomic_size_qp": (0xB0, 16),
+            "atomic_operations": (0x90, 16), "atomic_size_qp": (0xB0, 16), "atomic_size_dc": (0xD0, 16),
         }.items()
     },
     **{

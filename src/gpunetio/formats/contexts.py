@@ -288,6 +288,7 @@ ATOMIC_CAPS = BitStruct("atomic_caps", 256, """
     supported_atomic_req_8B_endianness_mode_1   0x046      1
     atomic_operations                           0x090     16
     atomic_size_qp                              0x0b0     16
+    atomic_size_dc                              0x0d0     16
 """)
 
 CMD_HCA_CAP_2 = BitStruct("cmd_hca_cap_2", 256, """

@@ -18,7 +18,7 @@ from ..enums import Access, WcOpcode, WrOpcode
 from .commands import ServiceType
 from .cqe import CqeOpcode
 from .layout import Entry
-from .packet import ATOMIC_ETH, IMM_DT, OPERATION_MASK, RETH, PacketOpcode
+from .packet import ATOMIC_ETH, IMM_DT, MASKED_ATOMIC_ETH, OPERATION_MASK, RETH, PacketOpcode
 from .wqe import (
     ATOMIC_SEG,
     MASKED_CS32_SEG,
@@ -60,6 +60,8 @@ _CARRIERS = {
     "read":      Packets(*(PacketOpcode.RC_READ_REQUEST,) * 4),
     "swap":      Packets(*(PacketOpcode.RC_COMPARE_SWAP,) * 4),
     "add":       Packets(*(PacketOpcode.RC_FETCH_ADD,) * 4),
+    "masked_cs": Packets(*(PacketOpcode.MASKED_COMPARE_SWAP,) * 4),
+    "masked_fa": Packets(*(PacketOpcode.MASKED_FETCH_ADD,) * 4),
 }  # fmt: skip
 READ_RESPONSE = Packets(*(PacketOpcode[f"RC_READ_RESPONSE_{place}"] for place in ("FIRST", "MIDDLE", "LAST", "ONLY")))
 
@@ -71,7 +73,7 @@ _BY_SIZE = {  # the operands of masked atomics, for words of 4 and of 8 bytes, a
 # segments    those behind the control segment; `data*` is any number of data segments
 # right       the remote right that the queue pair and the memory of the peer must grant
 # receives    the CQE with which the operation completes a receive
-# packets     a row of _CARRIERS; an operation without packets stays inside one NIC
+# packets     a row of _CARRIERS; an operation without packets is local
 # request     the opcode of the API, and the one in its completion
 _TABLE = """
 opcode           segments              right  receives      packets   answer services request              completion
@@ -86,8 +88,8 @@ RDMA_WRITE_IMM   raddr,data*           WRITE  RESP_WR_IMM   write_imm ACK    RC,
 RDMA_READ        raddr,data*           READ   -             read      READ   RC       RDMA_READ            RDMA_READ
 ATOMIC_CS        raddr,atomic,data*    ATOMIC -             swap      ATOMIC RC       ATOMIC_CMP_AND_SWP   COMP_SWAP
 ATOMIC_FA        raddr,atomic,data*    ATOMIC -             add       ATOMIC RC       ATOMIC_FETCH_AND_ADD FETCH_ADD
-ATOMIC_MASKED_CS raddr,masked_cs,data* ATOMIC -             -         ATOMIC RC       -                    -
-ATOMIC_MASKED_FA raddr,masked_fa,data* ATOMIC -             -         ATOMIC RC       -                    -
+ATOMIC_MASKED_CS raddr,masked_cs,data* ATOMIC -             masked_cs ATOMIC RC       -                    -
+ATOMIC_MASKED_FA raddr,masked_fa,data* ATOMIC -             masked_fa ATOMIC RC       -                    -
 """
 
 
@@ -203,7 +205,7 @@ def _packet_rows() -> dict[PacketOpcode, Packet]:
             imm = operation.imm and last
             headers = (RETH,) if operation.remote and first else ()
             if operation.atomic:
-                headers = (ATOMIC_ETH,)
+                headers = (MASKED_ATOMIC_ETH if operation.masked else ATOMIC_ETH,)
             plain = operation
             if imm:
                 plain = table[operation.packets.first].operation  # type: ignore[union-attr]
@@ -218,7 +220,7 @@ PACKETS: dict[PacketOpcode, Packet] = _packet_rows()
 
 def column(value: Callable[[Operation], int]) -> np.ndarray:
     """Return a value of each operation, by WQE opcode, for compiled code: 0 for opcodes that are no operation."""
-    values = np.zeros(256, np.int8)
+    values = np.zeros(256, np.int16)
     for operation in OPERATIONS.values():
         values[operation.opcode] = value(operation)
     return values

@@ -53,10 +53,14 @@ class PacketOpcode(IntEnum):
     UC_WRITE_ONLY_IMM      = 0x2B
     UD_SEND_ONLY           = 0x64
     UD_SEND_ONLY_IMM       = 0x65
+    MASKED_COMPARE_SWAP    = 0xDE  # ours, in the range for manufacturers; their lower five bits are of no other request
+    MASKED_FETCH_ADD       = 0xDF
 
 
 SERVICE_SHIFT, OPERATION_MASK = 5, 0x1F
 UD_SERVICE = 3  # in the upper three bits; 2 is reliable datagrams
+MANUFACTURER = 6  # RC's operations that are no standard
+RESERVED = 0x1B  # in the lower five bits
 
 
 class AckKind(IntEnum):
@@ -103,6 +107,17 @@ ATOMIC_ETH = Entry("atomic_eth", 28, """
     rkey            8  be32
     swap_add       12  be64
     compare        20  be64
+""")
+
+# Follows the BTH of a masked atomic. IBTA has no such request, and what a ConnectX sends is not published.
+MASKED_ATOMIC_ETH = Entry("masked_atomic_eth", 48, """
+    va              0  be64
+    rkey            8  be32
+    nbytes         12  be32
+    swap_add       16  be64
+    compare        24  be64
+    swap_mask      32  be64
+    compare_mask   40  be64
 """)
 
 AETH = Entry("aeth", 4, """

@@ -37,6 +37,7 @@ MAX_QP = 16384
 MAX_LOG_QUEUE = 15
 _MAX_RQ_STRIDE_LOG = 5  # 512 bytes, in units of 16
 _ATOMIC_BYTES = 8
+_ATOMIC_SIZES = 4 | 8  # bits, each for words of as many bytes
 SERVICES = {  # by qpc.st: the service, and what serves the send queue
     ServiceType.RC:  (ServiceType.RC, QueueKind.CONNECTED_SEND),
     ServiceType.UC:  (ServiceType.UC, QueueKind.CONNECTED_SEND),
@@ -94,8 +95,7 @@ class QueuePairs(ChosenEvents, QueueObjects):
         )  # fmt: skip
 
     def capabilities(self) -> Capabilities:
-        # Masked atomics have no packets. They work between QPs of one NIC, and are not advertised. Results are in host
-        # order.
+        # Results of atomics are in host order. There are no DC QPs, but NVSHMEM looks up what their atomics would have.
         return {
             CapClass.GENERAL: {
                 "rc": 1, "uc": 1, "ud": 1, "log_max_qp": self.log_max, "log_max_qp_sz": MAX_LOG_QUEUE,
@@ -105,8 +105,8 @@ class QueuePairs(ChosenEvents, QueueObjects):
                 "qpc_extension": 1, "dma_mmo_qp": 1, "log_dma_mmo_max_size": MAX_MMO_SHIFT,
             },
             CapClass.ATOMIC: {
-                "atomic_operations": AtomicOperation.COMPARE_SWAP | AtomicOperation.FETCH_ADD,
-                "atomic_size_qp": _ATOMIC_BYTES, "atomic_req_8B_endianness_mode": 1,
+                "atomic_operations": sum(AtomicOperation), "atomic_size_qp": _ATOMIC_SIZES,
+                "atomic_size_dc": _ATOMIC_SIZES, "atomic_req_8B_endianness_mode": 1,
                 "supported_atomic_req_8B_endianness_mode_1": 1,
             },
             CapClass.GENERAL_2: {"send_dbr_mode_no_dbr_ext": 1},

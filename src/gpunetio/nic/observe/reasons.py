@@ -49,7 +49,6 @@ class Reason(IntEnum):
     BAD_RESPONSE         = 29
     BAD_REQUEST          = 30
     WQE_OPMOD            = 31
-    ATOMIC_WIRE          = 32
     COPY_FAILED          = 40
     ATOMIC_FAR           = 41
     MESSAGE_TOO_LONG     = 42
@@ -199,10 +198,6 @@ EXPLAIN: dict[Reason, Explanation] = {
         Syndrome.LOCAL_QP_OP,
         "opmod {extra0:#04x} of opcode {opcode:#04x} is neither 0x08 (4 bytes) nor 0x09 (8 bytes)",
         "the upper 8 bits of the control segment's first dword must give the word size of a masked atomic"),
-    Reason.ATOMIC_WIRE: Explanation(
-        Syndrome.LOCAL_QP_OP,
-        "opcode {opcode:#04x} goes to QP {extra0:#x} of another NIC, but no packet can carry it",
-        "masked atomics work only between queue pairs of one software NIC: RoCE has packets only for plain atomics"),
     Reason.COPY_FAILED: Explanation(
         Syndrome.LOCAL_QP_OP,
         "bytes could not be copied to or from GPU memory: {cuda}",

@@ -48,12 +48,6 @@ def unknown_opmod(nic, opmod):
 
 
 @engine_function
-def no_packet(nic, remote_qpn):
-    """Refuse an operation for a peer of another NIC that no packet can carry."""
-    return _because(nic, Reason.ATOMIC_WIRE, 0, 0, 0, remote_qpn, 0)
-
-
-@engine_function
 def too_long_to_send(nic, nbytes, most):
     """Refuse to send a message of more bytes than the queue pair sends."""
     return _because(nic, Reason.LENGTH, 0, 0, nbytes, most, 0)

@@ -8,6 +8,7 @@ from typing import Generic, NamedTuple, TypeVar
 import numpy as np
 
 from ...formats.operations import Operation, Packet, column, packet_column
+from ...formats.packet import SERVICE_SHIFT
 from ...formats.wqe import EXTENDED_ATOMIC_8
 from ...jit.compile import device_function
 
@@ -18,6 +19,11 @@ def _services(operation: Operation) -> int:
 
 def _segments(operation: Operation, form: int) -> int:
     return 1 + len(operation.forms[form]) + (operation.data or 0)
+
+
+def _upper_bits(packet: Packet) -> int:
+    packets = packet.operation.packets
+    return packets.only >> SERVICE_SHIFT if packets else 0
 
 
 def _opcode(packet: Packet) -> int:
@@ -62,14 +68,14 @@ _SEGMENTS  = _by_wqe.field(4, lambda row: _segments(row, 0))
 _WIDE      = _by_wqe.field(4, lambda row: _segments(row, -1))
 _RIGHT     = _by_wqe.field(7, lambda row: row.right)
 _RECEIVES  = _by_wqe.field(4, lambda row: row.receives or 0)
-_ON_WIRE   = _by_wqe.field(1, lambda row: row.packets is not None)
-_FIRST     = _by_wqe.field(5, lambda row: row.packets.first if row.packets else 0)
-_MIDDLE    = _by_wqe.field(5, lambda row: row.packets.middle if row.packets else 0)
-_LAST      = _by_wqe.field(5, lambda row: row.packets.last if row.packets else 0)
-_ONLY      = _by_wqe.field(5, lambda row: row.packets.only if row.packets else 0)
+_FIRST     = _by_wqe.field(8, lambda row: row.packets.first if row.packets else 0)
+_MIDDLE    = _by_wqe.field(8, lambda row: row.packets.middle if row.packets else 0)
+_LAST      = _by_wqe.field(8, lambda row: row.packets.last if row.packets else 0)
+_ONLY      = _by_wqe.field(8, lambda row: row.packets.only if row.packets else 0)
 _WQES      = _by_wqe.words
 
 _by_packet = _Words(packet_column)
+_UPPER     = _by_packet.field(3, _upper_bits)
 _CARRIED   = _by_packet.field(4, lambda packet: _services(packet.operation))
 _OPERATION = _by_packet.field(7, _opcode)
 _BEGINS    = _by_packet.field(1, lambda packet: packet.first)
@@ -136,20 +142,20 @@ def receive_cqe(opcode):
 
 
 @device_function
-def has_packets(opcode):
-    """Return whether the operation may go to a QP of another NIC."""
-    return _WQES[opcode] >> _ON_WIRE.shift & _ON_WIRE.mask
-
-
-@device_function
 def packet_of(opcode, first, last):
-    """Return the packet opcode for a place in the operation's message."""
+    """Return the packet opcode for a place in the operation's message, with the upper bits that it has for RC."""
     if first:
         return (_WQES[opcode] >> _ONLY.shift & _ONLY.mask) if last else (_WQES[opcode] >> _FIRST.shift & _FIRST.mask)
     return (_WQES[opcode] >> _LAST.shift & _LAST.mask) if last else (_WQES[opcode] >> _MIDDLE.shift & _MIDDLE.mask)
 
 
 # --- by the opcode of a packet, its lower five bits ------------------------------------------------------------------
+
+
+@device_function
+def service_bits(packet):
+    """Return the upper three bits of the opcode if the packet is of RC."""
+    return _PACKETS[packet] >> _UPPER.shift & _UPPER.mask
 
 
 @device_function

@@ -16,7 +16,7 @@ from ...formats.wqe import (
 )  # fmt: skip
 from .completion import fail_send
 from .operations import (
-    has_packets, is_atomic, is_masked, is_offered, returns_data, right_of, segments_of,
+    is_atomic, is_masked, is_offered, returns_data, right_of, segments_of,
 )  # fmt: skip
 from ..state.message import MAX_SEGMENTS, MESSAGE, message_at
 from ..dma.mkey import translate
@@ -223,8 +223,6 @@ def build(nic, row, message, wqe, opcode, ds, index):
     atomic = is_atomic(opcode)
     if atomic and is_masked(opcode) and opmod != EXTENDED_ATOMIC_4 and opmod != EXTENDED_ATOMIC_8:
         return refuse.unknown_opmod(nic, opmod)
-    if q.wire != 0 and not has_packets(opcode):
-        return refuse.no_packet(nic, q.remote_qpn)
     headers = segments_of(opcode, opmod)
     if q.service == ServiceType.UD:
         headers += _av_segments(wqe)

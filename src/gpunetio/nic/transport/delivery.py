@@ -7,15 +7,15 @@ from ...jit.ops import be16, be32, clock_ns, ld8, ld16, ld32, ld64
 from ...fabric.capture import capture
 from ...formats.commands import QpState, ServiceType
 from ...formats.packet import (
-    BTH, DEFAULT_PKEY, GRH, GRH_NEXT_HEADER, ICRC_SIZE, LNH_GLOBAL, LNH_LOCAL, LRH, OPERATION_MASK, PAD_SHIFT,
-    PKEY_BASE_MASK, QPN_MASK, SERVICE_SHIFT, TVER_MASK, UD_SERVICE,
+    BTH, DEFAULT_PKEY, GRH, GRH_NEXT_HEADER, ICRC_SIZE, LNH_GLOBAL, LNH_LOCAL, LRH, MANUFACTURER, OPERATION_MASK,
+    PAD_SHIFT, PKEY_BASE_MASK, QPN_MASK, RESERVED, SERVICE_SHIFT, TVER_MASK, UD_SERVICE,
 )  # fmt: skip
 from .psn import on_wire
 from .responder import take_request
 from .execution import establish
 from .responses import is_response, take_response
 from .ud_receive import take_datagram
-from ..queues.operations import is_request
+from ..queues.operations import is_request, service_bits
 from ..state.counters import counters_at
 from ..state.nic import nic_at
 from ..state.worker import worker_at
@@ -140,7 +140,9 @@ def addressee(nic, wire, bth, nbytes, peer_high, peer_low, at):
     if at < q.rx_from:
         c.rx_stale += 1
         return 0
-    if ld8(bth + BTH.opcode) >> SERVICE_SHIFT != (UD_SERVICE if datagrams else q.service):
+    service = ld8(bth + BTH.opcode) >> SERVICE_SHIFT
+    of_manufacturer = service == MANUFACTURER and q.service == ServiceType.RC
+    if service != (UD_SERVICE if datagrams else q.service) and not of_manufacturer:
         c.rx_malformed += 1
         return 0
     return row
@@ -192,16 +194,22 @@ def hand_over(nic, row, wire, packet, link, nbytes, peer_high, peer_low, life):
         _deliver(nic, row, packet + link, nbytes, life)
 
 
+@device_function
+def _operation(opcode, service):
+    """Return the operation in an opcode, or RESERVED if it is one only in the range for manufacturers, or outside."""
+    operation = opcode & OPERATION_MASK
+    return operation if (opcode >> SERVICE_SHIFT) - service == service_bits(operation) else RESERVED
+
+
 @engine_function
 def _deliver(nic, row, bth, nbytes, life):
     """Deliver a packet of a connection, `nbytes` from its BTH on."""
     q = qp_row_at(row)
     c = counters_at(worker_at(nic).counters)
-    opcode = ld8(bth + BTH.opcode)
     pad = (ld8(bth + BTH.se_m_pad_tver) >> PAD_SHIFT) & 3
     word = be32(ld32(bth + BTH.ack_psn))
     psn = on_wire(word)
-    operation = opcode & OPERATION_MASK
+    operation = _operation(ld8(bth + BTH.opcode), q.service)
     if q.service != ServiceType.RC and not is_request(operation, q.service):
         c.rx_malformed += 1
         return

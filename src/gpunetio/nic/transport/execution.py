@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from ...jit.compile import device_function, engine_function
 from ...jit.ops import (
-    be16, be32, be64, cas_acq_rel_gpu32, cas_acq_rel_gpu64, fetch_add_acq_rel_gpu64, ld16, ld32, ld64, ld_acquire32,
-    ld_acquire64, st64,
+    be16, be32, be64, cas_acq_rel_gpu64, fetch_add_acq_rel_gpu64, ld16, ld32, ld64, ld_acquire32, st64,
 )  # fmt: skip
 from ...enums import Access
 from ..state.message import MESSAGE, message_at
@@ -29,6 +28,7 @@ from ..state.counters import counters_at
 from ..state.worker import worker_at
 from ..state.qp import EXTENDED_ATOMICS, qp_row_at
 from ..state.srq import srq_row_at
+from .masked_atomics import masked_atomic
 
 _SEGMENTS = MESSAGE.segments
 
@@ -169,33 +169,6 @@ def atomic(opcode, address, swap_add, compare):
     return cas_acq_rel_gpu64(address, compare, swap_add)
 
 
-@device_function
-def _add_fields(word, addend, boundary):
-    """Return the sum without carries between fields. `boundary` has the top bit of each field set.
-
-    The addition leaves out the top bits, so they take the carries from below. XOR then adds them without a carry.
-    """
-    return (word & ~boundary) + (addend & ~boundary) ^ ((word ^ addend) & boundary)
-
-
-@engine_function
-def _masked_atomic(message, opcode, address):
-    """Execute a masked atomic of 4 or 8 bytes: return the old word."""
-    m = message_at(message)
-    nbytes = m.nbytes
-    while True:  # until no other write has changed the word in between
-        old = ld_acquire32(address) if nbytes == 4 else ld_acquire64(address)
-        if opcode == WqeOpcode.ATOMIC_MASKED_FA:
-            new = _add_fields(old, m.swap_add, m.swap_mask)
-        elif (old ^ m.compare) & m.compare_mask != 0:
-            return old
-        else:
-            new = old & ~m.swap_mask | m.swap_add & m.swap_mask
-        found = cas_acq_rel_gpu32(address, old, new) if nbytes == 4 else cas_acq_rel_gpu64(address, old, new)
-        if found == old:
-            return old
-
-
 @engine_function
 def _atomic(nic, row, message, opcode):
     m = message_at(message)
@@ -209,7 +182,7 @@ def _atomic(nic, row, message, opcode):
         return -address
     # The result travels in `compare`, which is no longer needed.
     if masked:
-        old = _masked_atomic(message, opcode, address)
+        old = masked_atomic(opcode, address, m.nbytes, m.swap_add, m.compare, m.swap_mask, m.compare_mask)
         m.compare = be32(old) if m.nbytes == 4 else old  # as in mlx5: only 8-byte words are in host order
     else:
         m.compare = atomic(opcode, address, m.swap_add, m.compare)

@@ -11,19 +11,20 @@ from ...jit.compile import device_function, engine_function
 from ...jit.ops import be32, copy, ld32, ld64, st32, st64
 from ...fabric.frames import LEAST_GRANTED, GRANTED_SHIFT, publish, refer
 from ...formats.commands import QpState, ServiceType
-from ...formats.packet import ATOMIC_ETH, BTH, IMM_DT, RETH
+from ...formats.packet import ATOMIC_ETH, BTH, IMM_DT, MASKED_ATOMIC_ETH, RETH
 from ...formats.wqe import DATA_SEG, INLINE_SEG, SEGMENT
 from ..queues.completion import fail_send
 from ..queues.sent import complete_send
 from ..queues.local import execute_local
 from ..queues.operations import (
-    has_imm, header_bytes, is_atomic, is_local, packet_of, returns_data, right_of, segments_of,
+    has_imm, header_bytes, is_atomic, is_local, is_masked, packet_of, returns_data, right_of, segments_of,
 )  # fmt: skip
 from .loopback import ENDLESS_RNR
 from ..state.dma_stream import slot_at
 from ..state.message import MESSAGE, message_at
 from ..dma.mkey import reference
 from ..dma.streams import let_arrive
+from . import masked_atomics
 from .packets import close_packet, open_packet, packet_opcode, put_be64, write_bth
 from .psn import MAX_OUTSTANDING, packets_of
 from ..observe import refuse
@@ -249,16 +250,21 @@ def _send_atomic(nic, row, message, flight):
     m = message_at(message)
     if q.reads_head - q.reads_tail >= q.max_rd:
         return 0
-    bth = open_packet(nic, row, q.life, BTH.size + ATOMIC_ETH.size)
+    masked = is_masked(f.opcode)
+    headers = BTH.size + (MASKED_ATOMIC_ETH.size if masked else ATOMIC_ETH.size)
+    bth = open_packet(nic, row, q.life, headers)
     if bth == 0:
         return 0
     write_bth(row, bth, packet_of(f.opcode, True, True), 0, 0, 1, q.tx_psn)
     at = bth + BTH.size
-    put_be64(at + ATOMIC_ETH.va, m.raddr)
-    st32(at + ATOMIC_ETH.rkey, be32(m.rkey))
-    put_be64(at + ATOMIC_ETH.swap_add, m.swap_add)
-    put_be64(at + ATOMIC_ETH.compare, m.compare)
-    close_packet(nic, row, bth, BTH.size + ATOMIC_ETH.size, 0)
+    if masked:
+        masked_atomics.write_header(at, message)
+    else:
+        put_be64(at + ATOMIC_ETH.va, m.raddr)
+        st32(at + ATOMIC_ETH.rkey, be32(m.rkey))
+        put_be64(at + ATOMIC_ETH.swap_add, m.swap_add)
+        put_be64(at + ATOMIC_ETH.compare, m.compare)
+    close_packet(nic, row, bth, headers, 0)
     _await_response(row, 1)
     return 1
 

@@ -19,13 +19,14 @@ from ...formats.packet import (
 from ...formats.wqe import WqeOpcode
 from ..queues.completion import RESPONDER, fail_qp, stage_payload
 from ..queues.operations import (
-    begins, ends, has_imm, header_bytes, is_atomic, operation_of, receive_cqe_of, returns_data, right_of,
+    begins, ends, has_imm, header_bytes, is_atomic, is_masked, operation_of, receive_cqe_of, returns_data, right_of,
 )  # fmt: skip
 from ..state.dma_stream import slot_at
 from ..state.message import MESSAGE
 from ..dma.mkey import translate
 from ..dma.streams import await_moved, copy_failed, ended, device_of, place
 from .packets import close_packet, get_be64, open_packet, write_bth
+from . import masked_atomics
 from .psn import distance, is_before, on_wire, packets_of
 from ..observe import refuse
 from ..observe.reasons import Reason
@@ -37,14 +38,14 @@ from ..dma.staging import drop, leave, response_tag, staged
 from ..state.counters import counters_at
 from ..state.nic import nic_at
 from ..state.worker import worker_at
-from ..state.qp import RESOURCE, qp_row_at, resource_at
+from ..state.qp import EXTENDED_ATOMICS, RESOURCE, qp_row_at, resource_at
 
 _ACK = AckKind.ACK << ACK_KIND_SHIFT | NO_CREDITS
 _RNR_NAK, _NAK = AckKind.RNR_NAK << ACK_KIND_SHIFT, AckKind.NAK << ACK_KIND_SHIFT
 _SEQUENCE, _INVALID = _NAK | NakCode.PSN_SEQUENCE, _NAK | NakCode.INVALID_REQUEST
 _ACCESS, _OPERATION = _NAK | NakCode.REMOTE_ACCESS, _NAK | NakCode.REMOTE_OPERATION
 
-_ATOMIC_BYTES = 8  # operand size of the atomics that RoCE has packets for
+_ATOMIC_BYTES, _SMALL_ATOMIC_BYTES = 8, 4  # of a word; only masked atomics have words of 4 bytes
 
 # QP_ROW.rx_kind: the message that has begun but not ended.
 _NONE, _SENDING, _WRITING = 0, 1, 2
@@ -451,26 +452,32 @@ def _take_read(nic, row, bth, nbytes):
 
 
 @engine_function
-def _take_atomic(nic, row, opcode, bth, nbytes):
+def _take_atomic(nic, row, operation, bth, nbytes):
     """Execute an atomic request that is in order: return 1, or 0 if it is refused."""
     counters_at(worker_at(nic).counters).rx_atomic_requests += 1
+    opcode = operation_of(operation)
+    masked = is_masked(opcode)
     at = bth + BTH.size
-    if nbytes != BTH.size + ATOMIC_ETH.size:
+    word = masked_atomics.word_bytes(at) if masked else _ATOMIC_BYTES
+    if nbytes != BTH.size + header_bytes(operation) or (word != _ATOMIC_BYTES and word != _SMALL_ATOMIC_BYTES):
         _refuse_packet(nic, row, opcode, nbytes)
         return 0
-    va = get_be64(at + ATOMIC_ETH.va)
+    va = get_be64(at + ATOMIC_ETH.va)  # both kinds of header begin alike
     key = be32(ld32(at + ATOMIC_ETH.rkey))
-    address = atomic_address(nic, row, key, va, _ATOMIC_BYTES)
+    reason = check_rights(nic, row, key, va, word, Access.REMOTE_ATOMIC | EXTENDED_ATOMICS) if masked else 0
+    address = -reason if reason != 0 else atomic_address(nic, row, key, va, word)
     if address < 0:
         _refuse(nic, row, opcode, -address)
         return 0
     resource = _accept(nic, row, opcode, 1)
     if resource == 0:
-        _refuse_packet(nic, row, opcode, _ATOMIC_BYTES)
+        _refuse_packet(nic, row, opcode, word)
         return 0
-    swap_add = get_be64(at + ATOMIC_ETH.swap_add)
-    compare = get_be64(at + ATOMIC_ETH.compare)
-    resource_at(resource).nbytes = atomic(opcode, address, swap_add, compare)
+    if masked:
+        old = masked_atomics.execute_packet(opcode, address, at)
+    else:
+        old = atomic(opcode, address, get_be64(at + ATOMIC_ETH.swap_add), get_be64(at + ATOMIC_ETH.compare))
+    resource_at(resource).nbytes = old
     return 1
 
 
@@ -590,7 +597,7 @@ def take_request(nic, row, operation, psn, ack_request, bth, nbytes, pad):
         if reason != 0:
             _refuse(nic, row, WqeOpcode.RDMA_READ, reason)
         elif is_atomic(opcode):
-            packets = _take_atomic(nic, row, opcode, bth, nbytes)
+            packets = _take_atomic(nic, row, operation, bth, nbytes)
         else:
             packets = _take_read(nic, row, bth, nbytes)
     if packets == 0:

@@ -191,13 +191,14 @@ def _take_atomic(nic, row, data, nbytes):
     if not is_atomic(f.opcode) or nbytes != ATOMIC_ACK_ETH.size:
         _bad_response(nic, row, nbytes)
         return
-    # The word is big-endian on the wire and in host order in memory, as at the responder.
+    # The word is big-endian on the wire. In memory it is in host order, but a word of 4 bytes is not (execution.py).
     scratch = worker_at(nic).message + MESSAGE.compare
-    old = be32(ld32(data)) << 32 | be32(ld32(data + 4))
+    low = ld32(data + 4)
+    old = low if f.nbytes == 4 else be32(ld32(data)) << 32 | be32(low)
     reason = _place(nic, row, 0, 0, scratch)
     if reason == 0:
         st64(scratch, old)
-        reason = _scatter_part(nic, row, 0, 8, scratch)
+        reason = _scatter_part(nic, row, 0, f.nbytes, scratch)
     if reason == 0 and q.stream != 0:
         reason = await_moved(nic, row)
     if reason == 0:
