@@ -18,10 +18,10 @@ from ..jit.ops import (
 )  # fmt: skip
 from .state.counters import COUNTERS
 from .state.cq import CQ_ROW, cq_row_at
-from .state.near import KEYS, MOST, NEAR, near_at
+from .state.near import CQ_COPY, KEYS, NEAR, QP_COPY, cq_copy, near_at, near_queue, qp_copy, srq_copy
 from .state.nic import nic_at
 from .state.objects import MKEY_ROW
-from .state.qp import QP_ROW, QP_SETUP_BYTES, qp_row_at
+from .state.qp import QP_BORROWED_BYTES, QP_SETUP_BYTES, qp_row_at
 from .state.srq import SRQ_ROW, srq_row_at
 from .state.work_queue import WORK_QUEUE, QueueKind, entry, work_queue_at
 from .state.worker import WORKER, worker_at
@@ -53,7 +53,7 @@ def may_borrow(nic):
     queues = ld_relaxed64(nic + WORKER.active_count)
     other = ld_relaxed64(nic + WORKER.pending_count) | ld_relaxed64(nic + WORKER.virtual_time)
     other |= ld_relaxed64(nic + WORKER.waking) | ld_relaxed64(nic + WORKER.stream_count) | n.capture
-    if other != 0 or n.near == 0 or not 0 < queues <= MOST or is_recalled(nic):
+    if other != 0 or n.near == 0 or not 0 < queues <= n.near_most or is_recalled(nic):
         return False
     return wires_are_quiet(nic)
 
@@ -83,12 +83,15 @@ def _put(target, source, nbytes):
 
 
 @device_function
-def _place_of(row, rows, count):
-    """Return the place of a row in a list of addresses; `count`, behind its end, if the row is not there."""
+def _place_of(row, source, step, count):
+    """Return the place of a row among `count` copies; `count`, behind their end, if it is not there.
+
+    At `source` is the address of the row of the first copy, and `step` bytes further that of the next one.
+    """
     for base in range(0, count, lanes_here()):
         i = base + lane_or_0()
         here = 0
-        if i < count and ld64(rows + 8 * i) == row:
+        if i < count and ld64(source + step * i) == row:
             here = 1
         found = lanes_where(here)
         if found != 0:
@@ -100,21 +103,25 @@ def _place_of(row, rows, count):
 
 
 @device_function
-def _borrow_row(near, row, nbytes, rows, copies, counter):
+def _borrow_row(near, row, nbytes, first, step, counter):
     """Begin to copy a row, if there is one, unless its copy is there. Return the address of the copy, or 0.
 
-    `rows`, `copies` and `counter` are the offsets of NEAR's list of such rows, of their copies, and of their number.
+    Return -1 if there is no room. `first` is the address of the first copy of such rows, the next one is `step` bytes
+    further, and `counter` is the offset of their number in NEAR.
     """
     if row == 0:
         return 0
     count = ld64(near + counter)
+    full = cq_copy(near, near_at(near).cq_count) > srq_copy(near, near_at(near).srq_count)
     sync_lanes(ALL_LANES)  # before one of them counts another
-    at = _place_of(row, near + rows, count)
-    copy = near + copies + at * nbytes
+    at = _place_of(row, first + nbytes, step, count)
+    copy = first + at * step
     if at == count:
+        if full:
+            return -1
         _fetch(copy, row, nbytes)
         if lane_or_0() == 0:
-            st64(near + rows + 8 * at, row)
+            st64(copy + nbytes, row)
             st64(near + counter, count + 1)
         sync_lanes(ALL_LANES)
     return copy
@@ -122,12 +129,12 @@ def _borrow_row(near, row, nbytes, rows, copies, counter):
 
 @engine_function
 def _borrow_cq(near, cq):
-    return _borrow_row(near, cq, CQ_ROW.size, NEAR.cq_rows, NEAR.cqs, NEAR.cq_count)
+    return _borrow_row(near, cq, CQ_ROW.size, cq_copy(near, 0), CQ_COPY, NEAR.cq_count)
 
 
 @engine_function
 def _borrow_srq(near, srq):
-    return _borrow_row(near, srq, SRQ_ROW.size, NEAR.srq_rows, NEAR.srqs, NEAR.srq_count)
+    return _borrow_row(near, srq, SRQ_ROW.size, srq_copy(near, 0), -CQ_COPY, NEAR.srq_count)
 
 
 @engine_function
@@ -136,15 +143,18 @@ def _borrow_worker(nic, near):
     n = worker_at(nic)
     _fetch(near, nic, WORKER.size)
     _fetch(near + NEAR.counters, n.counters, COUNTERS.size)
-    _fetch(near + NEAR.active, n.active, n.active_count * WORK_QUEUE.size)
+    _fetch(near_queue(near, 0), n.active, n.active_count * WORK_QUEUE.size)
     for i in range(lane_or_0(), KEYS, lanes_here()):
         st64(near + NEAR.keys + i * MKEY_ROW.size, 0)
     _fetched()
     if lane_or_0() == 0:
         h = worker_at(near)
-        h.counters, h.active = near + NEAR.counters, near + NEAR.active
+        h.counters, h.active = near + NEAR.counters, near_queue(near, 0)
         h.message, h.scratch, h.near = near + NEAR.message, near + NEAR.scratch, near
         a = near_at(near)
+        a.qps = near_queue(near, n.near_most)  # where the list ends at the latest
+        a.cqs = a.qps + n.active_count * QP_COPY
+        a.srqs = near + n.near_bytes - CQ_COPY
         a.cq_count, a.srq_count = 0, 0
     sync_lanes(ALL_LANES)
 
@@ -152,25 +162,25 @@ def _borrow_worker(nic, near):
 @engine_function
 def _set_up_qp(near, i):
     """Have the copy of a QP name the copies of what belongs to it. Return 0 if it does more than borrowed rows can."""
-    row = near + NEAR.qps + i * QP_ROW.size
+    row = qp_copy(near, i)
     q = qp_row_at(row)
     send, receive, srq, remote = q.send_cq, q.recv_cq, q.srq, q.remote_row
     plain = q.wire == 0 or may_reach(row)
     sync_lanes(ALL_LANES)
     send, receive, srq = _borrow_cq(near, send), _borrow_cq(near, receive), _borrow_srq(near, srq)
     count = worker_at(near).active_count
-    peer = _place_of(remote, near + NEAR.qp_rows, count)
+    peer = _place_of(remote, qp_copy(near, 0) + QP_BORROWED_BYTES, QP_COPY, count)
     if lane_or_0() == 0:
         q.worker, q.work_queue = near, entry(near, i)
         q.send_cq, q.recv_cq, q.srq = send, receive, srq
         if q.wire == 0:
             # A row that nobody has any more is as good as none.
-            there = 0 if remote == 0 or peer == count else near + NEAR.qps + peer * QP_ROW.size
+            there = 0 if remote == 0 or peer == count else qp_copy(near, peer)
             q.remote_row, q.peer_keys, q.peer_tag = there, 0, 0
             if there != 0:
                 p = qp_row_at(there)
                 q.peer_keys, q.peer_pdn, q.peer_rights, q.peer_max = nic_at(near).mkeys, p.pdn, p.rights, p.msg_max
-    return 1 if plain else 0
+    return 1 if plain and send >= 0 and receive >= 0 and srq >= 0 else 0
 
 
 @engine_function
@@ -182,19 +192,19 @@ def borrow(nic, near):
         row = work_queue_at(entry(near, i)).row
         if work_queue_at(entry(near, i)).kind != QueueKind.CONNECTED_SEND:
             return 0
-        _fetch(near + NEAR.qps + i * QP_ROW.size, row, QP_ROW.size)
+        _fetch(qp_copy(near, i), row, QP_BORROWED_BYTES)
         if lane_or_0() == 0:
-            st64(near + NEAR.qp_rows + 8 * i, row)
+            st64(qp_copy(near, i) + QP_BORROWED_BYTES, row)
     _fetched()
     plain = 1
     for i in range(count):
         plain &= _set_up_qp(near, i)
     _fetched()
     for i in range(lane_or_0(), count, lanes_here()):
-        work_queue_at(entry(near, i)).row = near + NEAR.qps + i * QP_ROW.size
+        work_queue_at(entry(near, i)).row = qp_copy(near, i)
     naps = 0
     for i in range(lane_or_0(), near_at(near).cq_count, lanes_here()):
-        c = cq_row_at(near + NEAR.cqs + i * CQ_ROW.size)
+        c = cq_row_at(cq_copy(near, i))
         c.worker = near
         naps |= c.wakeup  # a thread of the host is to be woken for CQEs
     if plain == 0 or lanes_where(1 if naps != 0 else 0) != 0:
@@ -218,18 +228,21 @@ def give_back(nic, near):
         n.now, n.served_first, n.ringing_count, n.error_event = h.now, h.served_first, h.ringing_count, h.error_event
     _put(n.counters, near + NEAR.counters, COUNTERS.size)
     for i in range(h.active_count):
-        row, copy = ld64(near + NEAR.qp_rows + 8 * i), near + NEAR.qps + i * QP_ROW.size
+        copy = qp_copy(near, i)
+        row = ld64(copy + QP_BORROWED_BYTES)
         if lane_or_0() == 0:
             q, changed = qp_row_at(row), qp_row_at(copy)
             q.state, q.drain = changed.state, changed.drain
             w, seen = work_queue_at(entry(nic, i)), work_queue_at(entry(near, i))
             w.seen, w.awake = seen.seen, seen.awake
-        _put(row + QP_SETUP_BYTES, copy + QP_SETUP_BYTES, QP_ROW.size - QP_SETUP_BYTES)
+        _put(row + QP_SETUP_BYTES, copy + QP_SETUP_BYTES, QP_BORROWED_BYTES - QP_SETUP_BYTES)
     for i in range(near_at(near).cq_count):
-        row, copy = ld64(near + NEAR.cq_rows + 8 * i), near + NEAR.cqs + i * CQ_ROW.size
+        copy = cq_copy(near, i)
+        row = ld64(copy + CQ_ROW.size)
         _put(row + CQ_ROW.pi, copy + CQ_ROW.pi, CQ_ROW.size - CQ_ROW.pi)
     for i in range(near_at(near).srq_count):
-        row, copy = ld64(near + NEAR.srq_rows + 8 * i), near + NEAR.srqs + i * SRQ_ROW.size
+        copy = srq_copy(near, i)
+        row = ld64(copy + SRQ_ROW.size)
         if lane_or_0() == 0:
             srq_row_at(row).limit = srq_row_at(copy).limit
         _put(row + SRQ_ROW.taken, copy + SRQ_ROW.taken, SRQ_ROW.size - SRQ_ROW.taken)

@@ -23,12 +23,15 @@ from .pinned import Pinned
 from .slice_kernel import OPTIONS, THREADS, gpunetio_slice
 from .slices import SLICE_NS
 from .state.board import BOARD
-from .state.near import NEAR
+from .state.near import queues_in
 from .state.slices import SLICES
 
 # CUdevice_attribute: MULTIPROCESSOR_COUNT, COMPUTE_CAPABILITY_MAJOR, _MINOR, CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM
 _SMS, _MAJOR, _MINOR, _SAME_ADDRESSES = 16, 75, 76, 91
-_MOST_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+_SHARED_OF_BLOCK = 97  # CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
+# CUfunction_attribute: SHARED_SIZE_BYTES, which is fixed, and MAX_DYNAMIC_SHARED_SIZE_BYTES
+_SHARED, _MOST_SHARED = 1, 8
+_LINE = 128
 _CALLS = {"launch": "cuLaunchKernelEx", "enter": "cuCtxSetCurrent", "query": "cuStreamQuery"}  # by field of SLICES
 _ENABLED_ALREADY = 704  # CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED
 _NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
@@ -67,7 +70,10 @@ class _Device:
         with self.current():
             driver.call("cuModuleLoadData", ctypes.byref(module), image)
             driver.call("cuModuleGetFunction", ctypes.byref(function), module, gpunetio_slice.__name__.encode())
-            driver.call("cuFuncSetAttribute", function, _MOST_SHARED, NEAR.size)
+            fixed = ctypes.c_int()
+            driver.call("cuFuncGetAttribute", ctypes.byref(fixed), _SHARED, function)
+            self.near_bytes = (self._attribute(_SHARED_OF_BLOCK) - fixed.value) & -_LINE
+            driver.call("cuFuncSetAttribute", function, _MOST_SHARED, self.near_bytes)
         self.function = function.value or 0
 
     def _reach(self, ordinal: int) -> bool:
@@ -162,7 +168,7 @@ class GpuPlace:
             stream = self._new_stream(greatest.value)  # so that a slice goes before waiting blocks of other kernels
         memory = HostMemory(SLICES.size)
         self._memory.append(memory)
-        config = _LaunchConfig(1 + self._copiers, 1, 1, THREADS, 1, 1, NEAR.size, stream, None, 0)
+        config = _LaunchConfig(1 + self._copiers, 1, 1, THREADS, 1, 1, self._device.near_bytes, stream, None, 0)
         board = self._alloc(BOARD.size) if self._copiers else 0
         arguments = (ctypes.c_int64 * 2)(address, board)
         first = ctypes.addressof(arguments)
@@ -174,6 +180,7 @@ class GpuPlace:
         row["config"], row["parameters"] = ctypes.addressof(config), ctypes.addressof(parameters)
         row["function"], row["context"], row["stream"] = self._device.function, self._device.context.value, stream.value
         record["slices"], record["slice_ns"], record["near"] = memory.address, SLICE_NS, 1
+        record["near_bytes"], record["near_most"] = self._device.near_bytes, queues_in(self._device.near_bytes)
         record["board"] = board
         self._need(1)
 

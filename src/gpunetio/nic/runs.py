@@ -33,8 +33,8 @@ from .dma.streams import DEVICE_SHIFT
 from .queues.completion import fill_cqe, last_word
 from .queues.doorbells import announced
 from .state.near import (
-    KEYS, NEAR, near_at, near_counters_at, near_cq_at, near_mkey_at, near_qp_at, near_queue, near_work_queue_at,
-    near_worker_at,
+    KEYS, NEAR, is_in, near_counters_at, near_cq_at, near_mkey_at, near_qp_at, near_queue, near_work_queue_at,
+    near_worker_at, put_in,
 )  # fmt: skip
 from .state.objects import MKEY_ROW, mkey_row_at
 from .transport.psn import on_wire, packets_of
@@ -119,14 +119,13 @@ def _serves(row):
 @engine_function
 def find_ready(near):
     """Find out whose next WQEs may be a run. Runs do not change that. All lanes call this."""
-    ready = 0
     count = near_worker_at(near).active_count
     for base in range(0, count, lanes_here()):
         i = base + lane_or_0()
         serves = 1 if i < count and _serves(near_work_queue_at(near_queue(near, i)).row) else 0
-        ready |= lanes_where(serves) << base
-    if lane_or_0() == 0:
-        near_at(near).ready = ready
+        ready = lanes_where(serves)
+        if lane_or_0() == 0:
+            put_in(near + NEAR.ready, base, ready)
     sync_lanes(ALL_LANES)
 
 
@@ -470,7 +469,7 @@ def serve_run(near, number, rung):
 
     `rung` is a load of the doorbell of work queue `number`.
     """
-    if near_at(near).ready >> number & 1 == 0:
+    if is_in(near + NEAR.ready, number) == 0:
         return 0
     w = near_work_queue_at(near_queue(near, number))
     row = w.row

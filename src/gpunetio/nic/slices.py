@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from ..jit.compile import device_function, engine_function
 from ..jit.ops import (
-    ALL_LANES, call_c, clock_ns, exchange64, fence_sys, first_lane, from_lane, futex_wait, futex_wake, lane_or_0,
-    lanes_here, lanes_where, ld_acquire64, ld_acquire_cta64, ld_relaxed64, on_host, pause, st64, st_release64,
-    st_release_cta64, sync_lanes,
+    ALL_LANES, block_dim, call_c, clock_ns, exchange64, fence_sys, first_lane, from_lane, futex_wait, futex_wake,
+    lane_or_0, lanes_here, lanes_where, ld_acquire64, ld_acquire_cta64, ld_relaxed64, on_host, pause, st64,
+    st_release64, st_release_cta64, sync_lanes, thread_idx,
 )  # fmt: skip
 from ..jit.twin import count_user
 from .borrowed import borrow, give_back, may_borrow, near_of
@@ -24,7 +24,7 @@ from .extensions import TWIN_SLICES
 from .queues.doorbells import forward_ring
 from .runs import find_ready, serve_run
 from .state.board import BOARD
-from .state.near import NEAR, near_at, near_qp_at, near_queue, near_work_queue_at, near_worker_at
+from .state.near import NEAR, near_at, near_qp_at, near_queue, near_work_queue_at, near_worker_at, put_in
 from .state.slices import SLICES, slices_at
 from .state.work_queue import QueueKind, entry, work_queue_at
 from .state.worker import WORKER, worker_at
@@ -106,6 +106,7 @@ def _serve_near(near):
     count = near_worker_at(near).active_count
     polls = 1 if on_host() or count > lanes_here() else _POLLS
     for base in range(0, count, lanes_here()):
+        alone = 0
         rung, ringing = _await_rings(near, base + lane_or_0(), polls)
         while ringing != 0:
             lane = first_lane(ringing)
@@ -115,13 +116,16 @@ def _serve_near(near):
             if ran == 0 and near_qp_at(near_work_queue_at(near_queue(near, base + lane)).row).wire != 0:
                 sends = 1
             elif ran == 0:
-                rest |= 1 << base + lane
-    if rest != 0:
-        alone = 0
+                alone |= 1 << lane
         if lane_or_0() == 0:
-            alone = serve_queues(near, rest)
+            put_in(near + NEAR.rest, base, alone)
+        rest |= alone
+    if rest != 0:
+        served = 0
+        if lane_or_0() == 0:
+            served = serve_queues(near, near + NEAR.rest)
             select_first(near)
-        done += from_lane(alone, 0)
+        done += from_lane(served, 0)
         find_ready(near)
     return done << 1 | sends
 
@@ -284,15 +288,17 @@ def take_slice(nic):
 
 
 @engine_function
-def prepare_slice(near, number):
-    """Set up what the warps of a slice tell each other. One thread calls this, before the others begin."""
-    n = near_at(near)
-    n.list = first_list(number)
-    n.owner, n.asked, n.answers, n.recalled, n.over = 0, 0, 0, _UNKNOWN, 0
-    for at in range(0, NEAR.counters, 8):
+def prepare_slice(nic, near, number):
+    """Set up what the warps of a slice tell each other, and the list of work queues. All threads call this."""
+    if thread_idx() == 0:
+        n = near_at(near)
+        n.list = first_list(number)
+        n.owner, n.asked, n.answers, n.recalled, n.over = 0, 0, 0, _UNKNOWN, 0
+    for at in range(8 * thread_idx(), NEAR.counters, 8 * block_dim()):
         st64(near + at, 0)
-    for at in range(NEAR.active, NEAR.qps, 8):
-        st64(near + at, 0)
+    list_begins, list_ends = near_queue(near, 0), near_queue(near, worker_at(nic).near_most)
+    for at in range(list_begins + 8 * thread_idx(), list_ends, 8 * block_dim()):
+        st64(at, 0)
 
 
 @engine_function

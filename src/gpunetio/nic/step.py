@@ -17,6 +17,7 @@ from .dma.staging import free_slots
 from .state.counters import COUNTERS
 from .state.cq import event_at
 from .state.ethernet import SQ_ROW
+from .state.near import is_in
 from .state.nic import nic_at
 from .state.worker import WORKER, worker_at
 from .state.qp import QP_ROW, QP_SETUP_BYTES, qp_row_at
@@ -284,13 +285,16 @@ def _in_flight(nic):
 
 @device_function
 def serve_queues(nic, which):
-    """Serve the work queues that have work: return how much was done. `which` is a mask of the first 64; -1 is any."""
+    """Serve the work queues that have work: return how much was done.
+
+    `which` is the address of bits (state/near.py) of those that are meant; 0: all.
+    """
     n = worker_at(nic)
     done = 0
     at = (n.served_first >> 33) % max(n.active_count, 1)
     for _ in range(n.active_count):
         queue = entry(nic, at)
-        if (which == -1 or which >> at & 1 != 0) and has_work(queue):
+        if (which == 0 or is_in(which, at) != 0) and has_work(queue):
             done += work_queues.serve(work_queue_at(queue).kind, nic, queue)
         at = at + 1 if at + 1 < n.active_count else 0
     return done
@@ -323,7 +327,7 @@ def serve_peers(nic):
     done = 0
     if n.wire_count != 0:
         done += serve_wires(nic)  # before the timers: an acknowledgement may have arrived
-    done += serve_queues(nic, -1)
+    done += serve_queues(nic, 0)
     if done > 0:
         select_first(nic)
     if n.wire_count != 0:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ...errors import InvalidValueError
 from ...fabric.icrc import HEADER_ROOM
 from ...jit.compile import device_function
 from ...jit.ops import ld64
@@ -10,15 +11,16 @@ from .counters import COUNTERS
 from .cq import CQ_ROW
 from .message import MESSAGE
 from .objects import MKEY_ROW
-from .qp import QP_ROW
+from .qp import QP_BORROWED_BYTES, QP_ROW
 from .record import record
 from .srq import SRQ_ROW
 from .work_queue import WORK_QUEUE
 from .worker import WORKER, worker_at
 
-MOST = 64  # queue pairs of a worker that borrows, and SRQs; there are at most twice as many CQs
 KEYS = 64  # a power of two
 LANES = 32
+MOST = 256  # queue pairs of a worker that borrows, where there is room for them
+_GROUP_SHIFT = 5  # of LANES queue pairs
 
 # Each group begins on a cache line, so rows are as aligned as they are in their tables. `worker` comes first: the
 # address of all is that of the copy of WORKER, which functions of the engine take as `nic`.
@@ -30,25 +32,18 @@ NEAR = record("near", f"""
     message        raw[{MESSAGE.size}] engine  room for a request
     # headers
     scratch        raw[{HEADER_ROOM}] engine  room for a packet's headers
-    # the list of work queues
-    active         raw[{MOST * WORK_QUEUE.size}] engine  its WORK_QUEUEs
-    # the rows
-    qps            raw[{MOST * QP_ROW.size}] engine  its QP_ROWs, in the order of the list
-    # CQs
-    cqs            raw[{2 * MOST * CQ_ROW.size}] engine  their CQ_ROWs
-    # SRQs
-    srqs           raw[{MOST * SRQ_ROW.size}] engine  their SRQ_ROWs
     # keys
     keys           raw[{KEYS * MKEY_ROW.size}] engine  the MKEY_ROWs that were used lately, each where its index says
-    # where the rows were copied from
-    qp_rows        i64[{MOST}] engine  addresses of the QP_ROWs
-    cq_rows        i64[{2 * MOST}] engine  addresses of the CQ_ROWs
-    srq_rows       i64[{MOST}] engine  addresses of the SRQ_ROWs
-    # counts
+    # what is borrowed
     owner          i64      engine     address of the WORKER itself
+    qps            i64      engine     address of the copies of QP_ROWs, in the order of the list of work queues
+    cqs            i64      engine     address of the copies of CQ_ROWs
+    srqs           i64      engine     address of the first copy of an SRQ_ROW. The others are below it
     cq_count       i64      engine     CQs that are borrowed
     srq_count      i64      engine     SRQs that are borrowed
-    ready          i64      engine     bits of the queue pairs whose next WQEs may be a run
+    # bits for each LANES queue pairs
+    ready          i64[{MOST // LANES}] engine  BITS: those whose next WQEs may be a run
+    rest           i64[{MOST // LANES}] engine  BITS: those whose next WQEs one thread executes in this turn
     # copies that many warps make together (copies.py)
     targets        i64[{LANES}] engine  where to
     sources        i64[{LANES}] engine  where from
@@ -66,6 +61,16 @@ NEAR = record("near", f"""
 """)
 near_at: View = struct_view(NEAR, shared=True)
 
+# Bits for LANES queue pairs.
+BITS = record("bits", """
+    bits           i64      engine     one for each queue pair, the first of the group at the bottom
+""", align=8)  # fmt: skip
+bits_at: View = struct_view(BITS, shared=True)
+
+# Behind a NEAR is room: for the list of WORK_QUEUEs, then for copies of rows, each with the address of its row.
+QP_COPY, CQ_COPY = QP_BORROWED_BYTES + 16, CQ_ROW.size + 16
+assert SRQ_ROW.size <= CQ_ROW.size
+
 # Views of what lies in NEAR.
 near_worker_at: View = struct_view(WORKER, shared=True)
 near_counters_at: View = struct_view(COUNTERS, shared=True)
@@ -78,7 +83,49 @@ near_mkey_at: View = struct_view(MKEY_ROW, shared=True)
 @device_function
 def near_queue(near, number):
     """Return the address of an entry of the list of work queues."""
-    return near + NEAR.active + number * WORK_QUEUE.size
+    return near + NEAR.size + number * WORK_QUEUE.size
+
+
+def queues_in(nbytes: int) -> int:
+    """Return how many queue pairs have room if a NEAR and the room behind it have so many bytes.
+
+    That is if each has a CQ of its own. InvalidValueError if there is no room for any.
+    """
+    queues = min((nbytes - NEAR.size) // (WORK_QUEUE.size + QP_COPY + CQ_COPY), MOST)
+    if queues < 1:
+        raise InvalidValueError(f"{nbytes} bytes have no room for a NIC's turns, which need {NEAR.size} and more")
+    return queues
+
+
+@device_function
+def qp_copy(near, i):
+    """Return the address of the copy of a QP_ROW."""
+    return near_at(near).qps + i * QP_COPY
+
+
+@device_function
+def cq_copy(near, i):
+    """Return the address of the copy of a CQ_ROW."""
+    return near_at(near).cqs + i * CQ_COPY
+
+
+@device_function
+def srq_copy(near, i):
+    """Return the address of the copy of an SRQ_ROW."""
+    return near_at(near).srqs - i * CQ_COPY
+
+
+@device_function
+def is_in(words, number):
+    """Return whether a bit is set for a queue pair."""
+    return bits_at(words + BITS.size * (number >> _GROUP_SHIFT)).bits >> (number & LANES - 1) & 1
+
+
+@device_function
+def put_in(words, base, bits):
+    """Write the bits of a group of queue pairs, or of the next one in it, from `base` on. One lane calls this."""
+    group, shift = bits_at(words + BITS.size * (base >> _GROUP_SHIFT)), base & LANES - 1
+    group.bits = (0 if shift == 0 else group.bits) | bits << shift
 
 
 @device_function
@@ -86,6 +133,7 @@ def cq_where_it_is(nic, row):
     """Return the address of the copy of a CQ_ROW if `nic` is a NEAR that has one; else `row`. One lane calls this."""
     if worker_at(nic).near == nic:
         for i in range(near_at(nic).cq_count):
-            if ld64(nic + NEAR.cq_rows + 8 * i) == row:
-                return nic + NEAR.cqs + i * CQ_ROW.size
+            copy = cq_copy(nic, i)
+            if ld64(copy + CQ_ROW.size) == row:
+                return copy
     return row

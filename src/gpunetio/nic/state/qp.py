@@ -104,7 +104,6 @@ QP_FIELDS = """
     missing        i64      requester  1 + the index of the WQE that was announced before it came
     missing_since  i64      requester  when that was seen first
     copied         i64      requester  bytes that earlier turns have copied of the MMO at sq_next
-    read_ends      i64[16]  requester  the PSNs behind READs and atomics in flight, from reads_tail to reads_head
     # responder
     rq_ci          i64      responder  receives that were consumed from its own queue
     expect_psn     i64      responder  the next PSN of a request, 24 bits
@@ -132,9 +131,12 @@ QP_FIELDS = """
     fence          i64      dma        position of that stream behind the QP's bytes
     failures       i64      dma        failures of that stream before these bytes
     fence_psn      i64      dma        on a wire: the first packet of these bytes
-    landing        i64      dma        inside a NIC, not 0: the engine has to put these bytes into host memory"""
+    landing        i64      dma        inside a NIC, not 0: the engine has to put these bytes into host memory
+    # requests in packets, which are not served on borrowed rows (borrowed.py)
+    read_ends      i64[16]  requester  the PSNs behind READs and atomics in flight, from reads_tail to reads_head"""
 QP_ROW = record("qp_row", QP_FIELDS)
 QP_SETUP_BYTES = QP_ROW.sq_ci  # what commands prepare, and the engine copies
+QP_BORROWED_BYTES = QP_ROW.read_ends
 QP_CONNECTION = tuple(name for name, offset in QP_ROW.offsets.items() if QP_ROW.rights <= offset < QP_SETUP_BYTES)
 qp_row_at: View = struct_view(QP_ROW)
 
