@@ -39,11 +39,11 @@ RIGHT = {name: Access[name.upper()] for name in ACCESS}
 STATE = {QpState.RST: "RESET", **{state: state.name for state in QpState if state != QpState.RST}}
 OPCODE = {
     "SEND": rig.SEND, "SEND_IMM": rig.SEND_IMM, "WRITE": rig.WRITE, "WRITE_IMM": rig.WRITE_IMM,
-    "READ": rig.READ, "CS": rig.CS, "FA": rig.FA,
+    "READ": rig.READ, "CS": rig.CS, "FA": rig.FA, "MASKED_FA": rig.MASKED_FA,
 }  # fmt: skip
 COMPLETED = {
     rig.SEND: "SEND", rig.SEND_IMM: "SEND", rig.WRITE: "RDMA_WRITE", rig.WRITE_IMM: "RDMA_WRITE",
-    rig.READ: "RDMA_READ", rig.CS: "COMP_SWAP", rig.FA: "FETCH_ADD",
+    rig.READ: "RDMA_READ", rig.CS: "COMP_SWAP", rig.FA: "FETCH_ADD", rig.MASKED_FA: "MASKED_FETCH_ADD",
 }  # fmt: skip
 ARRIVED = {rig.RESP_SEND: "RECV", rig.RESP_SEND_IMM: "RECV", rig.RESP_WRITE_IMM: "RECV_RDMA_WITH_IMM"}
 STATUS = {
@@ -136,9 +136,13 @@ class SoftEnd(End):
         segments = self._segments(sges)
         if op in ("CS", "FA"):
             segments.insert(0, rig.atomic(swap_add, compare))
+        masked = op == "MASKED_FA"
+        if masked:
+            segments.insert(0, rig.masked_fa(swap_add, 0, 8))
         if not op.startswith("SEND"):
             segments.insert(0, rig.raddr(remote, rkey))
-        index = self.queue.put(OPCODE[op], *segments, ce=rig.ALWAYS if signaled else rig.ON_ERROR, imm=imm)
+        ce, opmod = rig.ALWAYS if signaled else rig.ON_ERROR, rig.OPMOD[8] if masked else 0
+        index = self.queue.put(OPCODE[op], *segments, ce=ce, imm=imm, opmod=opmod)
         self.sent[index & 0xFFFF] = wr_id
         self.queue.ring()
         self.queue.nic.engine.kick()  # no kernel runs, so that the engine may sleep: do not wait for its next look

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from conformance import LARGEST, RXE, STANDARD, Conformance, Link, Streams, Transfers
+from conformance import LARGEST, RXE, STANDARD, Conformance, Link, Streams, Transfers, filled
 from guest import Guest
 from protocol import listening
 
@@ -33,6 +33,15 @@ class TestRequester(Conformance):
     @pytest.fixture
     def link(self, guest: Guest, ip: str) -> Link:
         return Link(guest.ours(), guest.session("a"), STANDARD, RXE, ip, guest.path_mtu)
+
+    def test_masked_atomic(self, link: Link) -> None:
+        """The kernel drops the packet, which is none of IBTA's. Nothing changes there, and the retries end."""
+        with filled(link, ack_timeout=12, retry_cnt=2) as (a, b):
+            for number in range(3):
+                a.post("MASKED_FA", [[64, 8]], remote=b.address + 512, rkey=b.rkey, swap_add=1, wr_id=number)
+            self.failed(a, "RETRY_EXC_ERR")
+            b.verify()
+            assert b.state == "RTS"
 
 
 class TestResponder(Conformance):
