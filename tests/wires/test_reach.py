@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -148,6 +148,26 @@ def test_both_ways_and_words(ends):
     assert b.post(INLINE, a, to=8, nbytes=8, value=77) == device.OK
     assert int(a.memory.read().view(np.int64)[1]) == 77
     assert a.packets + b.packets == before
+
+
+def test_129_queues(ends):
+    """As many as NCCL's programs have contexts: none of their requests takes packets."""
+    a, b = ends
+    pairs = [[replace(end, queue=end.gpu.create_qp(end.pd, 16, timeout=20.0)) for end in ends] for _ in range(128)]
+    try:
+        for pair in pairs:
+            connect(*pair)
+        before = a.packets + b.packets
+        for seed, (here, there) in enumerate([(a, b), *map(tuple, pairs[::31]), tuple(pairs[-1])]):
+            data = here.write(seed)
+            assert here.post(PUT, there, nbytes=SIZE) == device.OK
+            assert np.array_equal(there.memory.read(), data)
+            assert there.post(ADD, here, at=64, to=16, value=seed) == device.OK
+        assert a.packets + b.packets == before
+    finally:
+        for pair in pairs:
+            for end in pair:
+                end.queue.close()
 
 
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
