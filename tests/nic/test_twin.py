@@ -195,7 +195,7 @@ def test_many_queues(pairs: int, borrowed: bool) -> None:
     """As many as have room near the turns are borrowed; the turns of more are made on the rows themselves."""
     with verbs.open("soft0", port=PortConfig(engine="twin", workers=1)) as ctx, Gpu("twin") as gpu:
         nic, pd = ctx.provider.nic, ctx.create_pd()
-        assert (2 * pairs <= queues_in(int(nic.record["near_bytes"]))) == borrowed
+        assert (2 * pairs <= queues_in.py_func(int(nic.record["near_bytes"]))) == borrowed
         queues = [connected(gpu, pd, pd) for _ in range(pairs)]
         (source, data), target = filled(gpu), gpu.alloc(NBYTES)
         here, there = pd.register(source), pd.register(target)

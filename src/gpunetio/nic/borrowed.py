@@ -13,12 +13,12 @@ from __future__ import annotations
 
 from ..jit.compile import device_function, engine_function
 from ..jit.ops import (
-    ALL_LANES, await_fetched, dynamic_shared, fetch_line, first_lane, lane_or_0, lanes_here, lanes_where, ld64,
-    ld_relaxed64, on_host, st64, sync_lanes,
+    ALL_LANES, await_fetched, dynamic_shared, dynamic_shared_bytes, fetch_line, first_lane, lane_or_0, lanes_here,
+    lanes_where, ld64, ld_relaxed64, on_host, st64, sync_lanes,
 )  # fmt: skip
 from .state.counters import COUNTERS
 from .state.cq import CQ_ROW, cq_row_at
-from .state.near import CQ_COPY, KEYS, NEAR, QP_COPY, cq_copy, near_at, near_queue, qp_copy, srq_copy
+from .state.near import CQ_COPY, KEYS, NEAR, QP_COPY, cq_copy, near_at, near_queue, qp_copy, queues_in, srq_copy
 from .state.nic import nic_at
 from .state.objects import MKEY_ROW
 from .state.qp import QP_BORROWED_BYTES, QP_SETUP_BYTES, qp_row_at
@@ -38,6 +38,12 @@ def near_of(nic):
     return near if on_host() or near == 0 else dynamic_shared()
 
 
+@device_function
+def _near_bytes(nic):
+    """Return the size of NEAR, with the room behind it."""
+    return worker_at(nic).near_bytes if on_host() else dynamic_shared_bytes()
+
+
 @engine_function
 def is_recalled(nic):
     """Return whether the host asks for what is done on the rows themselves. No load waits for another."""
@@ -53,7 +59,7 @@ def may_borrow(nic):
     queues = ld_relaxed64(nic + WORKER.active_count)
     other = ld_relaxed64(nic + WORKER.pending_count) | ld_relaxed64(nic + WORKER.virtual_time)
     other |= ld_relaxed64(nic + WORKER.waking) | ld_relaxed64(nic + WORKER.stream_count) | n.capture
-    if other != 0 or n.near == 0 or not 0 < queues <= n.near_most or is_recalled(nic):
+    if other != 0 or n.near == 0 or not 0 < queues <= queues_in(_near_bytes(nic)) or is_recalled(nic):
         return False
     return wires_are_quiet(nic)
 
@@ -152,9 +158,10 @@ def _borrow_worker(nic, near):
         h.counters, h.active = near + NEAR.counters, near_queue(near, 0)
         h.message, h.scratch, h.near = near + NEAR.message, near + NEAR.scratch, near
         a = near_at(near)
-        a.qps = near_queue(near, n.near_most)  # where the list ends at the latest
+        nbytes = _near_bytes(nic)
+        a.qps = near_queue(near, queues_in(nbytes))  # where the list ends at the latest
         a.cqs = a.qps + n.active_count * QP_COPY
-        a.srqs = near + n.near_bytes - CQ_COPY
+        a.srqs = near + nbytes - CQ_COPY
         a.cq_count, a.srq_count = 0, 0
     sync_lanes(ALL_LANES)
 

@@ -23,7 +23,6 @@ from .pinned import Pinned
 from .slice_kernel import OPTIONS, THREADS, gpunetio_slice
 from .slices import SLICE_NS
 from .state.board import BOARD
-from .state.near import queues_in
 from .state.slices import SLICES
 
 # CUdevice_attribute: MULTIPROCESSOR_COUNT, COMPUTE_CAPABILITY_MAJOR, _MINOR, CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM
@@ -168,7 +167,7 @@ class GpuPlace:
             stream = self._new_stream(greatest.value)  # so that a slice goes before waiting blocks of other kernels
         memory = HostMemory(SLICES.size)
         self._memory.append(memory)
-        config = _LaunchConfig(1 + self._copiers, 1, 1, THREADS, 1, 1, self._device.near_bytes, stream, None, 0)
+        config = _LaunchConfig(1 + self._copiers, 1, 1, THREADS, 1, 1, 0, stream, None, 0)
         board = self._alloc(BOARD.size) if self._copiers else 0
         arguments = (ctypes.c_int64 * 2)(address, board)
         first = ctypes.addressof(arguments)
@@ -178,9 +177,10 @@ class GpuPlace:
         for field, function in _CALLS.items():
             row[field] = self._driver.address_of(function)
         row["config"], row["parameters"] = ctypes.addressof(config), ctypes.addressof(parameters)
+        row["shared"] = ctypes.addressof(config) + _LaunchConfig.shared.offset
         row["function"], row["context"], row["stream"] = self._device.function, self._device.context.value, stream.value
         record["slices"], record["slice_ns"], record["near"] = memory.address, SLICE_NS, 1
-        record["near_bytes"], record["near_most"] = self._device.near_bytes, queues_in(self._device.near_bytes)
+        record["near_bytes"] = self._device.near_bytes
         record["board"] = board
         self._need(1)
 

@@ -12,7 +12,6 @@ from .extensions import TWIN_SLICES
 from .hardware import Opened
 from .place import Place
 from .slices import SLICE_NS
-from .state.near import queues_in
 
 _NEAR_BYTES = 227 << 10  # what a block of an H100 may have of shared memory
 
@@ -42,7 +41,7 @@ class TwinPlace:
 
     def add(self, record: np.void, address: int) -> None:
         record["twin"], record["slice_ns"], record["near"] = self._memory.record, SLICE_NS, self._take(_NEAR_BYTES)
-        record["near_bytes"], record["near_most"] = _NEAR_BYTES, queues_in(_NEAR_BYTES)
+        record["near_bytes"] = _NEAR_BYTES
 
     def lines(self, lines: HostMemory) -> int:
         return self._take(2 * lines.nbytes)

@@ -14,7 +14,7 @@ def gpunetio_slice(nic, board, number):
     """Make slice `number` of turns of the worker whose record is at `nic`. `board` is what blocks that copy look at."""
     if block_idx() == 0:
         near = dynamic_shared()
-        prepare_slice(nic, near, number)
+        prepare_slice(near, number)
         block_sync()
         take_part(nic, near, number, thread_idx() >> 5)
     else:

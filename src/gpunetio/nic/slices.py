@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from ..jit.compile import device_function, engine_function
 from ..jit.ops import (
-    ALL_LANES, block_dim, call_c, clock_ns, exchange64, fence_sys, first_lane, from_lane, futex_wait, futex_wake,
-    lane_or_0, lanes_here, lanes_where, ld_acquire64, ld_acquire_cta64, ld_relaxed64, on_host, pause, st64,
-    st_release64, st_release_cta64, sync_lanes, thread_idx,
+    ALL_LANES, block_dim, call_c, clock_ns, dynamic_shared_bytes, exchange64, fence_sys, first_lane, from_lane,
+    futex_wait, futex_wake, lane_or_0, lanes_here, lanes_where, ld_acquire64, ld_acquire_cta64, ld_relaxed64, on_host,
+    pause, st32, st64, st_release64, st_release_cta64, sync_lanes, thread_idx,
 )  # fmt: skip
 from ..jit.twin import count_user
 from .borrowed import borrow, give_back, may_borrow, near_of
@@ -24,7 +24,9 @@ from .extensions import TWIN_SLICES
 from .queues.doorbells import forward_ring
 from .runs import find_ready, serve_run
 from .state.board import BOARD
-from .state.near import NEAR, near_at, near_qp_at, near_queue, near_work_queue_at, near_worker_at, put_in
+from .state.near import (
+    NEAR, bytes_for, near_at, near_qp_at, near_queue, near_work_queue_at, near_worker_at, put_in, queues_in,
+)  # fmt: skip
 from .state.slices import SLICES, slices_at
 from .state.work_queue import QueueKind, entry, work_queue_at
 from .state.worker import WORKER, worker_at
@@ -288,7 +290,7 @@ def take_slice(nic):
 
 
 @engine_function
-def prepare_slice(nic, near, number):
+def prepare_slice(near, number):
     """Set up what the warps of a slice tell each other, and the list of work queues. All threads call this."""
     if thread_idx() == 0:
         n = near_at(near)
@@ -296,7 +298,7 @@ def prepare_slice(nic, near, number):
         n.owner, n.asked, n.answers, n.recalled, n.over = 0, 0, 0, _UNKNOWN, 0
     for at in range(8 * thread_idx(), NEAR.counters, 8 * block_dim()):
         st64(near + at, 0)
-    list_begins, list_ends = near_queue(near, 0), near_queue(near, worker_at(nic).near_most)
+    list_begins, list_ends = near_queue(near, 0), near_queue(near, queues_in(dynamic_shared_bytes()))
     for at in range(list_begins + 8 * thread_idx(), list_ends, 8 * block_dim()):
         st64(at, 0)
 
@@ -361,6 +363,7 @@ def _launch(nic, slices):
         error = call_c(m.enter, m.context, 0, 0, 0)
         n.context = m.context if error == 0 else 0
     m.number += 1
+    st32(m.shared, bytes_for(n.active_count, n.near_bytes))
     if error == 0:
         error = call_c(m.launch, m.config, m.function, m.parameters, 0)
     if error != 0:

@@ -102,6 +102,11 @@ def dynamic_shared() -> int:
     """Return the address of the block's shared memory whose size the launch decides; 0 on the host."""
 
 
+@op(ret=32, cpu=lambda b: INT[32](0), cuda=_special("dynamic_smem_size"))
+def dynamic_shared_bytes() -> int:
+    """Return the size of that memory; 0 on the host."""
+
+
 def _shared_slot(b):
     """Return the generic address of the block's variable in shared memory."""
     name, slot = "gpunetio_shared_slot", ir.ArrayType(INT[8], BLOCK_SLOT)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from ...errors import InvalidValueError
 from ...fabric.icrc import HEADER_ROOM
 from ...jit.compile import device_function
 from ...jit.ops import ld64
@@ -20,6 +19,7 @@ from .worker import WORKER, worker_at
 KEYS = 64  # a power of two
 LANES = 32
 MOST = 256  # queue pairs of a worker that borrows, where there is room for them
+_LEAST = 64  # for which there always is room, so that few of them may become more
 _GROUP_SHIFT = 5  # of LANES queue pairs
 
 # Each group begins on a cache line, so rows are as aligned as they are in their tables. `worker` comes first: the
@@ -86,15 +86,16 @@ def near_queue(near, number):
     return near + NEAR.size + number * WORK_QUEUE.size
 
 
-def queues_in(nbytes: int) -> int:
-    """Return how many queue pairs have room if a NEAR and the room behind it have so many bytes.
+@device_function
+def queues_in(nbytes):
+    """Return how many queue pairs have room in a NEAR of `nbytes`, room included, if each has a CQ of its own."""
+    return min((nbytes - NEAR.size) // (WORK_QUEUE.size + QP_COPY + CQ_COPY), MOST)
 
-    That is if each has a CQ of its own. InvalidValueError if there is no room for any.
-    """
-    queues = min((nbytes - NEAR.size) // (WORK_QUEUE.size + QP_COPY + CQ_COPY), MOST)
-    if queues < 1:
-        raise InvalidValueError(f"{nbytes} bytes have no room for a NIC's turns, which need {NEAR.size} and more")
-    return queues
+
+@device_function
+def bytes_for(queues, most):
+    """Return how large a NEAR for so many queue pairs is, if each has two CQs and an SRQ; `most` at most."""
+    return min(NEAR.size + max(queues, _LEAST) * (WORK_QUEUE.size + QP_COPY + 3 * CQ_COPY), most)
 
 
 @device_function

@@ -11,6 +11,7 @@ SLICES = record("slices", """
     enter          i64      nobody     address of cuCtxSetCurrent
     query          i64      nobody     address of cuStreamQuery
     config         i64      nobody     address of a CUlaunchConfig: its blocks, and the stream of this worker
+    shared         i64      nobody     address of the size of its dynamic shared memory, 32 bits
     function       i64      nobody     the kernel, a CUfunction
     parameters     i64      nobody     address of the list of addresses of the kernel's arguments
     context        i64      nobody     CUDA context

@@ -26,8 +26,7 @@ WORKER = record("worker", NIC_FIELDS + """
     slices         i64      nobody     address of its SLICES, in which a GPU makes its turns; 0: none does
     board          i64      nobody     address of the BOARD for blocks that only copy; 0: there are none
     near           i64      nobody     address of the NEAR of its slices; on a GPU, which has its own, just not 0
-    near_bytes     i64      nobody     its size, with the room behind it
-    near_most      i64      nobody     queue pairs that it may borrow
+    near_bytes     i64      nobody     its size, with the room behind it; on a GPU, how large it may be
     pollfds        i64      nobody     address of what `poll` waits for
     pollfd_count   i64      command    descriptors in it. Written together with the next field
     event_count    i64      command    how many of them are bells; the rest are sockets
