@@ -150,6 +150,7 @@ def test_both_ways_and_words(ends):
     assert a.packets + b.packets == before
 
 
+@pytest.mark.slow
 def test_129_queues(ends):
     """As many as NCCL's programs have contexts: none of their requests takes packets."""
     a, b = ends
