@@ -136,7 +136,7 @@ QP_FIELDS = """
     read_ends      i64[16]  requester  the PSNs behind READs and atomics in flight, from reads_tail to reads_head"""
 QP_ROW = record("qp_row", QP_FIELDS)
 QP_SETUP_BYTES = QP_ROW.sq_ci  # what commands prepare, and the engine copies
-QP_BORROWED_BYTES = QP_ROW.read_ends
+QP_BORROWED_BYTES = QP_ROW.read_ends  # what slices copy
 QP_CONNECTION = tuple(name for name, offset in QP_ROW.offsets.items() if QP_ROW.rights <= offset < QP_SETUP_BYTES)
 qp_row_at: View = struct_view(QP_ROW)
 

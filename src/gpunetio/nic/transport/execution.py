@@ -146,8 +146,12 @@ def _move_segments(nic, message, address, scatter):
 
 
 @engine_function
-def atomic_address(nic, row, key, addr, nbytes):
-    """Return the address of an atomic's word, or minus a reason."""
+def atomic_address(nic, row, key, addr, nbytes, masked):
+    """Return the address of an atomic's word, or minus a reason. `masked`: the QP must allow masked atomics, too."""
+    if masked:
+        reason = check_rights(nic, row, key, addr, nbytes, Access.REMOTE_ATOMIC | EXTENDED_ATOMICS)
+        if reason != 0:
+            return -reason
     if addr & (nbytes - 1):
         return -refuse.misaligned_atomic(nic, key, addr, nbytes)
     address = authorize(nic, row, key, addr, nbytes, Access.REMOTE_ATOMIC)
@@ -173,11 +177,7 @@ def atomic(opcode, address, swap_add, compare):
 def _atomic(nic, row, message, opcode):
     m = message_at(message)
     masked = is_masked(opcode)
-    if masked:
-        reason = check_rights(nic, row, m.rkey, m.raddr, m.nbytes, Access.REMOTE_ATOMIC | EXTENDED_ATOMICS)
-        if reason != 0:
-            return reason
-    address = atomic_address(nic, row, m.rkey, m.raddr, m.nbytes)
+    address = atomic_address(nic, row, m.rkey, m.raddr, m.nbytes, masked)
     if address < 0:
         return -address
     # The result travels in `compare`, which is no longer needed.

@@ -11,7 +11,7 @@ from ...jit.compile import device_function, engine_function
 from ...jit.ops import be32, copy, ld32, ld64, st32, st64
 from ...fabric.frames import LEAST_GRANTED, GRANTED_SHIFT, publish, refer
 from ...formats.commands import QpState, ServiceType
-from ...formats.packet import ATOMIC_ETH, BTH, IMM_DT, MASKED_ATOMIC_ETH, RETH
+from ...formats.packet import ATOMIC_ETH, BTH, IMM_DT, OPERATION_MASK, RETH
 from ...formats.wqe import DATA_SEG, INLINE_SEG, SEGMENT
 from ..queues.completion import fail_send
 from ..queues.sent import complete_send
@@ -250,14 +250,14 @@ def _send_atomic(nic, row, message, flight):
     m = message_at(message)
     if q.reads_head - q.reads_tail >= q.max_rd:
         return 0
-    masked = is_masked(f.opcode)
-    headers = BTH.size + (MASKED_ATOMIC_ETH.size if masked else ATOMIC_ETH.size)
+    packet = packet_of(f.opcode, True, True)
+    headers = BTH.size + header_bytes(packet & OPERATION_MASK)
     bth = open_packet(nic, row, q.life, headers)
     if bth == 0:
         return 0
-    write_bth(row, bth, packet_of(f.opcode, True, True), 0, 0, 1, q.tx_psn)
+    write_bth(row, bth, packet, 0, 0, 1, q.tx_psn)
     at = bth + BTH.size
-    if masked:
+    if is_masked(f.opcode):
         masked_atomics.write_header(at, message)
     else:
         put_be64(at + ATOMIC_ETH.va, m.raddr)

@@ -38,7 +38,7 @@ from ..dma.staging import drop, leave, response_tag, staged
 from ..state.counters import counters_at
 from ..state.nic import nic_at
 from ..state.worker import worker_at
-from ..state.qp import EXTENDED_ATOMICS, RESOURCE, qp_row_at, resource_at
+from ..state.qp import RESOURCE, qp_row_at, resource_at
 
 _ACK = AckKind.ACK << ACK_KIND_SHIFT | NO_CREDITS
 _RNR_NAK, _NAK = AckKind.RNR_NAK << ACK_KIND_SHIFT, AckKind.NAK << ACK_KIND_SHIFT
@@ -464,8 +464,7 @@ def _take_atomic(nic, row, operation, bth, nbytes):
         return 0
     va = get_be64(at + ATOMIC_ETH.va)  # both kinds of header begin alike
     key = be32(ld32(at + ATOMIC_ETH.rkey))
-    reason = check_rights(nic, row, key, va, word, Access.REMOTE_ATOMIC | EXTENDED_ATOMICS) if masked else 0
-    address = -reason if reason != 0 else atomic_address(nic, row, key, va, word)
+    address = atomic_address(nic, row, key, va, word, masked)
     if address < 0:
         _refuse(nic, row, opcode, -address)
         return 0
