@@ -9,15 +9,16 @@ import subprocess
 import sys
 
 MOST = 8  # each takes a gigabyte
+UP = shlex.join([sys.executable, "-c", 'from gpunetio.fabric.interface import set_up; set_up("lo")'])
 
 
 def _namespace() -> list[str]:
     """What runs the command behind it in a new network namespace, as the same user."""
     user, group = os.geteuid(), os.getegid()
     if user == 0:
-        return ["unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"]
+        return ["unshare", "--net", "sh", "-c", f'{UP} && exec "$@"', "sh"]
     back = f'exec unshare --user --map-user={user} --map-group={group} "$@"'
-    return ["unshare", "--user", "--map-root-user", "--net", "sh", "-c", f"ip link set lo up && {back}", "sh"]
+    return ["unshare", "--user", "--map-root-user", "--net", "sh", "-c", f"{UP} && {back}", "sh"]
 
 
 def python() -> str | None:
