@@ -11,7 +11,8 @@ from stand_in.building import compiler, why_no_headers
 # Of programs, by what begins their names.
 PACKAGES = {
     "ib": "perftest", "ibv": "ibverbs-utils", "ucx": "ucx-utils", "rping": "rdmacm-utils", "ucmatose": "rdmacm-utils",
-    "rdma": "rdmacm-utils", "udaddy": "rdmacm-utils",
+    "rdma": "rdmacm-utils", "udaddy": "rdmacm-utils", "rstream": "rdmacm-utils", "riostream": "rdmacm-utils",
+    "rcopy": "rdmacm-utils", "fio": "fio", "qemu-system-x86": "qemu-system-x86",
 }  # fmt: skip
 
 

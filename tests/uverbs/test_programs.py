@@ -1,29 +1,20 @@
 """Programs that nobody here wrote, on software NICs, by the system's own libibverbs and libmlx5."""
 
-import contextlib
 import gzip
-import os
 import re
-import select
 import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from gpunetio.embed.python import shared_library
-from gpunetio.fabric.claims import claimant
 from gpunetio.fabric.pcap_reader import PcapFile
+from programs import LIMIT, RUN, both, iterations, run, serving
 from rdma_core import skip_without, skip_without_run
 from repository import environment
-
-LIMIT = 60
-ATTEMPTS = 20  # until the server listens
-RUN = sys.executable, "-m", "gpunetio", "run"
 
 pytestmark = [pytest.mark.soft_nic, pytest.mark.host_memory]
 
@@ -31,53 +22,6 @@ pytestmark = [pytest.mark.soft_nic, pytest.mark.host_memory]
 @pytest.fixture(autouse=True)
 def _needs():
     skip_without_run()
-
-
-def run(*arguments: object, options: tuple[str, ...] = (), **variables: str) -> subprocess.CompletedProcess[str]:
-    command, env = [*RUN, *options, "--", *map(str, arguments)], environment() | variables
-    return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, env=env, check=False)
-
-
-@contextlib.contextmanager
-def serving(*arguments: object, options: tuple[str, ...] = (), **variables: str) -> Iterator[subprocess.Popen[str]]:
-    command, env = [*RUN, *options, "--", *map(str, arguments)], environment() | variables
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env
-    ) as server:  # fmt: skip
-        try:
-            yield server
-        finally:
-            server.kill()
-
-
-def both(*program: object, options: tuple[str, ...] = (), **variables: str) -> tuple[str, str]:
-    """Run a program as server and as client. Return what both have printed."""
-    skip_without(str(program[0]))
-    with serving(*program, options=options, **variables) as server:
-        for _ in range(ATTEMPTS):
-            client = run(*program, "127.0.0.1", options=options, **variables)
-            if not re.search("Couldn't connect to|Connection refused", client.stdout + client.stderr):
-                break
-        return printed(server, client)
-
-
-def printed(server: subprocess.Popen[str], client: subprocess.CompletedProcess[str]) -> tuple[str, str]:
-    """What a server, when it has ended, and its client have printed. Both must have ended well."""
-    if client.returncode:
-        server.terminate()  # it may wait for another client
-    out, _ = server.communicate(timeout=LIMIT)
-    assert client.returncode == 0, client.stdout + client.stderr + out
-    assert server.returncode == 0, out
-    return out, client.stdout
-
-
-def iterations(out: str) -> int:
-    """The second column of perftest's last row of results.
-
-    The others are times and rates. They are "inf" and "-nan" where perftest could not measure the CPU's clock, as on a
-    busy machine: "Correlation coefficient r^2 < 0.9".
-    """
-    return int(re.findall(r"^\s*\d+\s+(\d+)\s+\S", out, re.MULTILINE)[-1])
 
 
 def test_devices():
@@ -125,173 +69,6 @@ PERFTEST = [
 def test_perftest(port, command):
     _, client = both(*command.split(), "-F", "-p", port)
     assert iterations(client) >= 50
-
-
-# --- by librdmacm: clients need the address of the server's NIC
-
-
-NOBODY_LISTENS = "Connection refused|RDMA_CM_EVENT_(REJECTED|UNREACHABLE)|Unexpected CM event bl blka 8"
-
-
-@contextlib.contextmanager
-def serving_at(address: str, *program: object) -> Iterator[subprocess.Popen[str]]:
-    """Run a server whose NIC has an address. It has that when this returns."""
-    skip_without(str(program[0]))
-    with serving(*program, options=("--nics", "1", "--address", address)) as server:
-        end = time.monotonic() + LIMIT
-        while claimant(address) is None and server.poll() is None and time.monotonic() < end:
-            time.sleep(0.05)
-        yield server
-
-
-def both_at(address: str, listen: tuple[object, ...], connect: tuple[object, ...]) -> tuple[str, str]:
-    """Run a server whose NIC has an address, and a client. Return what both have printed.
-
-    Both begin anew if the server does not listen yet. perftest connects twice, and its server may be late the second
-    time: then its client crashes, and the server takes the first connection of the next client for the second one.
-    Also, `rstream -T a` takes its peer's end for an error, POLLHUP, if it hears of that together with the last bytes.
-    """
-    for _ in range(ATTEMPTS):
-        with serving_at(address, *listen) as server:
-            client = run(*connect)
-            too_early = re.search(NOBODY_LISTENS, client.stdout + client.stderr)
-            if client.returncode == 0 or (not too_early and client.returncode != select.POLLHUP):
-                return printed(server, client)
-            server.terminate()
-            out, _ = server.communicate(timeout=LIMIT)
-    pytest.fail(f"in {ATTEMPTS} attempts, none was in time: {client.stdout + client.stderr + out}")
-
-
-@pytest.fixture
-def address(port: int) -> str:
-    """An address of this machine that no other test has."""
-    return f"127.1.{port >> 8}.{port & 255}"
-
-
-@pytest.mark.timeout(5 * LIMIT)
-def test_rping(address, port):
-    """The client verifies what comes back."""
-    common = "rping", "-p", port, "-C", 10, "-v", "-V"
-    server, client = both_at(address, (*common, "-s"), (*common, "-c", "-a", address))
-    for out in server, client:
-        assert out.count("ping data: rdma-ping-") == 10
-    assert "server DISCONNECT EVENT" in server
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(5 * LIMIT)
-@pytest.mark.parametrize("command", ["ucmatose -c 3 -C 20 -S 500", "udaddy -c 2 -C 20"])
-def test_exchanges_of_librdmacm(address, command):
-    common = command.split()
-    for out in both_at(address, (*common,), (*common, "-s", address)):
-        assert out.endswith("test complete\nreturn status 0\n")
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(5 * LIMIT)
-def test_examples_of_librdmacm(address, port):
-    """They wait for events in each call, and move identifiers between channels."""
-    server, client = both_at(address, ("rdma_server", "-p", port), ("rdma_client", "-s", address, "-p", port))
-    assert server.endswith("rdma_server: end 0\n")
-    assert client.endswith("rdma_client: end 0\n")
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(5 * LIMIT)
-@pytest.mark.parametrize("command", [
-    "rstream -S 1024 -C 100", "rstream -S 65536 -C 50 -T a", "riostream -S 1024 -C 50",
-])  # fmt: skip
-def test_sockets_of_librdmacm(address, port, command):
-    """rsockets: streams, and writes to memory that the other end offers."""
-    common = *command.split(), "-p", port
-    for out in both_at(address, (*common,), (*common, "-s", address)):
-        assert re.search(r"^custom .*\d+\.\d+$", out, re.MULTILINE), out
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(5 * LIMIT)
-def test_a_file_by_sockets_of_librdmacm(address, port, tmp_path):
-    sent, received = tmp_path / "sent", tmp_path / "received"
-    sent.write_bytes(os.urandom(3_000_000))
-    with serving_at(address, "rcopy", "-p", port):
-        for _ in range(ATTEMPTS):
-            done = run("rcopy", sent, f"{address}:{received}", "-p", port)
-            if "Connection refused" not in done.stdout + done.stderr:
-                break
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert received.read_bytes() == sent.read_bytes()
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(5 * LIMIT)
-@pytest.mark.parametrize("command", [
-    "ib_write_bw -n 200", "ib_write_lat -n 100", "ib_send_bw -n 200 -q 4", "ib_send_lat -n 100", "ib_read_bw -n 100 -e",
-    "ib_atomic_lat -n 100", "ib_send_bw -n 200 -c UD",
-])  # fmt: skip
-def test_perftest_by_address_and_port(address, port, command):
-    common = *command.split(), "-R", "-F", "-p", port
-    _, client = both_at(address, common, (*common, address))
-    assert iterations(client) >= 50
-
-
-def test_nobody_listens(address, port):
-    """The NIC is there, and another port is open."""
-    with serving_at(address, "rping", "-s", "-p", port):
-        done = run("rping", "-c", "-a", address, "-p", port + 1 if port < 65535 else port - 1)
-    assert done.returncode != 0
-    assert "RDMA_CM_EVENT_REJECTED, error 8" in done.stderr
-
-
-CLOSES = """
-import ctypes, os, threading, time
-from pathlib import Path
-
-library = ctypes.CDLL("librdmacm.so.1")
-library.rdma_create_event_channel.restype = ctypes.c_void_p
-channel, event = ctypes.c_void_p(library.rdma_create_event_channel()), ctypes.c_void_p()
-thread = threading.Thread(target=library.rdma_get_cm_event, args=(channel, ctypes.byref(event)), daemon=True)
-thread.start()
-where, end = Path(f"/proc/self/task/{thread.native_id}/wchan"), time.monotonic() + 20
-while "poll" not in where.read_text() and time.monotonic() < end:  # not all kernels say so
-    time.sleep(0.01)
-library.rdma_destroy_event_channel(channel)
-thread.join(2)
-print("waits" if thread.is_alive() else "returned", flush=True)
-os._exit(0)
-"""
-
-
-@pytest.mark.slow
-def test_a_channel_is_closed_while_another_thread_waits():
-    """As in the kernel, that thread hears nothing of it: rping's would end the program with an error."""
-    skip_without("rping")
-    done = run(sys.executable, "-c", CLOSES)
-    assert (done.returncode, done.stdout) == (0, "waits\n"), done.stderr
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(5 * LIMIT)
-@pytest.mark.parametrize("killed", ["client", "server"])
-def test_an_end_that_is_killed(address, port, killed):
-    """The other one hears of it in seconds."""
-    common = "rping", "-p", port, "-v"
-    with serving_at(address, *common, "-s") as server, contextlib.ExitStack() as undo:
-        for _ in range(ATTEMPTS):
-            client = undo.enter_context(serving(*common, "-c", "-a", address))
-            assert client.stdout
-            if any(line.startswith("ping data") for line in client.stdout):
-                break
-        dying, other = (client, server) if killed == "client" else (server, client)
-        kill_program_of(dying)
-        out, _ = other.communicate(timeout=LIMIT)
-    assert "DISCONNECT EVENT" in out
-
-
-def kill_program_of(run: subprocess.Popen[str]) -> None:
-    """Kill the one child of `gpunetio run`, which cannot tell anybody then."""
-    children = Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()
-    assert len(children) == 1
-    os.kill(int(children[0]), signal.SIGKILL)
 
 
 # --- UCX
