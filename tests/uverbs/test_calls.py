@@ -22,7 +22,7 @@ from gpunetio.uverbs.calls import Calls, _guarded
 from gpunetio.uverbs.files import OpenFile
 
 ROOM = 4096
-NOWHERE = 0xDEAD000
+NOWHERE = (1 << 47) - 4096  # no program has this page
 METHODS = [0, 1, 2, 3, 5, 6, *(0x1000 + i for i in range(5))]
 
 
