@@ -12,7 +12,7 @@ from stand_in.building import compiler, why_no_headers
 PACKAGES = {
     "ib": "perftest", "ibv": "ibverbs-utils", "ucx": "ucx-utils", "rping": "rdmacm-utils", "ucmatose": "rdmacm-utils",
     "rdma": "rdmacm-utils", "udaddy": "rdmacm-utils", "rstream": "rdmacm-utils", "riostream": "rdmacm-utils",
-    "rcopy": "rdmacm-utils", "fio": "fio", "qemu-system-x86": "qemu-system-x86",
+    "rcopy": "rdmacm-utils", "fio": "fio", "ibstat": "infiniband-diags", "qemu-system-x86": "qemu-system-x86",
 }  # fmt: skip
 
 

@@ -259,6 +259,31 @@ def test_a_program_that_is_not_there():
     assert done.stderr == "gpunetio: error: /nowhere/at-all cannot be started: No such file or directory\n"
 
 
+def test_what_a_shell_sees():
+    """By links, relative paths and patterns; `ls` and `find` ask by calls of their own."""
+    look = (
+        "ls -lR /sys/class/infiniband/soft0/ >/dev/null; find /sys/class/infiniband/soft0/ -name state;"
+        "cd /sys/class/infiniband; echo *; cat soft0/ports/1/gids/0; cat */ports/1/state; [ -r soft0/node_guid ]"
+    )
+    done = run("sh", "-c", look, options=("--nics", "1", "--address", "127.0.0.9"))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == [
+        "/sys/class/infiniband/soft0/ports/1/state", "soft0", "0000:0000:0000:0000:0000:ffff:7f00:0009", "4: ACTIVE",
+    ]  # fmt: skip
+
+
+def test_status_of_infiniband_diags():
+    skip_without("ibstat")
+    done = run("ibstat", options=("--nics", "1", "--address", "127.0.0.9"))
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"State: Active\n\s+Physical state: LinkUp\n\s+Rate: \d+ ", done.stdout), done.stdout
+    assert "Port GUID: 0x0000ffff7f000009\n" in done.stdout
+    done = run("ibstatus")
+    assert done.returncode == 0, done.stderr
+    assert re.findall(r"device '(\w+)' port 1", done.stdout) == ["soft0", "soft1"]
+    assert done.stdout.count(f"default gid:\t {bytes(16).hex(':', 2)}\n") == 2  # none until a program has one
+
+
 def test_other_programs_see_no_difference():
     """Paths that only begin like those of devices, files, memory, sockets."""
     text = (

@@ -68,8 +68,8 @@ class NewAh:
     av: bytes
 
 
-_LANES = {1: 1, 2: 4, 4: 8, 8: 12, 16: 2}  # by ibv_port_attr.active_width
-_LANE_GBPS = {1: 2.5, 2: 5, 4: 10, 8: 10, 16: 14, 32: 25, 64: 50, 128: 100, 256: 200}  # by active_speed
+LANES = {1: 1, 2: 4, 4: 8, 8: 12, 16: 2}  # by ibv_port_attr.active_width
+LANE_GBPS = {1: 2.5, 2: 5, 4: 10, 8: 10, 16: 14, 32: 25, 64: 50, 128: 100, 256: 200}  # by active_speed
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class PortAttr:
     @property
     def gbps(self) -> float:
         """The link's speed in Gbit/s, as width and speed say; 0 when not known."""
-        return _LANES.get(self.active_width, 0) * _LANE_GBPS.get(self.active_speed, 0)
+        return LANES.get(self.active_width, 0) * LANE_GBPS.get(self.active_speed, 0)
 
 
 @dataclass(frozen=True)

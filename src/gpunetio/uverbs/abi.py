@@ -15,6 +15,9 @@ _DRIVER = 1 << 12  # UVERBS_ID_NS_SHIFT: objects, methods and attributes of the 
 UHW_IN, UHW_OUT = _DRIVER, _DRIVER + 1  # UVERBS_ATTR_UHW_*: structures of the driver in calls that others have, too
 EXTENDED = 1 << 31  # IB_USER_VERBS_CMD_FLAG_EXTENDED
 
+IP_BASED_GIDS = 1 << 26  # IB_UVERBS_PCF_IP_BASED_GIDS, a capability of a port
+PHYSICALLY_DOWN, PHYSICALLY_UP = 3, 5  # IBTA 14.2.5.6, PortPhysicalState: Disabled, LinkUp
+
 
 # --- objects and methods (ib_user_ioctl_cmds.h, mlx5_user_ioctl_cmds.h) --------------------------------------------
 

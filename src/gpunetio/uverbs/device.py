@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 from contextlib import ExitStack
 
-from ..enums import LinkLayer, UarAllocationType
+from ..enums import LinkLayer, PortState, UarAllocationType
 from ..formats.commands import MTU_CODES
 from ..formats.doorbell import UAR_PAGE
 from ..memory import PAGE
@@ -17,11 +17,7 @@ from .methods import command, method
 
 _QP_TABLE = 1 << 18  # queue pairs in libmlx5's table
 _ATOMIC_HCA = 1  # enum ibv_atomic_cap: atomic among the device's own atomics
-_PHYSICALLY_UP = 5  # IBTA 14.2.5.6, PortPhysicalState LinkUp
-_PHYSICALLY_DOWN = 3
-_UP = 4  # IBV_PORT_ACTIVE
 _LONGEST_MESSAGE = 1 << 30
-_IP_BASED_GIDS = 1 << 26  # IB_UVERBS_PCF_IP_BASED_GIDS
 _GRH_REQUIRED = 1  # IB_UVERBS_QPF_GRH_REQUIRED
 
 
@@ -68,12 +64,12 @@ def query_device(file: OpenFile, call: Call) -> None:
 def query_port(file: OpenFile, call: Call) -> None:
     port = file.ctx.query_port(call.number(abi.QueryPort.PORT_NUM))
     ethernet = port.link_layer == LinkLayer.ETHERNET
-    up = port.state == _UP
+    up = port.state == PortState.ACTIVE
     answer = abi.PORT.pack(
-        port_cap_flags=_IP_BASED_GIDS if ethernet else 0, max_msg_sz=_LONGEST_MESSAGE, gid_tbl_len=port.gid_tbl_len,
+        port_cap_flags=abi.IP_BASED_GIDS if ethernet else 0, max_msg_sz=_LONGEST_MESSAGE, gid_tbl_len=port.gid_tbl_len,
         pkey_tbl_len=1, lid=port.lid, sm_lid=port.sm_lid, state=port.state, max_mtu=MTU_CODES[port.max_mtu],
         active_mtu=MTU_CODES[port.active_mtu], lmc=port.lmc, max_vl_num=1, active_width=port.active_width,
-        active_speed=port.active_speed, phys_state=_PHYSICALLY_UP if up else _PHYSICALLY_DOWN,
+        active_speed=port.active_speed, phys_state=abi.PHYSICALLY_UP if up else abi.PHYSICALLY_DOWN,
         link_layer=port.link_layer, flags=_GRH_REQUIRED if ethernet else 0,
     )  # fmt: skip
     call.put(abi.QueryPort.RESP, answer)

@@ -17,6 +17,7 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/xattr.h>
 #include <unistd.h>
 
 #include "python.h"
@@ -208,11 +209,41 @@ int __open64_2(const char *path, int flags) { return open64(path, flags); }
 WITH_PATH(FILE *, fopen, (const char *restrict path, const char *restrict mode), path, mode)
 WITH_PATH(FILE *, fopen64, (const char *restrict path, const char *restrict mode), path, mode)
 WITH_PATH(DIR *, opendir, (const char *path), path)
+WITH_PATH(int, chdir, (const char *path), path)
 WITH_PATH(int, access, (const char *path, int mode), path, mode)
+WITH_PATH(int, eaccess, (const char *path, int mode), path, mode)
+WITH_PATH(int, euidaccess, (const char *path, int mode), path, mode)
+WITH_PATH(int, faccessat, (int folder, const char *path, int mode, int flags), folder, path, mode, flags)
 WITH_PATH(int, stat, (const char *restrict path, struct stat *restrict found), path, found)
 WITH_PATH(int, stat64, (const char *restrict path, struct stat64 *restrict found), path, found)
 WITH_PATH(int, lstat, (const char *restrict path, struct stat *restrict found), path, found)
 WITH_PATH(int, lstat64, (const char *restrict path, struct stat64 *restrict found), path, found)
+
+WITH_PATH(
+    int, fstatat, (int folder, const char *restrict path, struct stat *restrict found, int flags),
+    folder, path, found, flags)
+WITH_PATH(
+    int, fstatat64, (int folder, const char *restrict path, struct stat64 *restrict found, int flags),
+    folder, path, found, flags)
+WITH_PATH(
+    int, statx, (int folder, const char *restrict path, int flags, unsigned mask, struct statx *restrict found),
+    folder, path, flags, mask, found)
+WITH_PATH(
+    ssize_t, getxattr, (const char *path, const char *name, void *value, size_t nbytes), path, name, value, nbytes)
+WITH_PATH(
+    ssize_t, lgetxattr, (const char *path, const char *name, void *value, size_t nbytes), path, name, value, nbytes)
+
+// In these, the C library opens folders by itself.
+WITH_PATH(
+    int, scandir,
+    (const char *restrict path, struct dirent ***restrict found, int (*wanted)(const struct dirent *),
+     int (*order)(const struct dirent **, const struct dirent **)),
+    path, found, wanted, order)
+WITH_PATH(
+    int, scandir64,
+    (const char *restrict path, struct dirent64 ***restrict found, int (*wanted)(const struct dirent64 *),
+     int (*order)(const struct dirent64 **, const struct dirent64 **)),
+    path, found, wanted, order)
 
 // What programs and libraries call instead that were built with glibc before 2.33.
 int __xstat(int, const char *, struct stat *);
@@ -223,6 +254,9 @@ WITH_PATH(int, __xstat, (int version, const char *path, struct stat *found), ver
 WITH_PATH(int, __xstat64, (int version, const char *path, struct stat64 *found), version, path, found)
 WITH_PATH(int, __lxstat, (int version, const char *path, struct stat *found), version, path, found)
 WITH_PATH(int, __lxstat64, (int version, const char *path, struct stat64 *found), version, path, found)
+WITH_PATH(
+    ssize_t, readlinkat, (int folder, const char *restrict path, char *restrict room_, size_t size),
+    folder, path, room_, size)
 WITH_PATH(ssize_t, readlink, (const char *restrict path, char *restrict room_, size_t size), path, room_, size)
 WITH_PATH(char *, realpath, (const char *restrict path, char *restrict resolved), path, resolved)
 

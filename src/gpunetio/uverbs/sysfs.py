@@ -7,9 +7,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ..enums import PortState
 from ..nic.control.hca import node_guid_of
 from ..nic.control.port import Port
+from ..providers.provider import LANE_GBPS, LANES
 from . import ucma_abi
+from .abi import IP_BASED_GIDS, PHYSICALLY_UP
 
 ABI_VERSION = 6  # IB_USER_VERBS_ABI_VERSION
 MLX5_ABI_VERSION = 1  # MLX5_IB_UVERBS_ABI_VERSION
@@ -17,6 +20,9 @@ CM_DEVICE = b"rdma_cm"  # the connection manager's device file
 _VENDOR, _DEVICE = 0x15B3, 0x1021  # Mellanox, ConnectX-7 (PCI): by these libmlx5 knows that it is meant
 _NULL = "1:3"  # /dev/null, as which device files are opened (preload.c)
 _DOMAIN = 0xFFFF  # of PCI, where a machine has nothing
+_SPEEDS = {  # by ibv_port_attr.active_speed
+    1: "SDR", 2: "DDR", 4: "QDR", 8: "FDR10", 16: "FDR", 32: "EDR", 64: "HDR", 128: "NDR", 256: "XDR",
+}  # fmt: skip
 
 
 def build(root: Path, ports: dict[str, Port]) -> None:
@@ -50,12 +56,20 @@ def _describe(folder: Path, port: Port) -> None:
         "node_type": "1: CA", "node_guid": guid, "sys_image_guid": guid, "fw_ver": "software", "hca_type": "MT4129",
         "hw_rev": 0, "board_id": "gpunetio-soft", "node_desc": "gpunetio",
     })  # fmt: skip
-    one = folder / "ports/1"
-    _write(one, {"link_layer": "InfiniBand" if port.infiniband else "Ethernet", "lid": f"{port.lid:#x}"})
+    one, (width, speed) = folder / "ports/1", port.rate
+    _write(one, {
+        "link_layer": "InfiniBand" if port.infiniband else "Ethernet", "state": f"{PortState.ACTIVE}: ACTIVE",
+        "phys_state": f"{PHYSICALLY_UP}: LinkUp",
+        "rate": f"{LANES[width] * LANE_GBPS[speed]:g} Gb/sec ({LANES[width]}X {_SPEEDS[speed]})",
+        "cap_mask": f"{0 if port.infiniband else IP_BASED_GIDS:#010x}", "lid": f"{port.lid:#x}", "lid_mask_count": 0,
+        "sm_lid": "0x0", "sm_sl": 0,
+    })  # fmt: skip
     _write(one / "pkeys", {"0": "0xffff"})
-    # Addresses may change when a program opens a NIC, so GIDs are not here (calls have them), only their types.
+    # Programs share this folder. Without addresses that all of them ask for, each has its own GIDs, which calls tell.
+    gids = port.gids if port.config.addresses else [bytes(16)] * len(port.gids)
+    _write(one / "gids", {str(n): gid.hex(":", 2) for n, gid in enumerate(gids)})
     kind = "IB/RoCE v1" if port.infiniband else "RoCE v2"  # as the kernel calls them
-    _write(one / "gid_attrs/types", dict.fromkeys(map(str, range(len(port.gids))), kind))
+    _write(one / "gid_attrs/types", dict.fromkeys(map(str, range(len(gids))), kind))
 
 
 def _write(folder: Path, files: dict[str, object]) -> None:
