@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import later
 from gpunetio.embed import python
 from gpunetio.nccl import plugin
 from repository import RIGS, environment
@@ -44,6 +45,27 @@ def test_a_program_without_python(program):
     done = run(program, plugin())
     assert (done.returncode, done.stdout) == (0, "done\n"), done.stdout + done.stderr
     assert done.stderr.splitlines() == ["GIN/gpunetio: a call before init(), or after an init() that failed"]
+
+
+LATE = """
+import ctypes, sys
+table = (ctypes.c_void_p * 17).in_dll(ctypes.CDLL(sys.argv[1]), "ncclGinPlugin_v14")
+init = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_uint64, ctypes.c_void_p)(table[1])
+context = ctypes.c_void_p()
+assert init(ctypes.addressof(context), 0, None) == 0
+ctypes.CDLL(sys.argv[2]).later(ctypes.c_void_p(table[16]), context)  # finalize
+"""
+
+
+def test_a_call_after_pythons_end(tmp_path):
+    """As by a communicator that nobody has destroyed."""
+    if compiler() is None:
+        pytest.skip("no C compiler")
+    command = sys.executable, "-c", LATE, plugin(), later.build(tmp_path)
+    env = environment(GPUNETIO_NCCL_GPU="host")
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, env=env, check=False)
+    assert (done.returncode, done.stdout) == (0, "2\n"), done.stderr  # ncclSystemError
+    assert done.stderr == "GIN/gpunetio: a call after the end of Python\n"
 
 
 @pytest.mark.parametrize("library, why", [

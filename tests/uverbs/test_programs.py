@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import later
 from gpunetio.embed.python import shared_library
 from gpunetio.fabric.pcap_reader import PcapFile
 from programs import LIMIT, RUN, both, iterations, run, serving
@@ -282,6 +283,25 @@ def test_status_of_infiniband_diags():
     assert done.returncode == 0, done.stderr
     assert re.findall(r"device '(\w+)' port 1", done.stdout) == ["soft0", "soft1"]
     assert done.stdout.count(f"default gid:\t {bytes(16).hex(':', 2)}\n") == 2  # none until a program has one
+
+
+LATE = """
+import ctypes, sys
+verbs, later = ctypes.CDLL("libibverbs.so.1"), ctypes.CDLL(sys.argv[1]).later
+for name in "ibv_get_device_list", "ibv_open_device", "ibv_alloc_pd":
+    getattr(verbs, name).restype = ctypes.c_void_p
+device = ctypes.c_void_p.from_address(verbs.ibv_get_device_list(None))
+context = ctypes.c_void_p(verbs.ibv_open_device(device))
+later(verbs.ibv_dealloc_pd, ctypes.c_void_p(verbs.ibv_alloc_pd(context)))
+later(verbs.ibv_close_device, context)
+later(verbs.ibv_open_device, device)
+"""
+
+
+def test_calls_after_pythons_end(tmp_path):
+    """As by destructors in C++, or MPI_Finalize of mpi4py. The NIC is gone by then."""
+    done = run(sys.executable, "-c", LATE, later.build(tmp_path))
+    assert (done.returncode, done.stdout) == (0, "0\n0\n0\n"), done.stderr  # destroyed, closed, not opened
 
 
 def test_other_programs_see_no_difference():

@@ -16,6 +16,13 @@ struct python {           // python.py fills it in
     void (*fail)(const char *what, const char *about);  // takes the reason of a failure
 };
 
+static int (*python_is_initialized)(void);
+static void *(*python_thread)(void);  // the calling thread's state
+
+// Whether Python can be called. From its end on, only the thread that ends it can, and only until all modules are gone:
+// destructors in C++ and functions of atexit(3) run later.
+static bool python_lives(void) { return python_is_initialized && (python_is_initialized() || python_thread()); }
+
 static void *python_symbol(const struct python *how, void *library, const char *name)
 {
     void *found = dlsym(library, name);
@@ -34,14 +41,16 @@ static bool python_run(const struct python *how, const char *statement)
         python = dlopen(how->library, RTLD_NOW | RTLD_GLOBAL);
         if (!python) return how->fail("Python cannot be loaded: ", dlerror()), false;
     }
-    int (*is_initialized)(void) = python_symbol(how, python, "Py_IsInitialized");
+    python_thread = python_symbol(how, python, "PyGILState_GetThisThreadState");
+    python_is_initialized = python_symbol(how, python, "Py_IsInitialized");
     void (*initialize)(int) = python_symbol(how, python, "Py_InitializeEx");
     void *(*save)(void) = python_symbol(how, python, "PyEval_SaveThread");
     int (*ensure)(void) = python_symbol(how, python, "PyGILState_Ensure");
     void (*release)(int) = python_symbol(how, python, "PyGILState_Release");
     int (*run)(const char *) = python_symbol(how, python, "PyRun_SimpleString");
     void (*set_home)(const wchar_t *) = python_symbol(how, python, "Py_SetPythonHome");
-    if (!is_initialized || !initialize || !save || !ensure || !release || !run || !set_home) return false;
+    if (!python_thread || !python_is_initialized || !initialize || !save || !ensure || !release || !run || !set_home)
+        return false;
     char code[2048];
     int length = snprintf(
         code, sizeof code,
@@ -59,7 +68,7 @@ static bool python_run(const struct python *how, const char *statement)
         "    del _gpunetio\n",
         (unsigned long long)(uintptr_t)how->version, (unsigned long long)(uintptr_t)how->path, statement);
     if (length < 0 || (size_t)length >= sizeof code) return how->fail("the statement is too long: ", statement), false;
-    if (!is_initialized()) {
+    if (!python_is_initialized()) {
         static wchar_t home[PATH_MAX];
         if (*how->home && mbstowcs(home, how->home, PATH_MAX - 1) != (size_t)-1) set_home(home);
         initialize(0);

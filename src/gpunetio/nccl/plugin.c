@@ -67,23 +67,25 @@ static void start(void)
     python_run(&how, statement);
 }
 
+static bool can_call(void) { return started && python_lives(); }
+
 static result init(void **ctx, uint64_t comm_id, logger log)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     (void)comm_id;
     __atomic_store_n(&nccl_log, log, __ATOMIC_RELEASE);
     pthread_once(&once, start);
-    return started ? calls.init(ctx) : SYSTEM_ERROR;
+    return can_call() ? calls.init(ctx) : SYSTEM_ERROR;
 }
 
-static result not_started(void)
+static result cannot_call(void)
 {
-    say(WARN, "a call before init(), or after an init() that failed");
-    return INVALID_USAGE;
+    say(WARN, started ? "a call after the end of Python" : "a call before init(), or after an init() that failed");
+    return started ? SYSTEM_ERROR : INVALID_USAGE;
 }
 
 #define CALL(name, call, parameters, ...) \
-    static result name parameters { return started ? calls.call(__VA_ARGS__) : not_started(); }
+    static result name parameters { return can_call() ? calls.call(__VA_ARGS__) : cannot_call(); }
 
 CALL(devices, devices, (int *count), count)
 CALL(gin_properties, gin_properties, (void *p), p)
@@ -108,7 +110,7 @@ CALL(finalize, finalize, (void *ctx), ctx)
 static result create_v11(void *cc, int signals, int counters, void **gc, void **dh)
 {
     const int config[5] = {signals, counters, 1, 0, -1};  // of v13: one context, our depth, no traffic class
-    return started ? calls.create_context(V11, cc, config, gc, dh) : not_started();
+    return can_call() ? calls.create_context(V11, cc, config, gc, dh) : cannot_call();
 }
 
 // --- the NET table of NCCL 2.28 ------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from . import sysfs
 
 FOLDER = "GPUNETIO_UVERBS"  # the variable that names the folder of sysfs.py (preload.c)
 PORTS = "ports"  # a file in it
+_QUIET_END = "RDMAV_ALLOW_DISASSOC_DESTROY"  # libibverbs: to destroy an object of a device that is gone is no error
 _DESCRIPTION = {  # variable of preload.c → member of python.h's structure
     "GPUNETIO_LIBPYTHON": "library", "GPUNETIO_PYTHONHOME": "home", "GPUNETIO_PYTHONVERSION": "version",
     "GPUNETIO_PATH": "path",
@@ -56,6 +57,7 @@ def prepare(root: Path, ports: Sequence[tuple[str, PortConfig]]) -> dict[str, st
     return {
         "LD_PRELOAD": preloaded,
         FOLDER: str(root.absolute()),
+        _QUIET_END: "1",
         **{variable: how[member] for variable, member in _DESCRIPTION.items()},
     }
 

@@ -24,7 +24,8 @@
 
 enum { MAX_FDS = 65536, NETLINK_RDMA = 20, GET_EVENT = 12 /* RDMA_USER_CM_CMD_GET_EVENT */ };
 
-// Filled by Python. Each returns a negative errno, or what it says.
+// Filled by Python. Each returns a negative errno, or what it says. After Python's end, a device is like a card that was
+// pulled out: all calls are answered with EIO.
 static struct calls {
     long (*open)(const char *name, long fd);                   // number of the open file, above 0
     long (*control)(long file, void *header);                  // ioctl
@@ -117,6 +118,7 @@ static bool ready(void)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     pthread_once(&once, start);
+    if (started && !python_lives()) return false;
     if (forked) fail("a process that was forked after its parent had opened a device cannot open one: ", "use exec");
     return started;
 }
@@ -275,7 +277,7 @@ int ioctl(int fd, unsigned long request, ...)
     va_end(list);
     int file = file_of(fd);
     if (!file) return REAL(ioctl)(fd, request, argument);
-    long result = calls.control(file, argument);
+    long result = python_lives() ? calls.control(file, argument) : -EIO;
     if (result >= 0) return (int)result;
     errno = (int)-result;
     return -1;
@@ -283,7 +285,7 @@ int ioctl(int fd, unsigned long request, ...)
 
 static void *map(int file, size_t nbytes, uint64_t offset)
 {
-    long address = calls.map(file, offset, nbytes);
+    long address = python_lives() ? calls.map(file, offset, nbytes) : -EIO;
     if (address < 0) {
         errno = (int)-address;
         return MAP_FAILED;
@@ -327,7 +329,7 @@ ssize_t write(int fd, const void *bytes, size_t nbytes)
     bool waits = !(fcntl(fd, F_GETFL) & O_NONBLOCK);
     struct pollfd event = {.fd = fd, .events = POLLIN};
     long result;
-    while ((result = calls.write(file, (uintptr_t)bytes, nbytes)) == -EAGAIN && waits)
+    while ((result = python_lives() ? calls.write(file, (uintptr_t)bytes, nbytes) : -EIO) == -EAGAIN && waits)
         if (poll(&event, 1, -1) < 0) return -1;
     if (result >= 0) return result;
     if (result == -EBADF && waits && *(const uint32_t *)bytes == GET_EVENT) {
@@ -353,7 +355,7 @@ int close(int fd)
     int file = file_of(fd);
     if (file) {
         __atomic_store_n(&files[fd], 0, __ATOMIC_RELEASE);
-        calls.close(file);
+        if (python_lives()) calls.close(file);
     }
     return REAL(close)(fd);
 }
