@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -10,6 +11,12 @@ from .interrupts import deferred
 
 STOP_TIMEOUT = 10.0  # seconds that a thread may take to stop
 _LOOK = 100e-6
+_SIGNALS = signal.valid_signals()
+
+
+def take_no_signals() -> None:
+    """Leave signals to the other threads: a program may wait for them in one of its own (sigwait(3), signalfd(2))."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
 
 
 class ServiceThread:
@@ -40,6 +47,7 @@ class ServiceThread:
                 raise
 
     def _run(self) -> None:
+        take_no_signals()
         self.native_id = threading.get_native_id()
         try:
             self._serve()

@@ -25,6 +25,7 @@ from gpunetio.formats.cm import (
     RejectReason,
     SidrStatus,
 )
+from gpunetio.formats.packet import IPV4_MAPPED
 
 A = Attribute
 
@@ -297,6 +298,23 @@ def test_a_port_has_one_listener_for_each_address(world):
         server.listen(gid=server.gid)
     server.listen(port=PORT + 1, gid=gid(2))
     server.listen(port=PORT + 1, gid=gid(4))
+
+
+def test_listeners_for_families(world):
+    """One for IPv4, one for IPv6. One for both takes what either takes, as does one with an address of its family."""
+    _, server, _ = pair(world)
+    four, six = IPV4_MAPPED + bytes([127, 0, 0, 2]), bytes(15) + b"\1"
+    server.listen(port=PORT + 1, ipv4=True)
+    for others in ({}, {"ipv4": True}, {"gid": four}):
+        with pytest.raises(InUseError, match="has a listener"):
+            server.listen(port=PORT + 1, **others)
+    assert (server.listening.takes(four), server.listening.takes(six)) == (True, False)
+    server.listen(port=PORT + 1, ipv4=False)
+    assert (server.listening.takes(four), server.listening.takes(six)) == (False, True)
+    server.listen(port=PORT + 2, gid=four)
+    server.listen(port=PORT + 2, ipv4=False)
+    with pytest.raises(InUseError, match="has a listener"):
+        server.listen(port=PORT + 2, gid=six)
 
 
 # --- duplicates, and connections that one side has forgotten

@@ -304,6 +304,26 @@ def test_calls_after_pythons_end(tmp_path):
     assert (done.returncode, done.stdout) == (0, "0\n0\n0\n"), done.stderr  # destroyed, closed, not opened
 
 
+WAITS = """
+import ctypes, os, signal
+verbs = ctypes.CDLL("libibverbs.so.1")
+for name in "ibv_get_device_list", "ibv_open_device":
+    getattr(verbs, name).restype = ctypes.c_void_p
+context = verbs.ibv_open_device(ctypes.c_void_p.from_address(verbs.ibv_get_device_list(None)))
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2])
+for _ in range(100):
+    os.kill(os.getpid(), signal.SIGUSR2)
+    assert signal.sigwait([signal.SIGUSR2]) == signal.SIGUSR2
+print("all", context is not None)
+"""
+
+
+def test_a_program_that_waits_for_signals():
+    """The NIC's threads get none, or they would end the program."""
+    done = run(sys.executable, "-c", WAITS)
+    assert (done.returncode, done.stdout) == (0, "all True\n"), done.stderr
+
+
 def test_other_programs_see_no_difference():
     """Paths that only begin like those of devices, files, memory, sockets."""
     text = (

@@ -76,6 +76,14 @@ class Program:
     def bind(self, cm_id: int, address: bytes = HERE, port: int = 0) -> int:
         return self.write(Command.BIND_IP, ucma_abi.BIND_IP, addr=in4(address, port), id=cm_id)
 
+    def choose(self, cm_id: int, option: Option) -> None:
+        value = create_string_buffer(struct.pack("<I", 1), 4)
+        done = self.write(
+            Command.SET_OPTION, ucma_abi.SET_OPTION, id=cm_id, level=Level.ID, optname=option, optlen=4,
+            optval=addressof(value),
+        )  # fmt: skip
+        assert done == 0
+
     def listen(self, cm_id: int, port: int, address: bytes = HERE) -> None:
         assert self.bind(cm_id, address, port) == 0
         assert self.write(Command.LISTEN, ucma_abi.LISTEN, id=cm_id, backlog=3) == 0
@@ -306,7 +314,7 @@ def test_a_port_is_used_once(program, port):
     first, second = program.create(), program.create()
     assert program.bind(first, port=port) == 0
     assert program.bind(second, port=port) == -errno.EADDRINUSE
-    assert program.bind(second, address=bytes(4), port=port) == -errno.EADDRINUSE
+    assert program.bind(second, address=bytes(4), port=port) == -errno.EADDRNOTAVAIL
     assert program.bind(second) == 0
     assert program.bind(second) == -errno.EINVAL
 
@@ -315,16 +323,29 @@ def test_ports_that_may_be_shared(program, port):
     """Both allow it, and nobody listens."""
     first, second, third = program.create(), program.create(), program.create()
     for cm_id in first, second, third:
-        value = create_string_buffer(struct.pack("<I", 1), 4)
-        done = program.write(
-            Command.SET_OPTION, ucma_abi.SET_OPTION, id=cm_id, level=Level.ID, optname=Option.REUSEADDR, optlen=4,
-            optval=addressof(value),
-        )  # fmt: skip
-        assert done == 0
+        program.choose(cm_id, Option.REUSEADDR)
     assert program.bind(first, port=port) == program.bind(second, port=port) == 0
     assert program.write(Command.LISTEN, ucma_abi.LISTEN, id=first) == 0
     assert program.write(Command.LISTEN, ucma_abi.LISTEN, id=second) == -errno.EADDRINUSE
     assert program.bind(third, port=port) == -errno.EADDRINUSE
+
+
+V4, V6 = bytes(10) + b"\xff\xff\x7f\0\0\1", bytes(15) + b"\1"
+
+
+def test_wildcards_of_both_families(calls, program, port):
+    """IPv6's takes IPv4's addresses, too, unless it is told not to."""
+    four, six, both = (program.create() for _ in range(3))
+    program.choose(six, Option.AFONLY)
+    anything = Address(socket.AF_INET6, bytes(16), port).pack()
+    assert program.bind(four, bytes(4), port) == 0
+    assert program.write(Command.BIND_IP, ucma_abi.BIND_IP, addr=anything, id=both) == -errno.EADDRNOTAVAIL
+    assert program.write(Command.BIND_IP, ucma_abi.BIND_IP, addr=anything, id=six) == 0
+    for cm_id in four, six:
+        assert program.write(Command.LISTEN, ucma_abi.LISTEN, id=cm_id, backlog=3) == 0
+    taken = [[listening.takes(gid) for gid in (V4, V6)]
+             for cm_id in calls._manager.ids() for _, listening in cm_id.listenings[:1]]  # fmt: skip
+    assert sorted(taken) == [[False, True], [True, False]]
 
 
 def test_an_address_of_nobody_here(program):
@@ -424,10 +445,6 @@ def test_the_manager_can_be_closed_at_any_time(calls, port):
 
 
 def test_addresses():
-    four, six = of_gid(bytes(10) + b"\xff\xff\x7f\0\0\1", 7), of_gid(bytes(15) + b"\1", 8)
+    four, six = of_gid(V4, 7), of_gid(V6, 8)
     assert [parse(one.pack()) for one in (four, six)] == [four, six]
     assert parse(bytes(28)) is None
-    anything = Address(socket.AF_INET6, bytes(16))
-    assert anything.takes(four.gid, afonly=False)
-    assert not anything.takes(four.gid, afonly=True)
-    assert not Address(socket.AF_INET, bytes(10) + b"\xff\xff" + bytes(4)).takes(six.gid, afonly=False)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import TypeAlias
 
-from ..formats.packet import DEFAULT_PKEY
+from ..formats.packet import DEFAULT_PKEY, IPV4_MAPPED
 from .event import Event
 from .ip_service import IpHeader
 from .path import Path
@@ -104,8 +104,8 @@ class Communication:
 class Listening:
     """A listener, which takes requests for one service ID: at the address `gid` or, without one, at any of this port.
 
-    `notify` tells the program of them. `waiting` are those that it has neither accepted nor rejected, at most
-    `backlog`.
+    `ipv4`: without an address, at those of IPv4 only, or (False) at those of IPv6 only. `notify` tells the program of
+    requests. `waiting` are those that it has neither accepted nor rejected, at most `backlog`.
     """
 
     service_id: int
@@ -113,4 +113,15 @@ class Listening:
     backlog: int
     times: Times
     notify: Notify
+    ipv4: bool | None = None
     waiting: set[Communication] = field(default_factory=set)
+
+    def takes(self, gid: bytes) -> bool:
+        """Return whether it takes requests for an address."""
+        return gid == self.gid if self.gid is not None else self.ipv4 in (None, gid.startswith(IPV4_MAPPED))
+
+    def overlaps(self, other: Listening) -> bool:
+        """Return whether both take the same requests."""
+        if other.gid is not None:
+            return self.takes(other.gid)
+        return other.takes(self.gid) if self.gid is not None else len({self.ipv4, other.ipv4} - {None}) < 2

@@ -24,7 +24,7 @@ class Listeners:
     def add(self, listener: Listening) -> None:
         """Add a listener. InUseError if another one takes the same requests."""
         there = self.at(listener.service_id)
-        if any(other.gid is None or listener.gid is None or other.gid == listener.gid for other in there):
+        if any(listener.overlaps(other) for other in there):
             raise InUseError(f"port {listener.service_id & _PORT_MASK} has a listener already: choose another port")
         self._listeners[listener.service_id] = [*there, listener]
 
@@ -44,4 +44,4 @@ class Listeners:
         """Return who takes requests for an address, which must be one of these."""
         if address is None or address.destination not in gids:
             return None
-        return next((it for it in self.at(service_id) if it.gid in (None, address.destination)), None)
+        return next((it for it in self.at(service_id) if it.takes(address.destination)), None)

@@ -112,10 +112,10 @@ class Machine:
 
     def listen(
         self, space: PortSpace, port: int, gid: bytes | None, backlog: int, notify: Notify, *,
-        times: Times = LINUX,
+        times: Times = LINUX, ipv4: bool | None = None,
     ) -> Listening:  # fmt: skip
-        """Take requests for a port, at the address `gid` or at any. InUseError if another listener does."""
-        listener = Listening(service_id(space, port), gid, backlog, times, notify)
+        """Take requests for a port, at the address `gid` or at any of a kind. InUseError if another listener does."""
+        listener = Listening(service_id(space, port), gid, backlog, times, notify, ipv4)
         self._listeners.add(listener)
         return listener
 

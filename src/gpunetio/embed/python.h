@@ -3,6 +3,8 @@
 
 #include <dlfcn.h>
 #include <limits.h>
+#include <pthread.h>
+#include <signal.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -22,6 +24,24 @@ static void *(*python_thread)(void);  // the calling thread's state
 // Whether Python can be called. From its end on, only the thread that ends it can, and only until all modules are gone:
 // destructors in C++ and functions of atexit(3) run later.
 static bool python_lives(void) { return python_is_initialized && (python_is_initialized() || python_thread()); }
+
+// Threads that Python starts meanwhile get no signals, which a program may have left to one of its own (signalfd(2)).
+static sigset_t block_signals(void)
+{
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    return before;
+}
+
+// What a function of Python's returns; `otherwise` if Python cannot be called.
+#define IN_PYTHON(call, otherwise) \
+    ({ \
+        sigset_t before = block_signals(); \
+        __typeof__(call) returned = python_lives() ? (call) : (otherwise); \
+        pthread_sigmask(SIG_SETMASK, &before, NULL); \
+        returned; \
+    })
 
 static void *python_symbol(const struct python *how, void *library, const char *name)
 {
@@ -75,7 +95,9 @@ static bool python_run(const struct python *how, const char *statement)
         ours = true;
     }
     int state = ours ? 0 : ensure();
+    sigset_t before = block_signals();
     int failed = run(code);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (ours) save();
     else release(state);
     if (failed) how->fail("gpunetio cannot be imported: see the traceback on stderr", "");

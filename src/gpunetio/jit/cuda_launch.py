@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from ..errors import DriverError, NotSupportedError
+from ..service import take_no_signals
 from .code import Arguments, Code, Place
 from .room import check_room
 
@@ -233,6 +234,7 @@ class _Watcher:
         self._new.put(watched)
 
     def _watch(self) -> None:
+        take_no_signals()
         running: list[_Watched] = []
         while True:
             if not running:

@@ -18,6 +18,7 @@ from llvmlite import binding
 
 from ..errors import InvalidValueError
 from ..limits import check_threads
+from ..service import take_no_signals
 from .code import Arguments, Code, Place
 from .compile import engine_function
 from .ops import GROUP_WORDS, THREAD_KEY_SYMBOL
@@ -110,6 +111,7 @@ class HostLaunch:
             thread.start()
 
     def _run(self, body: Callable[..., object], args: Arguments, record: int) -> None:
+        take_no_signals()
         _libc.pthread_setspecific(_key.value, record)
         try:
             body(*args)

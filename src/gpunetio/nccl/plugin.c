@@ -67,15 +67,13 @@ static void start(void)
     python_run(&how, statement);
 }
 
-static bool can_call(void) { return started && python_lives(); }
-
 static result init(void **ctx, uint64_t comm_id, logger log)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     (void)comm_id;
     __atomic_store_n(&nccl_log, log, __ATOMIC_RELEASE);
     pthread_once(&once, start);
-    return can_call() ? calls.init(ctx) : SYSTEM_ERROR;
+    return started ? IN_PYTHON(calls.init(ctx), SYSTEM_ERROR) : SYSTEM_ERROR;
 }
 
 static result cannot_call(void)
@@ -85,7 +83,7 @@ static result cannot_call(void)
 }
 
 #define CALL(name, call, parameters, ...) \
-    static result name parameters { return can_call() ? calls.call(__VA_ARGS__) : cannot_call(); }
+    static result name parameters { return started ? IN_PYTHON(calls.call(__VA_ARGS__), cannot_call()) : cannot_call(); }
 
 CALL(devices, devices, (int *count), count)
 CALL(gin_properties, gin_properties, (void *p), p)
@@ -110,7 +108,7 @@ CALL(finalize, finalize, (void *ctx), ctx)
 static result create_v11(void *cc, int signals, int counters, void **gc, void **dh)
 {
     const int config[5] = {signals, counters, 1, 0, -1};  // of v13: one context, our depth, no traffic class
-    return can_call() ? calls.create_context(V11, cc, config, gc, dh) : cannot_call();
+    return started ? IN_PYTHON(calls.create_context(V11, cc, config, gc, dh), cannot_call()) : cannot_call();
 }
 
 // --- the NET table of NCCL 2.28 ------------------------------------------------------------------------------------------

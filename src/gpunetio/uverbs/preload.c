@@ -118,7 +118,6 @@ static bool ready(void)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     pthread_once(&once, start);
-    if (started && !python_lives()) return false;
     if (forked) fail("a process that was forked after its parent had opened a device cannot open one: ", "use exec");
     return started;
 }
@@ -153,14 +152,14 @@ static int opened(const char *path, int fd)
 {
     const char *name = device_in(path);
     if (fd < 0 || !name) return fd;
-    long file = fd >= MAX_FDS ? -EMFILE : ready() ? calls.open(name, fd) : -ENODEV;
+    long file = fd >= MAX_FDS ? -EMFILE : ready() ? IN_PYTHON(calls.open(name, fd), -ENODEV) : -ENODEV;
     if (file < 0) {
         close(fd);
         errno = (int)-file;
         return -1;
     }
     __atomic_store_n(&files[fd], (int)file, __ATOMIC_RELEASE);
-    begin_help(fd, calls.worker(file));
+    begin_help(fd, IN_PYTHON(calls.worker(file), 0));
     return fd;
 }
 
@@ -277,7 +276,7 @@ int ioctl(int fd, unsigned long request, ...)
     va_end(list);
     int file = file_of(fd);
     if (!file) return REAL(ioctl)(fd, request, argument);
-    long result = python_lives() ? calls.control(file, argument) : -EIO;
+    long result = IN_PYTHON(calls.control(file, argument), -EIO);
     if (result >= 0) return (int)result;
     errno = (int)-result;
     return -1;
@@ -285,7 +284,7 @@ int ioctl(int fd, unsigned long request, ...)
 
 static void *map(int file, size_t nbytes, uint64_t offset)
 {
-    long address = python_lives() ? calls.map(file, offset, nbytes) : -EIO;
+    long address = IN_PYTHON(calls.map(file, offset, nbytes), -EIO);
     if (address < 0) {
         errno = (int)-address;
         return MAP_FAILED;
@@ -329,7 +328,7 @@ ssize_t write(int fd, const void *bytes, size_t nbytes)
     bool waits = !(fcntl(fd, F_GETFL) & O_NONBLOCK);
     struct pollfd event = {.fd = fd, .events = POLLIN};
     long result;
-    while ((result = python_lives() ? calls.write(file, (uintptr_t)bytes, nbytes) : -EIO) == -EAGAIN && waits)
+    while ((result = IN_PYTHON(calls.write(file, (uintptr_t)bytes, nbytes), -EIO)) == -EAGAIN && waits)
         if (poll(&event, 1, -1) < 0) return -1;
     if (result >= 0) return result;
     if (result == -EBADF && waits && *(const uint32_t *)bytes == GET_EVENT) {
@@ -355,7 +354,7 @@ int close(int fd)
     int file = file_of(fd);
     if (file) {
         __atomic_store_n(&files[fd], 0, __ATOMIC_RELEASE);
-        if (python_lives()) calls.close(file);
+        IN_PYTHON(calls.close(file), 0);
     }
     return REAL(close)(fd);
 }

@@ -43,15 +43,8 @@ class Address:
         return replace(self, port=port)
 
     def overlaps(self, other: Address) -> bool:
-        """Return whether one peer could mean both addresses. IPv6's wildcard takes IPv4, too."""
+        """Return whether one peer could mean both addresses, if IPv6's wildcard takes IPv4, too."""
         return self.gid == other.gid or self.wildcard or other.wildcard
-
-    def takes(self, gid: bytes, afonly: bool) -> bool:
-        """Return whether who listens here is meant by a peer that asks for an address of this machine."""
-        if not self.wildcard:
-            return self.gid == gid
-        family = family_of(gid)
-        return family == self.family or (self.family == socket.AF_INET6 and not afonly)
 
     def pack(self) -> bytes:
         """Return the structure, with zeros up to the size of sockaddr_in6."""

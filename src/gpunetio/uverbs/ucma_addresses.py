@@ -83,12 +83,13 @@ def bind_to(channel: Channel, cm_id: CmId, address: Address) -> None:
 
 
 def _with_port(channel: Channel, cm_id: CmId, address: Address) -> Address:
-    """Return an address with its port, or a free one. Refused with EADDRINUSE if another identifier has that."""
+    """Return an address with its port, or a free one. Refused if another identifier has it (Linux: cma_check_port)."""
+    only = cm_id.only(address)
     # A connection has its listener's port, which does not keep another listener from it.
     others = [
         other for other in channel.manager.ids()
         if other is not cm_id and other.space == cm_id.space and not other.passive and other.source is not None
-        and address.overlaps(other.source)
+        and address.overlaps(other.source) and len({only, other.only(other.source)} - {None}) < 2
     ]  # fmt: skip
     if not address.port:
         taken = {other.source.port for other in others if other.source is not None}
@@ -99,7 +100,8 @@ def _with_port(channel: Channel, cm_id: CmId, address: Address) -> Address:
     for other in others:
         shared = Option.REUSEADDR in cm_id.options and Option.REUSEADDR in other.options and not other.listenings
         if other.source is not None and other.source.port == address.port and not shared:
-            raise Refused(errno.EADDRINUSE, f"{other} has port {address.port}")
+            code = errno.EADDRNOTAVAIL if address.wildcard or other.source.wildcard else errno.EADDRINUSE
+            raise Refused(code, f"{other} has port {address.port}")
     return address
 
 

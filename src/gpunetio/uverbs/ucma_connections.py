@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import socket
 from functools import partial
 
 import numpy as np
@@ -49,13 +50,15 @@ def listen(channel: Channel, request: np.ndarray) -> None:
     if source is None or cm_id.peer is not None or cm_id.listenings:
         raise Refused(errno.EINVAL, f"{cm_id} listens already, or has a peer")
     gid = None if source.wildcard else source.gid
+    only = cm_id.only(source)
+    ipv4 = None if only is None else only == socket.AF_INET
     devices = [cm_id.device] if cm_id.device is not None else list(channel.manager.devices)
     try:
         for device in devices:
             with device.agent.machine() as machine:
                 made = machine.listen(
                     cm_id.space, source.port, gid, asked if 0 < asked < _MOST_BACKLOG else _MOST_BACKLOG,
-                    partial(_on_request, channel.manager, cm_id, device),
+                    partial(_on_request, channel.manager, cm_id, device), ipv4=ipv4,
                 )  # fmt: skip
             cm_id.listenings.append((device, made))
     except DocaError:
@@ -71,17 +74,9 @@ def _on_request(manager: Manager, listener: CmId, device: Device, communication:
     address, peer, source = communication.address, communication.peer, listener.source
     if told.type is not EventType.REQUEST or address is None or source is None:
         return
-    datagrams = listener.space is PortSpace.UDP
-    afonly = bool(listener.options.get(Option.AFONLY))
-    nobody = SidrStatus.SERVICE_NOT_SUPPORTED if datagrams else RejectReason.INVALID_SERVICE_ID
-    reason = (
-        nobody if not source.takes(address.destination, afonly)
-        else RejectReason.INVALID_MTU if too_large(device.ctx, PORT, communication)
-        else None
-    )  # fmt: skip
-    if reason is not None:
+    if too_large(device.ctx, PORT, communication):
         with device.agent.machine() as machine:
-            machine.reject(communication, reason=reason)
+            machine.reject(communication, reason=RejectReason.INVALID_MTU)
         return
     made = manager.new(listener.file, 0, listener.space)
     made.source, made.peer = of_gid(address.destination, source.port), of_gid(address.source, address.source_port)
@@ -94,6 +89,7 @@ def _on_request(manager: Manager, listener: CmId, device: Device, communication:
             initiator_depth=peer.responder_resources,
         )  # fmt: skip
     communication.notify = partial(_on_event, manager, made)
+    datagrams = listener.space is PortSpace.UDP
     param = _datagram_param(communication, told.private_data) if datagrams else _param(peer, told.private_data)
     manager.add(Pending(listener, Event.CONNECT_REQUEST, param=param, made=made))
 

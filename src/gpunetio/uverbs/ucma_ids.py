@@ -6,6 +6,7 @@ import errno
 import itertools
 import os
 import secrets
+import socket
 import threading
 from collections import deque
 from contextlib import suppress
@@ -20,6 +21,7 @@ from ..formats.cm import PortSpace
 from . import ucma_abi
 from .call import Refused
 from .sockaddr import Address
+from .ucma_abi import Option
 from .ucma_devices import Device, Devices
 from .ucma_watch import PeerWatch
 
@@ -53,6 +55,10 @@ class CmId:
 
     def __str__(self) -> str:
         return f"rdma_cm_id {self.number}"
+
+    def only(self, source: Address) -> int | None:
+        """Return the only family that it takes at an address (Linux: rdma_bind_addr). None: IPv6, and IPv4, too."""
+        return source.family if source.family == socket.AF_INET or Option.AFONLY in self.options else None
 
     def the_device(self) -> Device:
         """Return its device. Refused with EINVAL if it has none yet."""
