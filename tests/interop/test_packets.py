@@ -31,7 +31,8 @@ def test_a_kernel_answers_a_guest(undo, tmp_path):
     assert "5 packets transmitted, 5 received, 0% packet loss" in console
     assert f"{OURS} lladdr 02:00:0a:4e:00:01" in console
     arps, pings = int(last[0]), int(last[4])
-    assert (arps > 0, pings) == (True, PINGS + 6)
+    assert arps > 0
+    assert PINGS + 6 <= pings < PINGS + 206  # the first of them may be answered too late, and are repeated
 
 
 def test_kernels_forward_between_a_guest_and_this_machine(undo, tmp_path):
