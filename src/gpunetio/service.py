@@ -11,12 +11,15 @@ from .interrupts import deferred
 
 STOP_TIMEOUT = 10.0  # seconds that a thread may take to stop
 _LOOK = 100e-6
-_SIGNALS = signal.valid_signals()
+_OWN = {  # what a thread's own fault raises: handlers that print where it was must run
+    signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV, signal.SIGSYS, signal.SIGTRAP,
+}  # fmt: skip
+_OTHERS = signal.valid_signals() - _OWN
 
 
 def take_no_signals() -> None:
     """Leave signals to the other threads: a program may wait for them in one of its own (sigwait(3), signalfd(2))."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    signal.pthread_sigmask(signal.SIG_BLOCK, _OTHERS)
 
 
 class ServiceThread:

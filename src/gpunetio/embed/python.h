@@ -25,12 +25,15 @@ static void *(*python_thread)(void);  // the calling thread's state
 // destructors in C++ and functions of atexit(3) run later.
 static bool python_lives(void) { return python_is_initialized && (python_is_initialized() || python_thread()); }
 
-// Threads that Python starts meanwhile get no signals, which a program may have left to one of its own (signalfd(2)).
+// Threads that Python starts meanwhile get no signals but those of faults of their own: a program may have left the others
+// to one thread (signalfd(2)).
 static sigset_t block_signals(void)
 {
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
+    static const int own[] = {SIGABRT, SIGBUS, SIGFPE, SIGILL, SIGSEGV, SIGSYS, SIGTRAP};
+    sigset_t others, before;
+    sigfillset(&others);
+    for (size_t i = 0; i < sizeof own / sizeof *own; i++) sigdelset(&others, own[i]);
+    pthread_sigmask(SIG_BLOCK, &others, &before);
     return before;
 }
 
