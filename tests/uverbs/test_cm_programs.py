@@ -99,9 +99,9 @@ def test_perftest_by_address_and_port(address, port, command):
 
 @pytest.mark.slow
 @pytest.mark.timeout(5 * LIMIT)
-@pytest.mark.parametrize("verb", ["write", "read", "send"])
+@pytest.mark.parametrize("verb", ["write", "read"])
 def test_fio(address, port, verb):
-    """The client chooses. More receives are posted than sends, because fio allows none to come too early (RNR)."""
+    """The client chooses. SENDs may come before fio's server has posted receives, and fio allows none to (RNR)."""
     common = "fio", "--ioengine=rdma", f"--port={port}", "--bs=64k", "--size=16m", "--minimal"
     _, client = both_at(
         address, (*common, "--name=server", "--rw=read", "--iodepth=64"),
