@@ -82,8 +82,10 @@ static result cannot_call(void)
     return started ? SYSTEM_ERROR : INVALID_USAGE;
 }
 
+#define ASK(call) (started ? IN_PYTHON(calls.call, cannot_call()) : cannot_call())
+
 #define CALL(name, call, parameters, ...) \
-    static result name parameters { return started ? IN_PYTHON(calls.call(__VA_ARGS__), cannot_call()) : cannot_call(); }
+    static result name parameters { return ASK(call(__VA_ARGS__)); }
 
 CALL(devices, devices, (int *count), count)
 CALL(gin_properties, gin_properties, (void *p), p)
@@ -108,7 +110,7 @@ CALL(finalize, finalize, (void *ctx), ctx)
 static result create_v11(void *cc, int signals, int counters, void **gc, void **dh)
 {
     const int config[5] = {signals, counters, 1, 0, -1};  // of v13: one context, our depth, no traffic class
-    return started ? IN_PYTHON(calls.create_context(V11, cc, config, gc, dh), cannot_call()) : cannot_call();
+    return ASK(create_context(V11, cc, config, gc, dh));
 }
 
 // --- the NET table of NCCL 2.28 ------------------------------------------------------------------------------------------
