@@ -13,7 +13,7 @@ from gpunetio.enums import Access, UarAllocationType
 from gpunetio.errors import BadStateError, InUseError, InvalidValueError, NoMemoryError, NotFoundError
 from gpunetio.formats import commands as cmd
 from gpunetio.formats import contexts
-from gpunetio.formats.commands import CapClass, Opcode, Status
+from gpunetio.formats.commands import CapClass, Opcode, PrmMtu, Status
 from gpunetio.nic.control.qp import MAX_QP
 from gpunetio.nic.control.syndromes import CommandSyndrome
 from gpunetio.providers.provider import UarPage
@@ -264,7 +264,7 @@ def test_create_qp(device):
     assert row["doorbell"] == (device.provider.nic.near_register(register) or register)
     context = device.query(qpn)
     assert {name: context[name] for name in queues} == queues
-    assert (context["state"], context["pd"], context["mtu"]) == (RST, device.pd, 0)
+    assert (context["state"], context["pd"], context["mtu"]) == (RST, device.pd, PrmMtu.MTU_256)
 
 
 @pytest.mark.parametrize("service", [0, 1])

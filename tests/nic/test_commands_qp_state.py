@@ -8,7 +8,7 @@ import pytest
 from command_rig import ERR, GID, INIT, PATH, RST, RTR, RTS, Device
 from gpunetio.enums import Access
 from gpunetio.errors import DriverError, TimedOutError
-from gpunetio.formats.commands import Opcode, OptParam, Status
+from gpunetio.formats.commands import Opcode, OptParam, PrmMtu, Status
 from gpunetio.formats.contexts import QPC_EXT
 from gpunetio.nic.control.syndromes import CommandSyndrome
 from gpunetio.nic.state.wire import WIRE
@@ -65,6 +65,7 @@ def test_query_after_each_transition(device):
     created = {"no_sq": 0, "log_sq_size": 2, "cqn_snd": cqn, "user_index": 5}
     qp = device.qp(created)
     blank = device.query(qp[1])
+    assert blank["mtu"] == PrmMtu.MTU_256  # DOCA's export, right after the creation, refuses 0
     row = device.nic.qps[qp[1]]
 
     def now(**fields: Any) -> dict[str, Any]:
@@ -76,7 +77,7 @@ def test_query_after_each_transition(device):
     device.init(qp, rwe=1, rae=1, atomic_mode=1, mtu=5, remote_qpn=7)
     assert now(**first) == first
     assert row["rights"] == Access.REMOTE_WRITE | Access.REMOTE_ATOMIC
-    assert now(mtu=0, remote_qpn=0) == {"mtu": 0, "remote_qpn": 0}  # RST2INIT does not carry them
+    assert now(mtu=0, remote_qpn=0) == {"mtu": PrmMtu.MTU_256, "remote_qpn": 0}  # RST2INIT does not carry them
 
     path = {
         "tclass": 1, "rlid": 2, "sl": 3, "stat_rate": 4, "rgid_rip": GID, "hop_limit": 6, "src_addr_index": 1,

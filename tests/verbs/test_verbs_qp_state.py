@@ -522,7 +522,7 @@ def test_the_address_type_of_a_gid_on_ethernet(fake, gid, kind):
 def test_the_address_type_of_a_gid_on_infiniband(gid, kind):
     fake = FakeProvider(ethernet=False)
     qp = make_qp(fake, "INIT")
-    qp.modify(QpAttr(next_state=QpState.RTR, ah_attr=AhAttr(gid=gid, dlid=7)), RTR_MASK)
+    qp.modify(QpAttr(next_state=QpState.RTR, dest_qp_num=5, ah_attr=AhAttr(gid=gid, dlid=7)), RTR_MASK)
     ah = qp.query()[0].ah_attr
     assert ah
     assert (ah.addr_type, ah.dlid) == (kind, 7)

@@ -380,7 +380,8 @@ def test_states(pd):
         to(ERR, 0)
         to(RST, 0)
         attr.allow_remote_read = False
-        assert qp.query()[0] == QpAttr(port_num=0, ack_timeout=0, retry_cnt=0, rnr_retry=0, min_rnr_timer=0)
+        zeros = {"port_num": 0, "ack_timeout": 0, "retry_cnt": 0, "rnr_retry": 0, "min_rnr_timer": 0}
+        assert qp.query()[0] == QpAttr(path_mtu=256, **zeros)
     for state in (RTR, RTS):
         with pytest.raises(InvalidValueError, match=f"no transition from RST to {state.name}"):
             qp.modify(QpAttr(next_state=state), M.NEXT_STATE)

@@ -308,7 +308,7 @@ def attributes_of(qpc: Fields) -> QpAttr:
         qkey=qpc["q_key"],
         sq_draining=qpc["state"] == c.QpState.SQ_DRAINING,
     )
-    if qpc["mtu"]:  # 0 until INIT2RTR set one
+    if qpc["mtu"]:  # a device may have none before INIT2RTR sets one
         if qpc["mtu"] not in _MTU_OF_PRM:
             raise UnexpectedError(f"the device reports MTU code {qpc['mtu']}, which is unknown here")
         attr.path_mtu = _MTU_OF_PRM[qpc["mtu"]]

@@ -235,6 +235,8 @@ class QueuePairs(ChosenEvents, QueueObjects):
         context = bytearray(self.known[qpn].context)
         cmd.QPC.update(
             context, state=int(state_of(row)),
+            # Before INIT2RTR: DOCA queries a QP that it has just created, and takes no code but those of an MTU.
+            mtu=cmd.QPC.get(context, "mtu") or cmd.PrmMtu.MTU_256,
             hw_sq_wqebb_counter=int(row["sq_ci"]) & 0xFFFF, sw_sq_wqebb_counter=int(row["sq_pi"]) & 0xFFFF,
             hw_rq_counter=int(row["rq_ci"]) & 0xFFFF_FFFF, sw_rq_counter=self._receives_announced(row),
             **_sequence_numbers(row),

@@ -174,7 +174,7 @@ class DevxQP(QP):
     def _ask(self) -> QpAttr:
         qpc = self._query()
         attr = attributes_of(qpc)
-        if qpc["mtu"] and not self.type.datagrams:  # INIT2RTR sets the MTU and the path
+        if qpc["remote_qpn"] and not self.type.datagrams:  # INIT2RTR sets it and the path
             attr.ah_attr = ah_of(qpc[PATH], self.ctx.query_device().link_layer)
         return attr
 
