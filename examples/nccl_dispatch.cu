@@ -3,8 +3,9 @@
 //     nccl_dispatch RANK RANKS ID_FILE TOKENS HIDDEN CONTEXTS ROUNDS
 //
 // A round: each rank puts its tokens of HIDDEN bytes to the ranks that `goes` names for them, and these put an answer back.
-// Block b uses context b, so CONTEXTS blocks post to as many queues per peer at once. Arrivals and answers are counted by VA
-// signals: words in the window, to which the sender's NIC adds. A barrier ends the round.
+// Blocks share CONTEXTS contexts, each with a queue to every peer. There are at most as many blocks as leave some SMs to
+// NICs that are on the GPU. Arrivals and answers are counted by VA signals: words in the window, to which the sender's NIC
+// adds. A barrier ends the round.
 //
 // Needs NCCL 2.30.7 or later.
 
@@ -12,6 +13,7 @@
 
 constexpr int THREADS = 64;
 constexpr int DEPTH = 1024;  // slots of a queue
+constexpr int FOR_NICS = 8;  // SMs
 
 // Whether token `token` of rank `from` goes to rank `to`: to about every second one.
 __host__ __device__ static bool goes(int from, int token, int to)
@@ -50,54 +52,62 @@ struct Layout {
 
 // --- kernels -----------------------------------------------------------------------------------------------------------
 
-__global__ void dispatch(ncclDevComm comm, ncclWindow_t window, Layout at)
+__global__ void dispatch(ncclDevComm comm, ncclWindow_t window, Layout at, int contexts)
 {
-    ncclGin gin{comm, int(blockIdx.x)};
     const ncclTeam world = ncclTeamWorld(comm);
-    for (int peer = threadIdx.x; peer < world.nRanks; peer += blockDim.x) {
-        uint64_t sent = 0;
-        for (int token = blockIdx.x; token < at.tokens; token += gridDim.x) {
-            if (!goes(world.rank, token, peer)) continue;
-            gin.put(world, peer, window, at.arrival(world.rank, token), window, at.token(token), at.hidden);
-            sent++;
+    for (int context = blockIdx.x; context < contexts; context += gridDim.x) {
+        ncclGin gin{comm, context};
+        for (int peer = threadIdx.x; peer < world.nRanks; peer += blockDim.x) {
+            uint64_t sent = 0;
+            for (int token = context; token < at.tokens; token += contexts) {
+                if (!goes(world.rank, token, peer)) continue;
+                gin.put(world, peer, window, at.arrival(world.rank, token), window, at.token(token), at.hidden);
+                sent++;
+            }
+            // The word counts what has arrived: the NIC adds behind the puts of this context.
+            gin.signal(world, peer, ncclGin_StrongVASignalAdd{window, at.arrived(world.rank), sent});
         }
-        // The word counts what has arrived: the NIC adds behind the puts of this context.
-        gin.signal(world, peer, ncclGin_StrongVASignalAdd{window, at.arrived(world.rank), sent});
     }
 }
 
 // `expected` has how many tokens come from each rank, and goes on with how many answers.
-__global__ void combine(ncclDevComm comm, ncclWindow_t window, uint8_t *memory, Layout at, const uint64_t *expected, int round)
+__global__ void combine(ncclDevComm comm, ncclWindow_t window, uint8_t *memory, Layout at, int contexts,
+                        const uint64_t *expected, int round)
 {
-    ncclGin gin{comm, int(blockIdx.x)};
     const ncclTeam world = ncclTeamWorld(comm);
-    for (int from = 0; from < world.nRanks; from++) {
-        if (threadIdx.x == 0)
-            gin.waitSignal(ncclCoopThread(), window, at.arrived(from), expected[from] * (round + 1));
-        __syncthreads();
-        for (int token = blockIdx.x; token < at.tokens; token += gridDim.x) {
-            if (!goes(from, token, world.rank)) continue;
-            uint4 *lines = reinterpret_cast<uint4 *>(memory + at.arrival(from, token));
-            for (size_t i = threadIdx.x; i < at.hidden / sizeof *lines; i += blockDim.x)
-                lines[i] = answer(world.rank, lines[i]);
-            gin.put(world, from, window, at.back(world.rank, token), window, at.arrival(from, token), at.hidden,
-                    ncclGin_StrongVASignalInc{window, at.answered(world.rank)}, ncclGin_None{}, ncclCoopCta());
+    for (int context = blockIdx.x; context < contexts; context += gridDim.x) {
+        ncclGin gin{comm, context};
+        for (int from = 0; from < world.nRanks; from++) {
+            if (threadIdx.x == 0)
+                gin.waitSignal(ncclCoopThread(), window, at.arrived(from), expected[from] * (round + 1));
+            __syncthreads();
+            for (int token = context; token < at.tokens; token += contexts) {
+                if (!goes(from, token, world.rank)) continue;
+                uint4 *lines = reinterpret_cast<uint4 *>(memory + at.arrival(from, token));
+                for (size_t i = threadIdx.x; i < at.hidden / sizeof *lines; i += blockDim.x)
+                    lines[i] = answer(world.rank, lines[i]);
+                gin.put(world, from, window, at.back(world.rank, token), window, at.arrival(from, token), at.hidden,
+                        ncclGin_StrongVASignalInc{window, at.answered(world.rank)}, ncclGin_None{}, ncclCoopCta());
+            }
         }
     }
+    ncclGin gin{comm, 0};
     for (int from = threadIdx.x; from < world.nRanks; from += blockDim.x)
         gin.waitSignal(ncclCoopThread(), window, at.answered(from), expected[world.nRanks + from] * (round + 1));
 }
 
-// Waits for this context's own requests by its queues: what a library does that knows NCCL's structures.
-__global__ void drain(ncclDevComm comm)
+// Waits for the contexts' own requests by their queues: what a library does that knows NCCL's structures.
+__global__ void drain(ncclDevComm comm, int contexts)
 {
 #ifdef __CUDA_ARCH__  // only then do NCCL's headers have the structures
-    ncclGin gin{comm, int(blockIdx.x)};
-    const auto *contexts = static_cast<const ncclGinGdakiGPUContext *>(gin._ginHandle);
-    for (int peer = threadIdx.x; peer < ncclTeamWorld(comm).nRanks; peer += blockDim.x) {
-        doca_gpu_dev_verbs_qp *queue = contexts[gin.contextId].gdqp + peer;
-        const uint64_t posted = queue->sq_rsvd_index;
-        if (posted != 0) doca_gpu_dev_verbs_wait(queue, posted - 1);
+    for (int context = blockIdx.x; context < contexts; context += gridDim.x) {
+        ncclGin gin{comm, context};
+        const auto *structures = static_cast<const ncclGinGdakiGPUContext *>(gin._ginHandle);
+        for (int peer = threadIdx.x; peer < ncclTeamWorld(comm).nRanks; peer += blockDim.x) {
+            doca_gpu_dev_verbs_qp *queue = structures[gin.contextId].gdqp + peer;
+            const uint64_t posted = queue->sq_rsvd_index;
+            if (posted != 0) doca_gpu_dev_verbs_wait(queue, posted - 1);
+        }
     }
 #endif
 }
@@ -148,6 +158,9 @@ int main(int argc, char **argv)
     CHECK(ncclDevCommCreate(comm, &needs, &device));
     if (device.ginContextCount < contexts) fail("contexts", "NCCL has made fewer than asked for");
 
+    int sms;
+    CHECK(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, rank % devices));
+    const int blocks = std::min(contexts, sms - FOR_NICS);
     cudaStream_t stream;
     cudaEvent_t begin, end;
     CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
@@ -155,9 +168,9 @@ int main(int argc, char **argv)
     CHECK(cudaEventCreate(&end));
     for (int round = 0; round < rounds; round++) {
         if (round == 1 || rounds == 1) CHECK(cudaEventRecord(begin, stream));
-        dispatch<<<contexts, THREADS, 0, stream>>>(device, window, at);
-        combine<<<contexts, THREADS, 0, stream>>>(device, window, memory, at, counts, round);
-        drain<<<contexts, THREADS, 0, stream>>>(device);
+        dispatch<<<blocks, THREADS, 0, stream>>>(device, window, at, contexts);
+        combine<<<blocks, THREADS, 0, stream>>>(device, window, memory, at, contexts, counts, round);
+        drain<<<blocks, THREADS, 0, stream>>>(device, contexts);
         barrier<<<1, THREADS, 0, stream>>>(device);
     }
     CHECK(cudaEventRecord(end, stream));

@@ -15,5 +15,5 @@ from nccl_all_to_all import main
 if __name__ == "__main__":
     main(Path(__file__).with_suffix(".cu"), __doc__, {
         "tokens": (1024, "tokens of a rank"), "hidden": (7168, "bytes of a token"),
-        "contexts": (17, "blocks, and contexts"), "rounds": (10, "rounds"),
+        "contexts": (17, "contexts"), "rounds": (10, "rounds"),
     })  # fmt: skip

@@ -267,6 +267,13 @@ def test_create_qp(device):
     assert (context["state"], context["pd"], context["mtu"]) == (RST, device.pd, PrmMtu.MTU_256)
 
 
+@pytest.mark.parametrize("fields, waits", [({}, 0), ({"cd_master": 1}, 1), ({"next_rcv_psn": 1}, 1)])
+def test_which_queue_pairs_may_wait(device, fields, waits):
+    """DOCA's library writes the 64 bits that end in next_rcv_psn when it sets cd_master."""
+    _, qpn = device.qp(fields)
+    assert device.nic.qps[qpn]["core_direct"] == waits
+
+
 @pytest.mark.parametrize("service", [0, 1])
 def test_service_types(device, service):
     _, qpn = device.qp({"st": service})

@@ -163,7 +163,7 @@ class QueuePairs(ChosenEvents, QueueObjects):
         row = self.new_row()
         row["qpn"], row["state"], row["pdn"], row["user_index"] = qpn, QpState.RST, context["pd"], context["user_index"]
         row["service"], row["kind"] = SERVICES[context["st"]]
-        row["core_direct"], row["mmo"] = context["cd_master"], mmo
+        row["core_direct"], row["mmo"] = _may_wait(context), mmo
         row["cs_res"], row["cs_req"] = context["cs_res"], context["cs_req"]
         flights = sq_bytes // WQEBB * FLIGHT.size
         memory = self._memory[qpn] = HostMemory(flights + MAX_RD_ATOMIC * RESOURCE.size)
@@ -283,6 +283,15 @@ def _check_context(context: Fields) -> None:
                 Status.BAD_PARAM, CommandSyndrome.SCATTER_TO_CQE,
                 f"{field} {context[field]:#x} is not supported: only {', '.join(map(hex, values))}",
             )  # fmt: skip
+
+
+def _may_wait(context: Fields) -> int:
+    """Return whether a QP may hold WAITs.
+
+    DOCA's open library, that of NCCL and NVSHMEM too, sets cd_master by its macro for words of 64 bits. So the 1 comes
+    to lie at the end of the word, in next_rcv_psn, which CREATE_QP does not carry. Cards seem to take WAITs anyway.
+    """
+    return int(bool(context["cd_master"] or context["next_rcv_psn"] & 1))
 
 
 def _queue_sizes(context: Fields) -> tuple[int, int]:
