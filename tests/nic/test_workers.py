@@ -165,6 +165,36 @@ def test_queue_pairs_over_a_wire_have_the_first_worker():
             pair.write()
 
 
+@pytest.mark.parametrize("order", ["here, there", "there, here", "all here, all there"])
+def test_wires_push_other_queue_pairs_to_other_workers(order):
+    """As NCCL does it: all queue pairs are created, then each is connected to itself or to another NIC."""
+    count, workers = 24, 4
+    with opened(workers) as (_, nic, pd), opened(1, "soft1") as (_, _, far):
+        if order == "all here, all there":
+            here = [Queue(pd) for _ in range(count)]
+            there = [Queue(pd) for _ in range(count)]
+        else:
+            queues = [Queue(pd) for _ in range(2 * count)]
+            here, there = queues[order == "there, here" :: 2], queues[order == "here, there" :: 2]
+        for own, away in zip(here, there):
+            connect(own, own)
+            connect(away, Queue(far))
+        spread = check(nic)
+        assert {spread[away.qp.qpn] for away in there} == {0}
+        load = [list(spread.values()).count(number) for number in range(workers)]
+        assert load == [count, *[count // (workers - 1)] * (workers - 1)]
+        target, data = Buffer(pd, 64), Buffer(pd, 64, fill=7)
+        for own in here:
+            target.bytes[:] = 0
+            own.post(WRITE, target.remote(), data.at())
+            assert own.done.next().opcode == REQ
+            assert np.array_equal(target.bytes, data.bytes)
+        there[0].reset()
+        assert check(nic)[there[0].qp.qpn] == 0  # it stays until there is a reason to move it
+        connect(Queue(pd), Queue(far))
+        assert check(nic)[there[0].qp.qpn] != 0
+
+
 def test_datagrams_have_the_first_worker():
     """A UD queue pair that becomes ready to receive moves there: any of the wires may bring something for it."""
     with opened(3) as (ctx, nic, pd):

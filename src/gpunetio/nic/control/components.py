@@ -8,7 +8,7 @@ tie joins is brought to one worker. What no longer is tied stays where it is.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from itertools import zip_longest
+from itertools import islice, zip_longest
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from ..hardware import Engine
 from ..state.cq import CQ_ROW
 
 FIRST = 0  # in place of a row: what only the first worker serves, such as wires
+_LARGE = 32  # queues of a component that stays where it is
 
 
 class Components:
@@ -36,6 +37,7 @@ class Components:
         self._ties: dict[int, set[int]] = {}  # QP → its queues, and its peer
         self._tied: dict[int, set[int]] = {}  # queue, peer or FIRST → the QPs that are tied to it
         self._peers: dict[int, int] = {}  # QP → its peer, or FIRST
+        self._loose: list[set[int]] = [set() for _ in self._workers]  # QPs of each that another one may serve
         self._gathered = False
 
     def worker_of(self, row: int) -> int:
@@ -63,6 +65,7 @@ class Components:
             self._tie(row, queue)
         self._qps.add(row)
         self._load[self.worker_of(row)] += 1
+        self._note(row)
         return self.worker_of(row)
 
     def add_ethernet(self, row: int, queues: Iterable[int]) -> None:
@@ -76,16 +79,21 @@ class Components:
             self.disconnect(row)
             self._tie(row, peer)
             self._peers[row] = peer
+            if peer == FIRST:
+                self._note(row)
+                self._spread()
 
     def disconnect(self, row: int) -> None:
         """Untie a QP from its peer."""
         if (peer := self._peers.pop(row, None)) is not None:
             self._untie(row, peer)
+            self._note(row)
 
     def remove(self, row: int) -> None:
         """Remove a queue that the engine no longer serves."""
         if row in self._qps:
             self._qps.remove(row)
+            self._loose[self.worker_of(row)].discard(row)
             self._load[self.worker_of(row)] -= 1
         self._peers.pop(row, None)
         for other in tuple(self._ties.get(row, ())):
@@ -100,6 +108,37 @@ class Components:
         """Bring all queues to the first worker, and those of the future, too."""
         self._move(set(self._worker), 0)
         self._gathered = True
+
+    # --- what any worker may serve ---------------------------------------------------------------------------------
+
+    def _note(self, row: int) -> None:
+        """Note which worker serves a QP, if that may be another one: its peer is not on another NIC."""
+        for number, loose in enumerate(self._loose):
+            if number == self.worker_of(row) and self._peers.get(row) != FIRST:
+                loose.add(row)
+            else:
+                loose.discard(row)
+
+    def _spread(self) -> None:
+        """Have workers that have less to do serve what others need not.
+
+        QPs with wires go to the first worker when they are connected. A program that creates all its QPs before finds
+        the others spread as if all were alike.
+        """
+        while not self._gathered:
+            loaded = [number for number, loose in enumerate(self._loose) if loose]
+            if not loaded:
+                break
+            most = max(loaded, key=self._load.__getitem__)
+            least = min(range(len(self._load)), key=self._load.__getitem__)
+            rows = set(islice(self._component(next(iter(self._loose[most]))), _LARGE))
+            qps = rows & self._qps
+            if FIRST in rows or len(rows) == _LARGE:
+                self._loose[most] -= rows
+            elif self._load[least] + len(qps) < self._load[most]:
+                self._move(rows, least)
+            else:
+                break
 
     # --- ties ------------------------------------------------------------------------------------------------------
 
@@ -167,3 +206,5 @@ class Components:
                 self._records[self.worker_of(row)]["cq_count"] -= 1
                 self._records[to]["cq_count"] += 1
             self._worker[row] = to
+            if row in self._qps:
+                self._note(row)
