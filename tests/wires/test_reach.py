@@ -38,6 +38,18 @@ def request(qp, kind, raddr, rkey, laddr, lkey, nbytes, value, out):
     device.st64(out, device.wait(qp, ticket, device.EXCLUSIVE))
 
 
+@kernel
+def requests_on_a_collapsed_cq(qp, count, raddr, rkey, laddr, lkey, out):
+    """Make requests of 8 bytes, and wait for the last: its status goes to `out`."""
+    ticket = 0
+    for i in range(count):
+        ticket = device.put(qp, raddr + 8 * i, rkey, laddr + 8 * i, lkey, 8, device.EXCLUSIVE)
+    status = device.EBUSY
+    while status == device.EBUSY:
+        status = device.poll_collapsed(qp, ticket, device.EXCLUSIVE)
+    device.st64(out, status)
+
+
 @dataclass
 class End:
     """A NIC with a queue, and a region in the twin's memory."""
@@ -148,6 +160,27 @@ def test_both_ways_and_words(ends):
     assert b.post(INLINE, a, to=8, nbytes=8, value=77) == device.OK
     assert int(a.memory.read().view(np.int64)[1]) == 77
     assert a.packets + b.packets == before
+
+
+def test_a_collapsed_cq(ends):
+    """Its one entry names the last request."""
+    a, b = ends
+    a.queue, first = a.gpu.create_qp(a.pd, 64, cq_collapsed=True, timeout=20.0), a.queue
+    b.queue, second = b.gpu.create_qp(b.pd, 16, timeout=20.0), b.queue
+    try:
+        connect(a, b)
+        before, here, there = a.packets, a.write(13), b.write(14)
+        where = b.region.address, b.region.rkey, a.region.address, a.region.lkey
+        with a.gpu.alloc(8, MemType.CPU_GPU) as out:
+            for count in (1, 3, 40, 2):
+                assert requests_on_a_collapsed_cq[1, 1, a.gpu](a.queue, count, *where, out).wait(60)
+                assert out.array.view(np.int64)[0] == device.OK
+        assert np.array_equal(b.memory.read(), [*here[:320], *there[320:]])
+        assert a.packets == before
+    finally:
+        a.queue.close()
+        b.queue.close()
+        a.queue, b.queue = first, second
 
 
 @pytest.mark.slow

@@ -108,7 +108,7 @@ def _serves(row):
     c = near_cq_at(q.send_cq)
     other = (q.state ^ QpState.RTS) | (q.service ^ ServiceType.RC)
     other |= q.drain | q.retry_at | q.stream | q.copied | q.cs_req | (q.sq_next ^ q.sq_ci)
-    other |= c.error | c.collapsed | c.channel
+    other |= c.error | c.channel
     if q.wire == 0:
         p = near_qp_at(q.remote_row)
         other |= (p.state ^ QpState.RTS) | (p.service ^ q.service) | p.wire
@@ -398,21 +398,21 @@ def _sum_of_sizes(nbytes):
 
 @device_function
 def _room(cq, consumed):
-    """Return how many CQEs a CQ has room for. `consumed` is a load of its record."""
+    """Return how many CQEs of a run a CQ has room for. `consumed` is a load of its record."""
     c = near_cq_at(cq)
-    used = (c.pi - (be32(consumed) & CI_MASK)) & CI_MASK
-    return (1 << c.log) if c.overrun else (1 << c.log) - used
+    used = 0 if c.overrun else (c.pi - (be32(consumed) & CI_MASK)) & CI_MASK
+    return (lanes_here() if c.collapsed & c.overrun else 1 << c.log) - used
 
 
 @device_function
 def _complete(near, row, request, index, cqes, of_gpu):
-    """Write the CQEs of these lanes. The fence is for the payload, too."""
+    """Write the CQEs of these lanes, of a collapsed CQ the last one. The fence is for the payload, too."""
     q = near_qp_at(row)
     c = near_cq_at(q.send_cq)
     lane = lane_or_0()
-    mine = cqes >> lane & 1
+    mine = 1 if cqes >> lane == 1 else (cqes >> lane & 1) & (c.collapsed ^ 1)
     pi = c.pi + rank_among(cqes)
-    cqe = c.addr + ((pi & ((1 << c.log) - 1)) << c.shift)
+    cqe = c.addr + ((0 if c.collapsed else pi & ((1 << c.log) - 1)) << c.shift)
     if mine:
         fill_cqe(near, cqe, q.qpn, q.user_index, request.opcode, request.nbytes, 0, 0, 0, 0)
     _fence(of_gpu)
