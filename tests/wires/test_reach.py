@@ -50,6 +50,19 @@ def requests_on_a_collapsed_cq(qp, count, raddr, rkey, laddr, lkey, out):
     device.st64(out, status)
 
 
+@kernel
+def stream(qp, count, every, odd_raddr, odd_rkey, raddr, rkey, laddr, lkey, out):
+    """Write words, some of them to another region, as fast as the queue takes them: the last status goes to `out`."""
+    ticket = 0
+    for i in range(count):
+        at = 8 * (i & 255)
+        if i % every == 0:
+            ticket = device.put(qp, odd_raddr + at, odd_rkey, laddr + at, lkey, 8, device.EXCLUSIVE)
+        else:
+            ticket = device.put(qp, raddr + at, rkey, laddr + at, lkey, 8, device.EXCLUSIVE)
+    device.st64(out, device.wait(qp, ticket, device.EXCLUSIVE))
+
+
 @dataclass
 class End:
     """A NIC with a queue, and a region in the twin's memory."""
@@ -251,6 +264,36 @@ def test_what_fails_a_check_meets_the_peers_own_error(ends, case):
         if b.region is not good:
             b.region.close()
         b.region = good
+
+
+@pytest.fixture
+def deep(ends: tuple[End, End]) -> Iterator[tuple[End, End]]:
+    """The same with a queue that a kernel fills faster than packets empty it."""
+    a, b = (replace(end, queue=end.gpu.create_qp(end.pd, 1024, timeout=20.0)) for end in ends)
+    connect(a, b)
+    yield a, b
+    a.queue.close()
+    b.queue.close()
+
+
+@pytest.mark.parametrize("every", [1, 50, 2000])
+def test_a_stream_in_which_some_requests_take_packets(deep, every):
+    """Those to memory of the host do. How many of the others do depends on the time."""
+    a, b = deep
+    count, data = 20_000, a.write(15)
+    with b.gpu.alloc(SIZE, MemType.CPU_GPU) as host, a.gpu.alloc(8, MemType.CPU_GPU) as out:
+        odd = b.pd.register(host)
+        before, there = int(a.nic.counters["rdma_tx_packets"]), b.write(16)
+        where = odd.address, odd.rkey, b.region.address, b.region.rkey, a.region.address, a.region.lkey
+        assert stream[1, 1, a.gpu](a.queue, count, every, *where, out).wait(100)
+        assert out.array.view(np.int64)[0] == device.OK
+        sent = int(a.nic.counters["rdma_tx_packets"]) - before
+        assert count / every <= sent <= count
+        reached = np.concatenate([data[:2048] if every != 1 else there[:2048], there[2048:]])
+        assert np.array_equal(b.memory.read(), reached)
+        if every == 1:
+            assert np.array_equal(host.array[:2048], data[:2048])
+        odd.close()
 
 
 def test_a_region_that_is_closed_and_registered_anew(ends):

@@ -26,7 +26,7 @@ from .state.srq import SRQ_ROW, srq_row_at
 from .state.work_queue import WORK_QUEUE, QueueKind, entry, work_queue_at
 from .state.worker import WORKER, worker_at
 from .step import is_register_rung
-from .transport.reach import may_reach, wires_are_quiet
+from .transport.reach import is_acknowledged, reaches, wires_are_quiet
 
 _LINE = 16
 
@@ -168,11 +168,13 @@ def _borrow_worker(nic, near):
 
 @engine_function
 def _set_up_qp(near, i):
-    """Have the copy of a QP name the copies of what belongs to it. Return 0 if it does more than borrowed rows can."""
+    """Have the copy of a QP name the copies of what belongs to it. Return what `borrow` returns, for this QP."""
     row = qp_copy(near, i)
     q = qp_row_at(row)
     send, receive, srq, remote = q.send_cq, q.recv_cq, q.srq, q.remote_row
-    plain = q.wire == 0 or may_reach(row)
+    plain = 1 if q.wire == 0 or reaches(row) else 0
+    if plain and q.wire != 0 and not is_acknowledged(row):
+        plain = -1
     sync_lanes(ALL_LANES)
     send, receive, srq = _borrow_cq(near, send), _borrow_cq(near, receive), _borrow_srq(near, srq)
     count = worker_at(near).active_count
@@ -187,12 +189,15 @@ def _set_up_qp(near, i):
             if there != 0:
                 p = qp_row_at(there)
                 q.peer_keys, q.peer_pdn, q.peer_rights, q.peer_max = nic_at(near).mkeys, p.pdn, p.rights, p.msg_max
-    return 1 if plain and send >= 0 and receive >= 0 and srq >= 0 else 0
+    return plain if send >= 0 and receive >= 0 and srq >= 0 else 0
 
 
 @engine_function
 def borrow(nic, near):
-    """Copy what belongs to a worker. Return 1, or 0 if its queues do more than what is done on borrowed rows."""
+    """Copy what belongs to a worker. Return 1, or 0 if its queues do more than what is done on borrowed rows.
+
+    Return -1 if that is only because packets are on their way.
+    """
     _borrow_worker(nic, near)
     count = worker_at(near).active_count
     for i in range(count):
@@ -203,9 +208,11 @@ def borrow(nic, near):
         if lane_or_0() == 0:
             st64(qp_copy(near, i) + QP_BORROWED_BYTES, row)
     _fetched()
-    plain = 1
+    plain, moving = 1, 0
     for i in range(count):
-        plain &= _set_up_qp(near, i)
+        outcome = _set_up_qp(near, i)
+        plain &= outcome  # -1 has all bits
+        moving |= 1 if outcome < 0 else 0
     _fetched()
     for i in range(lane_or_0(), count, lanes_here()):
         work_queue_at(entry(near, i)).row = qp_copy(near, i)
@@ -216,6 +223,8 @@ def borrow(nic, near):
         naps |= c.wakeup  # a thread of the host is to be woken for CQEs
     if plain == 0 or lanes_where(1 if naps != 0 else 0) != 0:
         return 0
+    if moving:
+        return -1
     if lane_or_0() == 0:
         near_at(near).owner = nic
     sync_lanes(ALL_LANES)

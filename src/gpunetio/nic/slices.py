@@ -38,6 +38,8 @@ SLICE_NS = 1_000_000
 _IDLE_TURNS = 64  # after so many, the thread decides what is next
 _NEAR_TURNS = 256  # on borrowed rows, before registers and commands have their turn
 _BARRED = 32  # turns on the rows themselves, after some that could not be made on borrowed ones
+_LULL_NS = 20_000_000  # how long a lull is, at most
+_REST_NS, _MOST_REST_NS = 5_000_000, 1_000_000_000  # without a lull, after one in vain
 _POLLS = 16  # of a GPU, before it looks at anything but doorbells
 _SCAN_EVERY = 32  # idle turns between scans of the doorbell records
 _LOOK_NS = 20_000  # how long the thread sleeps between two looks at a slice
@@ -181,6 +183,46 @@ def _near_turns(nic, near, end):
     return done << 1 | sends
 
 
+# A queue pair whose requests go as packets would send more of them for as long as its program posts: at no time are all
+# of them acknowledged, so rows cannot be borrowed, on which requests need no packets. So there are lulls, in which no
+# such request begins. A lull is in vain if rows cannot be borrowed in spite of it, because of other packets, or if what
+# comes next has to go as packets again. The next one then comes later.
+
+
+@device_function
+def _rest(nic):
+    """End a lull that was in vain."""
+    n = worker_at(nic)
+    n.lull_rest = min(max(2 * n.lull_rest, _REST_NS), _MOST_REST_NS)
+    n.lull, n.lull_after = 0, clock_ns() + n.lull_rest
+
+
+@engine_function
+def _begin_lull(nic, moving):
+    """Begin a lull, or look whether one is over. Return whether one is on. One lane calls this.
+
+    `moving`: rows could not be borrowed, only because packets are on their way.
+    """
+    n = worker_at(nic)
+    if n.lull != 0 and clock_ns() >= n.lull:
+        _rest(nic)
+    elif n.lull == 0 and moving and clock_ns() >= n.lull_after:
+        n.lull = clock_ns() + _LULL_NS
+    return 1 if n.lull != 0 else 0
+
+
+@engine_function
+def _end_lull(nic, ran):
+    """End a lull, as rows were borrowed. `ran` is what `_near_turns` returned. One lane calls this."""
+    n = worker_at(nic)
+    if n.lull != 0 and ran == 1:
+        _rest(nic)
+    else:
+        n.lull = 0
+        if ran >> 1 != 0:
+            n.lull_after, n.lull_rest = 0, 0
+
+
 @engine_function
 def _begin_turn(nic, barred):
     """Make a turn on the rows themselves, unless they may be borrowed. Return twice how much was done, and 1 if so.
@@ -253,13 +295,20 @@ def take_slice(nic):
         did = begun >> 1
         sent = did != 0
         barred = max(barred - 1, 0)
+        borrowed = borrow(nic, near) if begun & 1 else 0
+        lull = 0
+        if lane_or_0() == 0 and borrowed <= 0:
+            lull = _begin_lull(nic, borrowed < 0)
+        lull = from_lane(lull, 0)
         if begun & 1:
-            if borrow(nic, near) != 0:
+            if borrowed > 0:
                 if not on_host() and lane_or_0() == 0:
                     st_release_cta64(near + NEAR.recalled, 0)  # it was 1 if the turn before was on the rows
                 find_ready(near)
                 ran = _near_turns(nic, near, end)
                 give_back(nic, near)
+                if lane_or_0() == 0:
+                    _end_lull(nic, ran)
                 did += ran >> 1
                 if ran & 1:
                     barred = _BARRED
@@ -271,7 +320,7 @@ def take_slice(nic):
                     alone = serve_peers(nic)
                 did += from_lane(alone, 0)
                 sent = did != 0
-                barred = _BARRED
+                barred = 0 if lull else _BARRED
         done += did
         if did != 0:
             idle = 0

@@ -74,6 +74,9 @@ WORKER = record("worker", NIC_FIELDS + """
     served_first   i64      engine     random number that selects the work queue with which a turn begins
     scan_at        i64      engine     the work queue whose doorbell record is scanned next
     arms_seen      i64      engine     how many of `arms_rung` were dealt with
+    lull           i64      engine     until when QPs that reach their peers start no packets (slices.py); 0 is no lull
+    lull_after     i64      engine     the time before which no other lull begins
+    lull_rest      i64      engine     how long that was after the last lull in vain, in ns
     error_event    i64      engine     not 0: the report thread is to be woken
     # the request at hand
     message        i64      nobody     address of its MESSAGE

@@ -45,18 +45,25 @@ def answer_withdrawals(nic):
 
 
 @device_function
-def may_reach(row):
-    """Return whether requests of a queue pair with a wire may go without packets: all others are acknowledged.
+def reaches(row):
+    """Return whether requests of a queue pair with a wire may go without packets, once all others are acknowledged.
 
     What is known of the peer must be what it has told last, and it must not have failed since.
     """
     q = qp_row_at(row)
-    if q.peer_keys == 0 or q.una_psn != q.tx_psn or q.timer_at + q.ack_pending + q.res_todo + q.pending != 0:
+    if q.peer_keys == 0:
         return False
     pipe = _pipe_in(q.wire)
     changed = ld_relaxed64(pipe + PIPE.withdrawn) ^ ld_relaxed64(q.wire + WIRE.withdrawn)
     changed |= ld_relaxed64(pipe + PIPE.failed) ^ ld_relaxed64(q.wire + WIRE.failed)
     return changed == 0 and ld_relaxed64(q.wire + WIRE.broken) == 0
+
+
+@device_function
+def is_acknowledged(row):
+    """Return whether no packet of a queue pair is on its way, or is to be sent."""
+    q = qp_row_at(row)
+    return q.una_psn == q.tx_psn and q.timer_at + q.ack_pending + q.res_todo + q.pending == 0
 
 
 @device_function

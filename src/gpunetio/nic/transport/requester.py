@@ -312,6 +312,12 @@ def _send_flight(nic, row, built):
     return sent
 
 
+@device_function
+def _is_held(nic, row):
+    """Return whether a request is not to begin now, because soon it may go without packets (slices.py)."""
+    return worker_at(nic).lull != 0 and qp_row_at(row).peer_keys != 0
+
+
 @engine_function
 def _send(nic, row):
     """Send what may be sent: return the number of WQEs and packets."""
@@ -321,7 +327,7 @@ def _send(nic, row):
         if _probing(nic, row) and q.tx_psn != q.una_psn:
             break
         starts = q.sq_next == q.sq_sent
-        if starts and (q.sq_next == q.sq_pi or _start(nic, row) == 0):
+        if starts and (q.sq_next == q.sq_pi or _is_held(nic, row) or _start(nic, row) == 0):
             break
         f = flight_at(flight_of(row, q.sq_next))
         if f.packets == 0:  # a local WQE, already executed
