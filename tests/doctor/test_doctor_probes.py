@@ -92,10 +92,13 @@ def test_a_device_without_devx(monkeypatch):
 
 
 @pytest.mark.gpu
-def test_a_software_nic_with_a_gpu():
-    """CUDA maps its registers, which are memory; it moves bytes of GPU memory, and has its rings in the host's."""
+def test_a_software_nic_with_a_gpu(request):
+    """CUDA maps its registers, which are memory. Its rings are in GPU memory if its engine is on the GPU."""
     found = probed(bench(gpu="auto"))
-    assert statuses(found) == ALL_WELL | {"probe-gpu": [OK], "probe-uar": [OK], "probe-dmabuf": [OK]}
+    rings = [OK if request.config.getoption("--gpu-engine") else SKIP]
+    assert statuses(found) == ALL_WELL | {
+        "probe-gpu": [OK], "probe-uar": [OK], "probe-dmabuf": [OK], "probe-umem": rings,
+    }  # fmt: skip
     assert "CUDA driver" in found["probe-dmabuf"][0].summary
     assert all("data in GPU memory" in text(finding) for finding in found["probe-loopback-gpu"])
 

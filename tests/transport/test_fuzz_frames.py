@@ -57,7 +57,8 @@ from nic_rig import (
 from nic_rig import atomic as atomic_segment
 from virtual_nics import VirtualNics
 
-pytestmark = pytest.mark.timeout(400)  # the first test compiles the engine into a loop of its own
+# The first test compiles the engine into a loop of its own, which makes its turns on the host.
+pytestmark = [pytest.mark.host_memory, pytest.mark.timeout(400)]
 
 CAPACITY = 1 << 16
 MTU = 256

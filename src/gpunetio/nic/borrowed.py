@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from ..jit.compile import device_function, engine_function
 from ..jit.ops import (
-    ALL_LANES, await_fetched, dynamic_shared, dynamic_shared_bytes, fetch_line, first_lane, lane_or_0, lanes_here,
-    lanes_where, ld64, ld_relaxed64, on_host, st64, sync_lanes,
+    ALL_LANES, await_fetched, dynamic_shared, dynamic_shared_bytes, fetch_line, first_lane, from_lane, lane_or_0,
+    lanes_here, lanes_where, ld64, ld_relaxed64, on_host, st64, sync_lanes,
 )  # fmt: skip
 from .state.counters import COUNTERS
 from .state.cq import CQ_ROW, cq_row_at
@@ -221,7 +221,9 @@ def borrow(nic, near):
         c = cq_row_at(cq_copy(near, i))
         c.worker = near
         naps |= c.wakeup  # a thread of the host is to be woken for CQEs
-    if plain == 0 or lanes_where(1 if naps != 0 else 0) != 0:
+    naps = lanes_where(1 if naps != 0 else 0)
+    plain, moving = from_lane(plain, 0), from_lane(moving, 0)  # what a peer writes meanwhile, lanes may see differently
+    if plain == 0 or naps != 0:
         return 0
     if moving:
         return -1
