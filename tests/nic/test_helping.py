@@ -17,7 +17,7 @@ from gpunetio.providers.soft import SoftProvider
 from gpunetio.verbs import CQ, QP, Context, SendWr, Sge
 from nic_rig import until
 
-pytestmark = pytest.mark.soft_nic
+pytestmark = [pytest.mark.soft_nic, pytest.mark.host_memory]  # tests make turns on threads of their own
 
 NBYTES = 1 << 16
 NEVER_NS = 1 << 62

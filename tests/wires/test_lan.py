@@ -165,6 +165,7 @@ def numbers(frames: list[bytes]) -> list[int]:
     return [int.from_bytes(got[ETHERNET.size : ETHERNET.size + 4], "big") for got in frames]
 
 
+@pytest.mark.host_memory  # its turns are made on this thread
 def test_a_flood_at_twice_the_drain_rate(three):
     """What the slow NIC misses is counted and the rest is in order; the other NIC and the queue pairs miss nothing."""
     a, b, c = three

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import neighbour
 from gpunetio import ExportedQp, Gpu, GpuMemory, MemType, PortConfig, device, kernel, verbs
-from gpunetio.enums import Access
+from gpunetio.enums import Access, QpAtomicType
 from gpunetio.nic.nic import SoftNic
 from gpunetio.verbs import PD
 from nic_rig import until
@@ -22,6 +22,7 @@ pytestmark = [pytest.mark.soft_nic, pytest.mark.timeout(120)]
 
 SIZE = 1 << 14
 PUT, GET, ADD, INLINE = range(4)
+ADD32, ADD64, SWAP32, TWO_WRITES, TWO_READS = range(5)  # what is no run
 
 
 @kernel
@@ -60,6 +61,28 @@ def stream(qp, count, every, odd_raddr, odd_rkey, raddr, rkey, laddr, lkey, out)
             ticket = device.put(qp, odd_raddr + at, odd_rkey, laddr + at, lkey, 8, device.EXCLUSIVE)
         else:
             ticket = device.put(qp, raddr + at, rkey, laddr + at, lkey, 8, device.EXCLUSIVE)
+    device.st64(out, device.wait(qp, ticket, device.EXCLUSIVE))
+
+
+@kernel
+def no_run(qp, kind, raddr, rkey, laddr, lkey, out):
+    """Make a request that is no run, behind a NOP, with a DUMP behind it: the status of the last one goes to `out`."""
+    first = device.reserve(qp, 4, device.EXCLUSIVE)
+    flags = device.CQ_UPDATE
+    device.prepare_nop(qp, first, flags)
+    if kind == ADD32:
+        device.prepare_masked_add(qp, first + 1, 4, raddr, rkey, laddr, lkey, 3, 0, flags)
+    elif kind == ADD64:
+        device.prepare_masked_add(qp, first + 1, 8, raddr, rkey, laddr, lkey, -1, 1 << 31, flags)
+    elif kind == SWAP32:
+        device.prepare_masked_swap32(qp, first + 1, raddr, rkey, laddr, lkey, 0, 0x1234, 0, 0xFFFF, flags)
+    elif kind == TWO_WRITES:
+        device.prepare_write2(qp, first + 1, raddr, rkey, laddr, lkey, 100, laddr + 1000, lkey, 30, flags)
+    else:
+        device.prepare_read2(qp, first + 1, raddr, rkey, laddr, lkey, 100, laddr + 1000, lkey, 30, flags)
+    device.prepare_dump(qp, first + 2, laddr, lkey, 1, flags)
+    device.prepare_nop(qp, first + 3, flags)
+    ticket = device.post(qp, first, first + 3, device.EXCLUSIVE)
     device.st64(out, device.wait(qp, ticket, device.EXCLUSIVE))
 
 
@@ -108,10 +131,10 @@ class End:
         return data
 
 
-def connect(a: End, b: End) -> None:
+def connect(a: End, b: End, atomic_type: QpAtomicType = QpAtomicType.UP_TO_8BYTES) -> None:
     """Connect both ends, and wait until each knows of the other."""
     for ours, theirs in ((a, b), (b, a)):
-        ours.queue.connect(theirs.queue.qp.endpoint(), ack_timeout=12, retry_cnt=2)
+        ours.queue.connect(theirs.queue.qp.endpoint(), ack_timeout=12, retry_cnt=2, atomic_type=atomic_type)
     until(lambda: a.reaches and b.reaches, "each end to know of the other")
 
 
@@ -173,6 +196,67 @@ def test_both_ways_and_words(ends):
     assert b.post(INLINE, a, to=8, nbytes=8, value=77) == device.OK
     assert int(a.memory.read().view(np.int64)[1]) == 77
     assert a.packets + b.packets == before
+
+
+def make_no_run(a: End, b: End, kind: int, to: int) -> int:
+    """Have a kernel make such a request from and to byte 64 of `a`, at `to` in the region of `b`: its status."""
+    where = b.region.address + to, b.region.rkey, a.region.address + 64, a.region.lkey
+    with a.gpu.alloc(8, MemType.CPU_GPU) as out:
+        assert no_run[1, 1, a.gpu](a.queue, kind, *where, out).wait(60)
+        return int(out.array.view(np.int64)[0])
+
+
+@pytest.mark.parametrize("kind", [ADD32, ADD64, SWAP32, TWO_WRITES, TWO_READS])
+def test_requests_that_are_no_run(ends, kind):
+    a, b = ends
+    for round in range(3):
+        before, here, there = a.packets, a.write(20 + round), b.write(30 + round)
+        assert make_no_run(a, b, kind, 1024) == device.OK
+        assert a.packets == before
+        nbytes = 4 if kind in (ADD32, SWAP32) else 8
+        old = int.from_bytes(there[1024 : 1024 + nbytes].tobytes(), "little")
+        if kind in (TWO_WRITES, TWO_READS):
+            source, target = (here, there) if kind == TWO_WRITES else (there, here)
+            at, to = (64, 1024) if kind == TWO_WRITES else (1024, 64)
+            pieces = [(at, to, 100), (at + 1000, to + 100, 30)] if kind == TWO_WRITES else [
+                (at, to, 100), (at + 100, to + 1000, 30)
+            ]  # fmt: skip
+            for begin, end, size in pieces:
+                target[end : end + size] = source[begin : begin + size]
+        else:
+            new = {
+                ADD32: (old + 3) & (1 << 32) - 1,
+                # Two fields of 32 bits, without a carry between them: -1 in both.
+                ADD64: ((old >> 32) - 1 & (1 << 32) - 1) << 32 | (old - 1 & (1 << 32) - 1),
+                SWAP32: old & ~0xFFFF | 0x1234,
+            }[kind]
+            there[1024 : 1024 + nbytes] = np.frombuffer(new.to_bytes(nbytes, "little"), np.uint8)
+            here[64 : 64 + nbytes] = np.frombuffer(old.to_bytes(nbytes, "big" if nbytes == 4 else "little"), np.uint8)
+        assert np.array_equal(a.memory.read(), here)
+        assert np.array_equal(b.memory.read(), there)
+
+
+@pytest.mark.parametrize("kind", [ADD32, SWAP32, TWO_WRITES, TWO_READS])
+def test_what_is_no_run_and_fails_a_check(ends, kind):
+    """The peer hears of it, by packets, and nothing has happened."""
+    a, b = ends
+    before, here, there = a.packets, a.write(40), b.write(41)
+    assert make_no_run(a, b, kind, SIZE) == device.EIO
+    assert "REMOTE_ACCESS" in str(a.queue.last_error())
+    assert a.packets > before
+    assert np.array_equal(a.memory.read(), here)
+    assert np.array_equal(b.memory.read(), there)
+
+
+def test_a_masked_atomic_that_the_peer_does_not_allow(ends):
+    a, b = ends
+    for end in ends:
+        end.queue.qp.reset()
+        end.queue.reset()
+    connect(a, b, QpAtomicType.IB_SPEC)
+    there = b.write(42)
+    assert make_no_run(a, b, ADD32, 1024) == device.EIO
+    assert np.array_equal(b.memory.read(), there)
 
 
 def test_a_collapsed_cq(ends):

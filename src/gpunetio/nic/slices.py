@@ -30,6 +30,7 @@ from .state.near import (
 from .state.slices import SLICES, slices_at
 from .state.work_queue import QueueKind, entry, work_queue_at
 from .state.worker import WORKER, worker_at
+from .transport import direct
 from .transport.reach import answer_withdrawals
 from .transport.wire_kinds import is_any_to_wake
 from .step import read_clock, scan_queues, scan_records, select_first, serve_host, serve_peers, serve_queues, step
@@ -118,7 +119,12 @@ def _serve_near(near):
             ran = serve_run(near, base + lane, from_lane(rung, lane))
             done += ran
             if ran == 0 and near_qp_at(near_work_queue_at(near_queue(near, base + lane)).row).wire != 0:
-                sends = 1
+                served = 0
+                if lane_or_0() == 0:
+                    served = direct.serve(near, near_queue(near, base + lane))
+                served = from_lane(served, 0)
+                done += served >> 1
+                sends |= served & 1
             elif ran == 0:
                 alone |= 1 << lane
         if lane_or_0() == 0:

@@ -117,7 +117,7 @@ def _write(nic, row, message):
     address = authorize(nic, row, m.rkey, m.raddr, m.nbytes, Access.REMOTE_WRITE)
     if address < 0:
         return -address
-    return _move_segments(nic, message, address, 0)
+    return move_segments(nic, message, address, 0)
 
 
 @engine_function
@@ -126,11 +126,11 @@ def _read(nic, row, message):
     address = authorize(nic, row, m.rkey, m.raddr, m.nbytes, Access.REMOTE_READ)
     if address < 0:
         return -address
-    return _move_segments(nic, message, address, 1)
+    return move_segments(nic, message, address, 1)
 
 
 @device_function
-def _move_segments(nic, message, address, scatter):
+def move_segments(nic, message, address, scatter):
     """Copy the requester's segments to `address`, or with `scatter` from there into them: return 0, or a reason."""
     segment = message + _SEGMENTS
     end = segment + 16 * message_at(message).nsegments
@@ -174,19 +174,23 @@ def atomic(opcode, address, swap_add, compare):
 
 
 @engine_function
-def _atomic(nic, row, message, opcode):
+def execute_atomic(nic, message, opcode, address):
+    """Execute the atomic at `message` on a word that was checked: return 0, or a reason."""
     m = message_at(message)
-    masked = is_masked(opcode)
-    address = atomic_address(nic, row, m.rkey, m.raddr, m.nbytes, masked)
-    if address < 0:
-        return -address
     # The result travels in `compare`, which is no longer needed.
-    if masked:
+    if is_masked(opcode):
         old = masked_atomic(opcode, address, m.nbytes, m.swap_add, m.compare, m.swap_mask, m.compare_mask)
         m.compare = be32(old) if m.nbytes == 4 else old  # as in mlx5: only 8-byte words are in host order
     else:
         m.compare = atomic(opcode, address, m.swap_add, m.compare)
-    return _move_segments(nic, message, message + MESSAGE.compare, 1)
+    return move_segments(nic, message, message + MESSAGE.compare, 1)
+
+
+@engine_function
+def _atomic(nic, row, message, opcode):
+    m = message_at(message)
+    address = atomic_address(nic, row, m.rkey, m.raddr, m.nbytes, is_masked(opcode))
+    return -address if address < 0 else execute_atomic(nic, message, opcode, address)
 
 
 # --- receives ------------------------------------------------------------------------------------------------------
