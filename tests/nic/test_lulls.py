@@ -31,13 +31,18 @@ class Worker:
         slices._end_lull.py_func(0, ran)
 
 
-@pytest.fixture
-def worker(monkeypatch: pytest.MonkeyPatch) -> Worker:
+def put_in(patch: pytest.MonkeyPatch) -> Worker:
+    """Have lulls be those of a worker by hand."""
     made = Worker()
     stand_ins = {"worker_at": lambda nic: made.record, "clock_ns": lambda: made.now, "_rest": slices._rest.py_func}
     for name, stand_in in stand_ins.items():
-        monkeypatch.setattr(slices, name, stand_in)
+        patch.setattr(slices, name, stand_in)
     return made
+
+
+@pytest.fixture
+def worker(monkeypatch: pytest.MonkeyPatch) -> Worker:
+    return put_in(monkeypatch)
 
 
 def test_it_begins_while_packets_are_on_their_way_and_ends_when_rows_are_borrowed(worker):
@@ -81,11 +86,7 @@ def test_lulls_in_vain_become_rare(worker):
 @given(st.lists(st.tuples(st.sampled_from(["turn", "borrow"]), st.booleans(), st.integers(0, 3)), max_size=200))
 def test_no_lull_is_longer_than_it_may_be(steps):
     with pytest.MonkeyPatch.context() as patch:
-        made = Worker()
-        for name, stand_in in {
-            "worker_at": lambda nic: made.record, "clock_ns": lambda: made.now, "_rest": slices._rest.py_func,
-        }.items():  # fmt: skip
-            patch.setattr(slices, name, stand_in)
+        made = put_in(patch)
         began = None
         for what, moving, ran in steps:
             if what == "borrow":
