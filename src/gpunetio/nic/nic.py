@@ -545,8 +545,9 @@ class SoftNic:
             else:
                 self.components.gather()  # so that one worker counts them
                 self.engine.recall()
-                self.record["pause_at"] = int(self.counters.rows[0]["sq_wqes"]) + after
-                self.engine.kick()
+                pause_at = np.array([int(self.counters.rows[0]["sq_wqes"]) + after], np.int64)
+                # Between two turns: the one at hand may already have looked.
+                self.engine.post(step.WRITE_ROW, self.engine.workers[0] + WORKER.pause_at, pause_at)
 
     def resume(self) -> None:
         """Undo `pause`."""
