@@ -26,9 +26,9 @@ class Worker:
         assert (self.record.lull != 0) == bool(lull)
         return bool(lull)
 
-    def borrow(self, ran: int) -> None:
-        """Borrow rows."""
-        slices._end_lull.py_func(0, ran)
+    def borrow(self, ran: int) -> bool:
+        """Borrow rows, or find that they cannot be borrowed: in vain. Return whether another lull may begin."""
+        return slices._end_lull.py_func(0, ran)
 
 
 def put_in(patch: pytest.MonkeyPatch) -> Worker:
@@ -55,15 +55,15 @@ def test_it_begins_while_packets_are_on_their_way_and_ends_when_rows_are_borrowe
 
 
 def test_one_in_vain_is_over_after_a_while(worker):
-    lulls = [worker.turn(moving=True) for _ in range(40)]
-    assert lulls[:20] == [True] * 20
-    assert lulls[20:26] == [False] * 5 + [True]
+    lulls = [worker.turn(moving=True) for _ in range(70)]
+    assert lulls[:50] == [True] * 50
+    assert lulls[50:56] == [False] * 5 + [True]
 
 
 @pytest.mark.parametrize("ran, again", [(SENDS, False), (RAN | SENDS, True), (RAN, True), (0, True)])
 def test_one_that_only_lets_a_request_through_that_takes_packets_is_in_vain(worker, ran, again):
     assert worker.turn(moving=True)
-    worker.borrow(ran)
+    assert worker.borrow(ran) == again
     assert worker.turn(moving=True) == again
 
 
@@ -80,7 +80,7 @@ def test_lulls_in_vain_become_rare(worker):
     """Even if all of them are, for 20 s."""
     lulls = [worker.turn(moving=True) for _ in range(20_000)]
     assert sum(lulls) < 0.05 * len(lulls)
-    assert sum(lulls[-3000:]) <= 60
+    assert sum(lulls[-3000:]) <= 100
 
 
 @given(st.lists(st.tuples(st.sampled_from(["turn", "borrow"]), st.booleans(), st.integers(0, 3)), max_size=200))
@@ -94,6 +94,6 @@ def test_no_lull_is_longer_than_it_may_be(steps):
                 began = None
             elif made.turn(moving):
                 began = began or made.now
-                assert made.now - began <= 20 * MS
+                assert made.now - began <= 50 * MS
             else:
                 began = None

@@ -380,6 +380,30 @@ def test_a_stream_in_which_some_requests_take_packets(deep, every):
         odd.close()
 
 
+def test_streams_both_ways_in_which_some_requests_take_packets(deep):
+    """Each end holds its own requests back while packets of the other arrive, and neither waits for ever."""
+    count, half = 20_000, SIZE // 2
+    data = [end.write(20 + i) for i, end in enumerate(deep)]
+    with contextlib.ExitStack() as stack:
+        hosts = [stack.enter_context(end.gpu.alloc(SIZE, MemType.CPU_GPU)) for end in deep]
+        outs = [stack.enter_context(end.gpu.alloc(8, MemType.CPU_GPU)) for end in deep]
+        odds = [end.pd.register(host) for end, host in zip(deep, hosts, strict=True)]
+        launches = []
+        for i, end in enumerate(deep):
+            far, odd = deep[1 - i], odds[1 - i]
+            where = odd.address, odd.rkey, far.region.address + half, far.region.rkey
+            here = end.region.address, end.region.lkey
+            launches.append(stream[1, 1, end.gpu](end.queue, count, 500, *where, *here, outs[i]))
+        for launch in launches:
+            assert launch.wait(100)
+        assert [int(out.array.view(np.int64)[0]) for out in outs] == [device.OK, device.OK]
+        for i, end in enumerate(deep):
+            assert np.array_equal(end.memory.read()[half : half + 2048], data[1 - i][:2048])
+            assert np.array_equal(end.memory.read()[:half], data[i][:half])
+        for odd in odds:
+            odd.close()
+
+
 def test_a_region_that_is_closed_and_registered_anew(ends):
     a, b = ends
     data, key = a.write(7), b.region.rkey

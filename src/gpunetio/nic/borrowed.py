@@ -26,7 +26,7 @@ from .state.srq import SRQ_ROW, srq_row_at
 from .state.work_queue import WORK_QUEUE, QueueKind, entry, work_queue_at
 from .state.worker import WORKER, worker_at
 from .step import is_register_rung
-from .transport.reach import is_acknowledged, reaches, wires_are_quiet
+from .transport.reach import NOTHING, OTHER, PACKETS, bars_of_wires, is_acknowledged, reaches
 
 _LINE = 16
 
@@ -53,15 +53,19 @@ def is_recalled(nic):
 
 
 @engine_function
-def may_borrow(nic):
-    """Return whether the worker has nothing to do but requests that need no packets. One lane calls it."""
+def bars_of(nic):
+    """Return what a worker has to do but requests that need no packets: NOTHING, to deal with PACKETS, or OTHER.
+
+    One lane calls it.
+    """
     n = worker_at(nic)
     queues = ld_relaxed64(nic + WORKER.active_count)
-    other = ld_relaxed64(nic + WORKER.pending_count) | ld_relaxed64(nic + WORKER.virtual_time)
-    other |= ld_relaxed64(nic + WORKER.waking) | ld_relaxed64(nic + WORKER.stream_count) | n.capture
+    pending = ld_relaxed64(nic + WORKER.pending_count)
+    other = ld_relaxed64(nic + WORKER.virtual_time) | ld_relaxed64(nic + WORKER.waking)
+    other |= ld_relaxed64(nic + WORKER.stream_count) | n.capture
     if other != 0 or n.near == 0 or not 0 < queues <= queues_in(_near_bytes(nic)) or is_recalled(nic):
-        return False
-    return wires_are_quiet(nic)
+        return OTHER
+    return max(bars_of_wires(nic), PACKETS if pending != 0 else NOTHING)
 
 
 # --- copies of all lanes ---------------------------------------------------------------------------------------------

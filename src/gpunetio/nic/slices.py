@@ -18,7 +18,7 @@ from ..jit.ops import (
     pause, st32, st64, st_release64, st_release_cta64, sync_lanes, thread_idx,
 )  # fmt: skip
 from ..jit.twin import count_user
-from .borrowed import borrow, give_back, may_borrow, near_of
+from .borrowed import bars_of, borrow, give_back, near_of
 from .copies import first_list, help_copying
 from .extensions import TWIN_SLICES
 from .queues.doorbells import forward_ring
@@ -31,7 +31,7 @@ from .state.slices import SLICES, slices_at
 from .state.work_queue import QueueKind, entry, work_queue_at
 from .state.worker import WORKER, worker_at
 from .transport import direct
-from .transport.reach import answer_withdrawals
+from .transport.reach import NOTHING, OTHER, PACKETS, answer_withdrawals
 from .transport.wire_kinds import is_any_to_wake
 from .step import read_clock, scan_queues, scan_records, select_first, serve_host, serve_peers, serve_queues, step
 
@@ -39,8 +39,8 @@ SLICE_NS = 1_000_000
 _IDLE_TURNS = 64  # after so many, the thread decides what is next
 _NEAR_TURNS = 256  # on borrowed rows, before registers and commands have their turn
 _BARRED = 32  # turns on the rows themselves, after some that could not be made on borrowed ones
-_LULL_NS = 20_000_000  # how long a lull is, at most
-_REST_NS, _MOST_REST_NS = 5_000_000, 1_000_000_000  # without a lull, after one in vain
+_LULL_NS = 50_000_000  # how long a lull is, at most
+_REST_NS, _MOST_REST_NS = 5_000_000, 2_000_000_000  # without a lull, after one in vain
 _POLLS = 16  # of a GPU, before it looks at anything but doorbells
 _SCAN_EVERY = 32  # idle turns between scans of the doorbell records
 _LOOK_NS = 20_000  # how long the thread sleeps between two looks at a slice
@@ -48,6 +48,7 @@ _QUERY_NS = 100_000_000  # between two questions whether the kernel has failed
 _NOT_READY = 600  # CUresult
 _FUTEX_BITS = (1 << 32) - 1
 _UNKNOWN = -1  # of NEAR.recalled: nobody has looked yet
+_IN_VAIN = 1  # what `_near_turns` returns if nothing was done, and something takes packets
 _GO_ON, _TIME_IS_UP, _HOST_IS_WANTED = 0, 1, 2
 
 
@@ -175,7 +176,7 @@ def _near_turns(nic, near, end):
             if sends or _is_told(near):
                 stop = 1
             elif on_host():
-                if idle == _IDLE_TURNS or turns == _NEAR_TURNS or not may_borrow(nic) or now >= end:
+                if idle == _IDLE_TURNS or turns == _NEAR_TURNS or bars_of(nic) != NOTHING or now >= end:
                     stop = 1
                 elif idle != 0:
                     pause()
@@ -191,8 +192,8 @@ def _near_turns(nic, near, end):
 
 # A queue pair whose requests go as packets would send more of them for as long as its program posts: at no time are all
 # of them acknowledged, so rows cannot be borrowed, on which requests need no packets. So there are lulls, in which no
-# such request begins. A lull is in vain if rows cannot be borrowed in spite of it, because of other packets, or if what
-# comes next has to go as packets again. The next one then comes later.
+# such request begins. One begins with the first packets, before many are on their way. A lull is in vain if rows cannot
+# be borrowed in spite of it, or if what comes next has to go as packets again. The next one then comes later.
 
 
 @device_function
@@ -207,7 +208,7 @@ def _rest(nic):
 def _begin_lull(nic, moving):
     """Begin a lull, or look whether one is over. Return whether one is on. One lane calls this.
 
-    `moving`: rows could not be borrowed, only because packets are on their way.
+    `moving`: rows cannot be borrowed, only because packets are on their way.
     """
     n = worker_at(nic)
     if n.lull != 0 and clock_ns() >= n.lull:
@@ -219,14 +220,18 @@ def _begin_lull(nic, moving):
 
 @engine_function
 def _end_lull(nic, ran):
-    """End a lull, as rows were borrowed. `ran` is what `_near_turns` returned. One lane calls this."""
+    """End a lull, as rows were borrowed, or as they cannot be. Return whether another may begin. One lane calls this.
+
+    `ran` is what `_near_turns` returned.
+    """
     n = worker_at(nic)
-    if n.lull != 0 and ran == 1:
+    if n.lull != 0 and ran == _IN_VAIN:
         _rest(nic)
     else:
         n.lull = 0
         if ran >> 1 != 0:
             n.lull_after, n.lull_rest = 0, 0
+    return clock_ns() >= n.lull_after
 
 
 @engine_function
@@ -242,8 +247,10 @@ def _begin_turn(nic, barred):
     done = serve_host(nic)
     if done < 0:
         return -1 - done << 1
-    if not barred and may_borrow(nic):
+    bars = OTHER if barred else bars_of(nic)
+    if bars == NOTHING:
         return done << 1 | 1
+    _begin_lull(nic, bars == PACKETS)
     return done + serve_peers(nic) << 1
 
 
@@ -301,32 +308,34 @@ def take_slice(nic):
         did = begun >> 1
         sent = did != 0
         barred = max(barred - 1, 0)
-        borrowed = borrow(nic, near) if begun & 1 else 0
-        lull = 0
-        if lane_or_0() == 0 and borrowed <= 0:
-            lull = _begin_lull(nic, borrowed < 0)
-        lull = from_lane(lull, 0)
         if begun & 1:
+            borrowed = borrow(nic, near)
             if borrowed > 0:
                 if not on_host() and lane_or_0() == 0:
                     st_release_cta64(near + NEAR.recalled, 0)  # it was 1 if the turn before was on the rows
                 find_ready(near)
                 ran = _near_turns(nic, near, end)
                 give_back(nic, near)
+                rested = 0
                 if lane_or_0() == 0:
-                    _end_lull(nic, ran)
+                    rested = 1 if _end_lull(nic, ran) else 0
                 did += ran >> 1
-                if ran & 1:
-                    barred = _BARRED
+                if ran & 1:  # the turn that sends is followed by a lull, if that may be
+                    barred = 1 if from_lane(rested, 0) else _BARRED
                 elif not on_host() and did == 0:
                     idle = _IDLE_TURNS  # for as long as a slice
             else:
                 alone = 0
+                lull = 0
                 if lane_or_0() == 0:
+                    if borrowed < 0:
+                        lull = _begin_lull(nic, True)
+                    else:
+                        _end_lull(nic, _IN_VAIN)
                     alone = serve_peers(nic)
                 did += from_lane(alone, 0)
                 sent = did != 0
-                barred = 0 if lull else _BARRED
+                barred = 0 if from_lane(lull, 0) else _BARRED
         done += did
         if did != 0:
             idle = 0
@@ -382,7 +391,7 @@ def watch_host(nic, near):
         if near_at(near).owner == nic:
             _forward_rings(near)
         if lane_or_0() == 0:
-            st_release_cta64(near + NEAR.recalled, 0 if may_borrow(nic) else 1)
+            st_release_cta64(near + NEAR.recalled, 0 if bars_of(nic) == NOTHING else 1)
         sync_lanes(ALL_LANES)
 
 

@@ -9,6 +9,8 @@ from ..state.qp import qp_row_at
 from ..state.wire import WIRE
 from ..state.worker import WORKER, worker_at
 
+NOTHING, PACKETS, OTHER = range(3)  # what bars a worker from borrowing its rows
+
 
 @device_function
 def _pipe_in(wire):
@@ -17,18 +19,21 @@ def _pipe_in(wire):
 
 
 @engine_function
-def wires_are_quiet(nic):
-    """Return whether no frame has arrived, and no peer has withdrawn anything. The other end may be another process."""
-    stir = 0
+def bars_of_wires(nic):
+    """Return what on wires bars the worker from its rows: NOTHING, PACKETS that have arrived, or what is OTHER.
+
+    The other end may be another process.
+    """
+    frames, withdrawn = 0, 0
     for i in range(ld_relaxed64(nic + WORKER.wire_count)):
         wire = ld_relaxed64(worker_at(nic).wires + 8 * i)
         pipe = _pipe_in(wire)
         if pipe == 0 or ld_relaxed64(wire + WIRE.faults) != 0:  # sockets; packets that are delayed
-            return False
+            return OTHER
         if ld_relaxed64(wire + WIRE.broken) == 0:
-            stir |= ld_relaxed64(pipe + PIPE.head) ^ ld_relaxed64(wire + WIRE.rx + PIPE_END.position)
-        stir |= ld_relaxed64(pipe + PIPE.withdrawn) ^ ld_relaxed64(wire + WIRE.answered)
-    return stir == 0
+            frames |= ld_relaxed64(pipe + PIPE.head) ^ ld_relaxed64(wire + WIRE.rx + PIPE_END.position)
+        withdrawn |= ld_relaxed64(pipe + PIPE.withdrawn) ^ ld_relaxed64(wire + WIRE.answered)
+    return OTHER if withdrawn != 0 else PACKETS if frames != 0 else NOTHING
 
 
 @engine_function
