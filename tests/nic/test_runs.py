@@ -128,3 +128,21 @@ def test_what_overlaps_keeps_its_order(warp: Warp, seed: int):
 def test_rising_writes_with_signals_are_one_section(warp: Warp):
     requests = [request(ADD, 4096, 8, 0) if i % 2 else request(WRITE, 64 * i, 64, 0) for i in range(LANES)]
     assert set(warp.run(runs._beginnings.py_func, [(each, LANES) for each in requests])) == {(0, 0)}
+
+
+@pytest.mark.parametrize(
+    "rung, seen, end",
+    [
+        pytest.param(13, 10, 13, id="more was announced"),
+        pytest.param(8, 10, 12, id="less than is known"),
+        pytest.param(30, 10, -1, id="more than the ring has"),
+        pytest.param(9, 9, 12, id="an old one that was looked at: what a register announced is left"),
+        pytest.param(0, 0, 12, id="none at all"),
+    ],
+)
+def test_what_a_doorbell_announces(monkeypatch, rung, seen, end):
+    """To a queue of 16 slots whose next WQE is 8, and in which 12 is known to follow what was announced."""
+    row = SimpleNamespace(sq_ci=8, sq_pi=12, sq_log=4, db_seen=seen)
+    for name, stand_in in {"near_qp_at": lambda at: row, "be64": int, "announced": int}.items():
+        monkeypatch.setattr(runs, name, stand_in)
+    assert runs._announced.py_func(0, rung) == end

@@ -46,7 +46,7 @@ def _near_bytes(nic):
 
 @engine_function
 def is_recalled(nic):
-    """Return whether the host asks for what is done on the rows themselves. No load waits for another."""
+    """Return whether the host asks for what `serve_host` does, on the rows themselves. No load waits for another."""
     asked = ld_relaxed64(nic + WORKER.command_seq) ^ ld_relaxed64(nic + WORKER.command_done)
     asked |= ld_relaxed64(nic + WORKER.hold) | ld_relaxed64(nic + WORKER.stop) | ld_relaxed64(nic + WORKER.paused)
     return (asked | is_register_rung(nic)) != 0 or ld_relaxed64(nic + WORKER.pause_at) >= 0
@@ -56,16 +56,23 @@ def is_recalled(nic):
 def bars_of(nic):
     """Return what a worker has to do but requests that need no packets: NOTHING, to deal with PACKETS, or OTHER.
 
-    One lane calls it.
+    What the host asks for comes on top (`is_recalled`). One lane calls this.
     """
     n = worker_at(nic)
     queues = ld_relaxed64(nic + WORKER.active_count)
     pending = ld_relaxed64(nic + WORKER.pending_count)
     other = ld_relaxed64(nic + WORKER.virtual_time) | ld_relaxed64(nic + WORKER.waking)
     other |= ld_relaxed64(nic + WORKER.stream_count) | n.capture
-    if other != 0 or n.near == 0 or not 0 < queues <= queues_in(_near_bytes(nic)) or is_recalled(nic):
+    counts = ld_relaxed64(nic + WORKER.pause_at) >= 0  # WQEs, one by one
+    if other != 0 or counts or n.near == 0 or not 0 < queues <= queues_in(_near_bytes(nic)):
         return OTHER
     return max(bars_of_wires(nic), PACKETS if pending != 0 else NOTHING)
+
+
+@device_function
+def may_keep(nic):
+    """Return whether rows that are borrowed may stay so. One lane calls this."""
+    return bars_of(nic) == NOTHING and not is_recalled(nic)
 
 
 # --- copies of all lanes ---------------------------------------------------------------------------------------------

@@ -456,8 +456,13 @@ def _count(near, row, request, run, cqes):
 
 @device_function
 def _announced(row, rung):
-    """Return the index behind the WQEs that a doorbell announces; -1 if one thread has to look at it."""
+    """Return the index behind the WQEs that are announced; -1 if one thread has to look at the doorbell.
+
+    That one has been looked at before says nothing: WQEs may have been announced in a UAR's register, or in a record.
+    """
     q = near_qp_at(row)
+    if rung == q.db_seen:
+        return q.sq_pi
     ahead = (announced(be64(rung)) - q.sq_ci) & PI_MASK
     known = max(q.sq_pi, q.sq_ci + ahead)
     return known if ahead <= 1 << q.sq_log else -1

@@ -18,7 +18,7 @@ from ..jit.ops import (
     pause, st32, st64, st_release64, st_release_cta64, sync_lanes, thread_idx,
 )  # fmt: skip
 from ..jit.twin import count_user
-from .borrowed import bars_of, borrow, give_back, near_of
+from .borrowed import bars_of, borrow, give_back, is_recalled, may_keep, near_of
 from .copies import first_list, help_copying
 from .extensions import TWIN_SLICES
 from .queues.doorbells import forward_ring
@@ -176,7 +176,7 @@ def _near_turns(nic, near, end):
             if sends or _is_told(near):
                 stop = 1
             elif on_host():
-                if idle == _IDLE_TURNS or turns == _NEAR_TURNS or bars_of(nic) != NOTHING or now >= end:
+                if idle == _IDLE_TURNS or turns == _NEAR_TURNS or not may_keep(nic) or now >= end:
                     stop = 1
                 elif idle != 0:
                     pause()
@@ -242,14 +242,17 @@ def _begin_turn(nic, barred):
     """
     if on_host() and worker_at(nic).stream_count != 0:  # the twin has DMA streams for memory of GPUs
         return step(nic) << 1
+    # Each of these looks at memory of the host, so none does so in vain.
     read_clock(nic)
-    answer_withdrawals(nic)
-    done = serve_host(nic)
+    done = serve_host(nic) if is_recalled(nic) else 0
     if done < 0:
+        answer_withdrawals(nic)
         return -1 - done << 1
     bars = OTHER if barred else bars_of(nic)
     if bars == NOTHING:
         return done << 1 | 1
+    if bars == OTHER:
+        answer_withdrawals(nic)
     _begin_lull(nic, bars == PACKETS)
     return done + serve_peers(nic) << 1
 
@@ -391,7 +394,7 @@ def watch_host(nic, near):
         if near_at(near).owner == nic:
             _forward_rings(near)
         if lane_or_0() == 0:
-            st_release_cta64(near + NEAR.recalled, 0 if bars_of(nic) == NOTHING else 1)
+            st_release_cta64(near + NEAR.recalled, 0 if may_keep(nic) else 1)
         sync_lanes(ALL_LANES)
 
 

@@ -459,7 +459,7 @@ def _move_device_now(nic, target, source, nbytes):
 def move_now(nic, target, source, nbytes):
     """Copy bytes as `move` does, and wait until they are in place. Return 0, or a reason."""
     if (target | source) >> DEVICE_SHIFT == 0:
-        copy(target, source, nbytes)
+        copy_payload(nic, target, source, nbytes)
         return 0
     return _move_device_now(nic, target, source, nbytes)
 
@@ -525,6 +525,6 @@ def _place_device(nic, row, target, source, nbytes):
 def place(nic, row, target, source, nbytes):
     """Copy bytes of a packet to where they belong, after all earlier bytes for the QP. Return 0, or a reason."""
     if qp_row_at(row).stream == 0 and device_of(target) == 0:
-        copy(target, source, nbytes)
+        copy_payload(nic, target, source, nbytes)
         return 0
     return _place_device(nic, row, target, source, nbytes)

@@ -22,6 +22,7 @@ from ..queues.operations import (
 from .loopback import ENDLESS_RNR
 from ..state.dma_stream import slot_at
 from ..state.message import MESSAGE, message_at
+from ..copies import copy_payload
 from ..dma.mkey import reference
 from ..dma.streams import let_arrive
 from . import masked_atomics
@@ -104,7 +105,7 @@ def _start(nic, row):
 
 
 @device_function
-def _move_out(message, offset, nbytes, target):
+def _move_out(nic, message, offset, nbytes, target):
     """Copy bytes [offset, offset + nbytes) of the message's segments to `target`."""
     segment = message + MESSAGE.segments
     while offset >= ld64(segment + 8) and nbytes > 0:
@@ -112,7 +113,7 @@ def _move_out(message, offset, nbytes, target):
         segment += 16
     while nbytes > 0:
         part = min(nbytes, ld64(segment + 8) - offset)
-        copy(target, ld64(segment) + offset, part)
+        copy_payload(nic, target, ld64(segment) + offset, part)
         target += part
         nbytes -= part
         offset = 0
@@ -189,7 +190,7 @@ def _send_data(nic, row, message, flight, wqe, solicited):
         elif slot != 0:
             copy(at, slot_at(slot).address + offset - slot_at(slot).begin, part)
         else:
-            _move_out(message, offset, part, at)
+            _move_out(nic, message, offset, part, at)
         close_packet(nic, row, bth, nbytes, part)
         q.tx_psn = psn + 1
         sent += 1

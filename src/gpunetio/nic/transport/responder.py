@@ -23,6 +23,7 @@ from ..queues.operations import (
 )  # fmt: skip
 from ..state.dma_stream import slot_at
 from ..state.message import MESSAGE
+from ..copies import copy_payload
 from ..dma.mkey import translate
 from ..dma.streams import await_moved, copy_failed, ended, device_of, place
 from .packets import close_packet, get_be64, open_packet, write_bth
@@ -163,7 +164,7 @@ def _send_response(nic, row, resource):
             at = bth + headers
             if pad:
                 st32((at + part) & -4, 0)
-            copy(at, source, part)
+            copy_payload(nic, at, source, part)
             close_packet(nic, row, bth, headers + part + pad, part)
             if slot != 0:
                 leave(slot, offset + part)
