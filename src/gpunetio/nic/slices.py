@@ -242,7 +242,7 @@ def _begin_turn(nic, barred):
     """
     if on_host() and worker_at(nic).stream_count != 0:  # the twin has DMA streams for memory of GPUs
         return step(nic) << 1
-    # Each of these looks at memory of the host, so none does so in vain.
+    # All of these load from host memory, which is far from a GPU. So what has nothing to do is left out.
     read_clock(nic)
     done = serve_host(nic) if is_recalled(nic) else 0
     if done < 0:
@@ -319,12 +319,12 @@ def take_slice(nic):
                 find_ready(near)
                 ran = _near_turns(nic, near, end)
                 give_back(nic, near)
-                rested = 0
+                soon = 0
                 if lane_or_0() == 0:
-                    rested = 1 if _end_lull(nic, ran) else 0
+                    soon = 1 if _end_lull(nic, ran) else 0
                 did += ran >> 1
-                if ran & 1:  # the turn that sends is followed by a lull, if that may be
-                    barred = 1 if from_lane(rested, 0) else _BARRED
+                if ran & 1:  # the turn that sends is followed by a lull, if one may begin
+                    barred = 1 if from_lane(soon, 0) else _BARRED
                 elif not on_host() and did == 0:
                     idle = _IDLE_TURNS  # for as long as a slice
             else:
