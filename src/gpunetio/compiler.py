@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from .errors import NotSupportedError
 
 _SELDOM = 100_000  # new objects between two collections
+_MOST_SECONDS = 10.0  # by which the end of a program is held up
 
 
 @contextmanager
@@ -30,6 +31,16 @@ def little_garbage_collection() -> Iterator[None]:
         yield
     finally:
         gc.set_threshold(*before)
+
+
+def end() -> None:
+    """Wait until nobody compiles code or loads it, and let nobody do so any more: the program ends.
+
+    LLVM's destructors come next, and a thread that used LLVM meanwhile would crash.
+    """
+    from numba.core.compiler_lock import global_compiler_lock
+
+    global_compiler_lock._lock.acquire(timeout=_MOST_SECONDS)
 
 
 @contextmanager

@@ -14,7 +14,8 @@ from repository import ROOT
 SOURCE = ROOT / "src" / "gpunetio"
 NAMED_TUPLE = {"_asdict", "_fields", "_make", "_replace"}  # not private
 FOREIGN = {
-    ("jit/c_function.py", "compiled._cache"),         # Numba's dispatcher
+    ("compiler.py", "global_compiler_lock._lock"),    # Numba's
+    ("jit/c_function.py", "compiled._cache"),         # its dispatcher
     ("jit/compile.py", "compiled._cache"),
     ("jit/progress.py", "root._cache"),
     ("jit/units.py", "function._compiler"),

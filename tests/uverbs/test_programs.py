@@ -1,6 +1,7 @@
 """Programs that nobody here wrote, on software NICs, by the system's own libibverbs and libmlx5."""
 
 import gzip
+import os
 import re
 import shutil
 import signal
@@ -302,6 +303,30 @@ def test_calls_after_pythons_end(tmp_path):
     """As by destructors in C++, or MPI_Finalize of mpi4py. The NIC is gone by then."""
     done = run(sys.executable, "-c", LATE, later.build(tmp_path))
     assert (done.returncode, done.stdout) == (0, "0\n0\n0\n"), done.stderr  # destroyed, closed, not opened
+
+
+COMPILES = """
+import threading, time
+
+def compile_again_and_again():
+    while not any("soft0 engine" in thread.name for thread in threading.enumerate()):
+        time.sleep(0.01)
+    from numba import njit
+    while True:
+        njit(lambda x: x * x + 1).compile("(int64,)")
+
+threading.Thread(target=compile_again_and_again, daemon=True).start()
+"""
+
+
+@pytest.mark.parametrize("attempt", range(2))
+def test_the_end_of_a_program_while_python_compiles(tmp_path, attempt):
+    """As when an error is explained for the first time, because of which the program ends."""
+    skip_without("ibv_devinfo")
+    (tmp_path / "sitecustomize.py").write_text(COMPILES)
+    path = os.pathsep.join(filter(None, [str(tmp_path), environment().get("PYTHONPATH")]))
+    done = run("ibv_devinfo", PYTHONPATH=path)
+    assert (done.returncode, done.stdout[:7]) == (0, "hca_id:"), done.stderr
 
 
 WAITS = """

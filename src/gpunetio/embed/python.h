@@ -9,6 +9,7 @@
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 struct python {           // python.py fills it in
     const char *library;  // libpython, for a program without Python
@@ -20,6 +21,10 @@ struct python {           // python.py fills it in
 
 static int (*python_is_initialized)(void);
 static void *(*python_thread)(void);  // the calling thread's state
+static int (*python_ensure)(void);  // takes the GIL
+static void (*python_release)(int);
+static int (*python_execute)(const char *);  // source code
+static pid_t python_process;
 
 // Whether Python can be called. From its end on, only the thread that ends it can, and only until all modules are gone:
 // destructors in C++ and functions of atexit(3) run later.
@@ -46,6 +51,16 @@ static sigset_t block_signals(void)
         returned; \
     })
 
+// A program in C ends without Python, whose threads go on while exit(3) calls the destructors of libraries. So none may use
+// LLVM any more. LLVM's destructors come later than this, as it was there before. A child of fork(2) has no other threads.
+static void python_end(void)
+{
+    if (getpid() != python_process || !python_lives()) return;
+    int state = python_ensure();
+    python_execute("import gpunetio.compiler\ngpunetio.compiler.end()\n");
+    python_release(state);
+}
+
 static void *python_symbol(const struct python *how, void *library, const char *name)
 {
     void *found = dlsym(library, name);
@@ -68,11 +83,12 @@ static bool python_run(const struct python *how, const char *statement)
     python_is_initialized = python_symbol(how, python, "Py_IsInitialized");
     void (*initialize)(int) = python_symbol(how, python, "Py_InitializeEx");
     void *(*save)(void) = python_symbol(how, python, "PyEval_SaveThread");
-    int (*ensure)(void) = python_symbol(how, python, "PyGILState_Ensure");
-    void (*release)(int) = python_symbol(how, python, "PyGILState_Release");
-    int (*run)(const char *) = python_symbol(how, python, "PyRun_SimpleString");
+    python_ensure = python_symbol(how, python, "PyGILState_Ensure");
+    python_release = python_symbol(how, python, "PyGILState_Release");
+    python_execute = python_symbol(how, python, "PyRun_SimpleString");
     void (*set_home)(const wchar_t *) = python_symbol(how, python, "Py_SetPythonHome");
-    if (!python_thread || !python_is_initialized || !initialize || !save || !ensure || !release || !run || !set_home)
+    if (!python_thread || !python_is_initialized || !initialize || !save || !python_ensure || !python_release ||
+        !python_execute || !set_home)
         return false;
     char code[2048];
     int length = snprintf(
@@ -97,12 +113,15 @@ static bool python_run(const struct python *how, const char *statement)
         initialize(0);
         ours = true;
     }
-    int state = ours ? 0 : ensure();
+    int state = ours ? 0 : python_ensure();
     sigset_t before = block_signals();
-    int failed = run(code);
+    int failed = python_execute(code);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
-    if (ours) save();
-    else release(state);
+    if (ours) {
+        save();
+        python_process = getpid();
+        atexit(python_end);
+    } else python_release(state);
     if (failed) how->fail("gpunetio cannot be imported: see the traceback on stderr", "");
     return !failed;
 }

@@ -101,8 +101,10 @@ class ReportService:
             while not self._closed and (slot := next_full(self.ring)):
                 offset = slot - self.ring
                 record = self._memory.view(ERROR_RECORD.dtype, offset)[0].copy()
-                release(self.ring)
-                self._report({field: int(record[field]) for field in ERROR_RECORD.offsets})
+                try:  # at once: a program may end because of the error
+                    self._report({field: int(record[field]) for field in ERROR_RECORD.offsets})
+                finally:
+                    release(self.ring)
 
     def _report(self, record: dict[str, int]) -> None:
         reason = Reason(record["reason"])
