@@ -120,7 +120,7 @@ static bool python_run(const struct python *how, const char *statement)
     if (ours) {
         save();
         python_process = getpid();
-        atexit(python_end);
+        if (!failed) atexit(python_end);  // else nothing of gpunetio runs
     } else python_release(state);
     if (failed) how->fail("gpunetio cannot be imported: see the traceback on stderr", "");
     return !failed;
