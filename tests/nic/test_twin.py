@@ -2,6 +2,7 @@
 
 import ctypes
 import re
+import secrets
 import signal
 import subprocess
 import sys
@@ -14,10 +15,11 @@ from hypothesis import strategies as st
 from gpunetio import ExportedQp, Gpu, GpuMemory, PortConfig, device, testing, verbs
 from gpunetio.enums import MemRegType, MemType, QpState
 from gpunetio.errors import DriverError, InvalidValueError, NoMemoryError, NotFoundError, NotSupportedError
+from gpunetio.formats.cqe import Syndrome
 from gpunetio.jit import twin
 from gpunetio.memory import PAGE, is_accessible
 from gpunetio.nic.nic import SoftNic
-from gpunetio.nic.state.near import CQ_COPY, NEAR, QP_COPY, queues_in
+from gpunetio.nic.state.near import CQ_COPY, KEYS, NEAR, QP_COPY, queues_in
 from gpunetio.nic.state.qp import QP_ROW
 from gpunetio.verbs import PD, Context, QpEndpoint
 from nic_rig import until
@@ -116,6 +118,29 @@ def test_an_engine_on_the_cpu_does_not_take_it() -> None:
 
 
 # --- a NIC ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("zero", ["rkey", "lkey"])
+def test_key_0_is_no_key(monkeypatch: pytest.MonkeyPatch, zero: str) -> None:
+    """Not even where a slice before has kept the row of a key at the place of key 0."""
+    monkeypatch.setattr(secrets, "randbelow", lambda most: min(most, KEYS) - 1)
+    with verbs.open(port=TWIN) as ctx, Gpu("twin") as gpu:
+        pd = ctx.create_pd()
+        a, _ = connected(gpu, pd, pd)
+        (source, _), target = filled(gpu), gpu.alloc(NBYTES)
+        regions = {memory: pd.register(memory) for memory in ((target, source) if zero == "rkey" else (source, target))}
+        assert next(iter(regions.values())).rkey >> 8 == KEYS
+        here, there = regions[source], regions[target]
+        assert put_all(gpu, a, here, there, waits=True) == device.OK
+        ctx.provider.nic.pause()  # the rows go back
+        ctx.provider.nic.resume()
+        target.write(np.zeros(NBYTES, np.uint8))
+        monkeypatch.setattr(there if zero == "rkey" else here, zero, 0)
+        assert put_all(gpu, a, here, there, waits=True) == device.EIO
+        error = a.last_error()
+        assert error is not None
+        assert error.syndrome == (Syndrome.REMOTE_ACCESS if zero == "rkey" else Syndrome.LOCAL_PROT)
+        assert not target.read().any()
 
 
 def test_everything_is_in_gpu_memory() -> None:

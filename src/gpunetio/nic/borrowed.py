@@ -161,8 +161,8 @@ def _borrow_worker(nic, near):
     _fetch(near, nic, WORKER.size)
     _fetch(near + NEAR.counters, n.counters, COUNTERS.size)
     _fetch(near_queue(near, 0), n.active, n.active_count * WORK_QUEUE.size)
-    for i in range(lane_or_0(), KEYS, lanes_here()):
-        st64(near + NEAR.keys + i * MKEY_ROW.size, 0)
+    for at in range(8 * lane_or_0(), KEYS * MKEY_ROW.size, 8 * lanes_here()):
+        st64(near + NEAR.keys + at, 0)  # all of each row: a row with nothing but its key gone would be that of key 0
     _fetched()
     if lane_or_0() == 0:
         h = worker_at(near)
