@@ -6,6 +6,8 @@ import secrets
 import signal
 import subprocess
 import sys
+from random import Random
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -141,6 +143,47 @@ def test_key_0_is_no_key(monkeypatch: pytest.MonkeyPatch, zero: str) -> None:
         assert error is not None
         assert error.syndrome == (Syndrome.REMOTE_ACCESS if zero == "rkey" else Syndrome.LOCAL_PROT)
         assert not target.read().any()
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_keys_that_share_a_place(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    """Regions whose keys are kept at one place come, go and are used, in an order made up, against a model."""
+    random, place = Random(seed), SimpleNamespace(next=0)
+    monkeypatch.setattr(secrets, "randbelow", lambda most: place.next - 1 if most > 255 else 4)
+    with verbs.open(port=TWIN) as ctx, Gpu("twin") as gpu, gpu.alloc(8, MemType.CPU_GPU) as out:
+        pd = ctx.create_pd()
+        a, b = connected(gpu, pd, pd)
+        memories = [gpu.alloc(PAGE) for _ in range(4)]
+        data = [np.random.default_rng(i).integers(0, 256, PAGE, np.uint8) for i in range(4)]
+
+        def register(number: int) -> verbs.MR:
+            place.next = KEYS * (number + 1)
+            return pd.register(memories[number])
+
+        for memory, content in zip(memories, data, strict=True):
+            memory.write(content)
+        regions: list[verbs.MR | None] = [register(i) for i in range(4)]
+        keys = [region.rkey for region in regions if region]
+        assert {key >> 8 & KEYS - 1 for key in keys} == {0}
+        for _ in range(60):
+            i, j = random.sample(range(4), 2)
+            region = regions[i]
+            if random.random() < 0.3:
+                regions[i] = register(i) if region is None else region.close()
+                continue
+            arguments = memories[j].address, keys[j], memories[i].address, keys[i], 64, 4, True, out
+            assert puts[1, 1, gpu](a, *arguments).wait(20)
+            if region and regions[j]:
+                assert out.array.view(np.int64)[0] == device.OK
+                data[j][:256] = data[i][:256]
+            else:
+                assert out.array.view(np.int64)[0] == device.EIO
+                for end in (a, b):
+                    end.qp.reset()
+                    end.reset()
+                a.connect(b)
+        for memory, content in zip(memories, data, strict=True):
+            assert np.array_equal(memory.read(), content)
 
 
 def test_everything_is_in_gpu_memory() -> None:
