@@ -138,7 +138,7 @@ def test_the_stamp_changes_with_an_imported_file_and_only_then(monkeypatch, tmp_
     def stamps():
         stamping._read.cache_clear()
         stamping._sources_of.cache_clear()
-        return [stamping.stamp_of.__wrapped__(copy / part) for part in ("nic/engine.py", "device/onesided.py")]
+        return [stamping.stamp_of.__wrapped__(str(copy / part)) for part in ("nic/engine.py", "device/onesided.py")]
 
     engine, onesided = stamps()
     changed = copy / "device" / "cq.py"

@@ -37,7 +37,7 @@ HERE = prebuilt.here()
 
 def described(**changes: Any) -> str:
     """A description of code for this machine, except for the changes."""
-    stamped = replace(HERE, baseline="this machine", engine=stamp_of(prebuilt.ENGINE))
+    stamped = replace(HERE, baseline="this machine", engine=stamp_of(str(prebuilt.ENGINE)))
     return json.dumps(asdict(replace(stamped, **changes)))
 
 

@@ -12,7 +12,7 @@ from gpunetio.formats import commands as cmd
 from gpunetio.formats import ethernet
 from gpunetio.formats.commands import CapClass, Opcode, Status
 from gpunetio.formats.contexts import ATOMIC_CAPS, CMD_HCA_CAP, HCA_VPORT_CONTEXT
-from gpunetio.nic.control.hca import node_guid_of, port_guid_of
+from gpunetio.nic.control.guids import node_guid_of, port_guid_of
 from gpunetio.nic.control.port import CONNECTX_7, Port, PortConfig, _rate
 from gpunetio.nic.control.syndromes import CommandSyndrome
 from gpunetio.providers.provider import PortAttr

@@ -12,8 +12,10 @@ from collections.abc import Callable
 from typing import Any
 
 from numba.core.caching import CompileResultCacheImpl, FunctionCache, IndexDataCacheFile, InTreeCacheLocator, NullCache
+from numba.core.runtime.nrt import rtsys
 
 from . import prebuilt
+from .stamps import is_ours
 
 logger: logging.Logger = logging.getLogger("gpunetio.compile")
 
@@ -59,11 +61,17 @@ class Cache(FunctionCache):
     def __init__(self, fn: Callable[..., object], stamp: str):
         super().__init__(fn)
         self._cache_file._source_stamp = self._stamp = stamp
+        self._ours = is_ours(fn.__code__.co_filename)
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         """Return the code compiled for the signature, or None."""
         try:
-            found = super().load_overload(sig, target_context)
+            if self._ours:
+                # Numba would first load all that it knows of arrays, lists, and strings, none of which is in there.
+                rtsys.initialize(target_context)
+                found = self._load_overload(sig, target_context)
+            else:
+                found = super().load_overload(sig, target_context)
         except Exception as error:  # unpickling half a file may raise anything
             _raise_if_of_the_process(error)
             _tell(

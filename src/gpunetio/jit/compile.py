@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from numba import njit, types
 from numba.core import event
@@ -13,7 +14,7 @@ from numba.core import event
 from ..errors import InvalidValueError
 from .cache import LazyCache
 from .progress import Progress
-from .stamps import PACKAGE, stamp
+from .stamps import PACKAGE, is_ours, stamp
 from .units import PlainCode, UnitCompiler
 
 event.register("numba:compile", Progress())
@@ -68,21 +69,35 @@ def engine_function(fn: Callable[..., object]) -> DeviceFunction:
     return _compiled(fn, forceinline=False)
 
 
+class _Source(NamedTuple):
+    """What matters of a function's file. Functions from a prompt or from `exec` have none."""
+
+    exists: bool
+    ours: bool
+    public: bool  # what programs call
+
+
+@functools.cache
+def _source(file: str) -> _Source:
+    public = not {PACKAGE / "device", PACKAGE / "jit"}.isdisjoint(Path(file).parents)
+    return _Source(Path(file).is_file(), is_ours(file), public)
+
+
 def _compiled(fn: Callable[..., object], forceinline: bool) -> DeviceFunction:
-    # Functions from a prompt or from `exec` have no file, so there is no place for their cache.
-    file = Path(inspect.getfile(fn))
-    cacheable = file.is_file()
-    # This package's device code has no arrays, so there are no references to count: without looking for them, it is
-    # compiled in nine tenths of the time.
-    plain: dict[str, Any] = {"pipeline_class": PlainCode, "_nrt": False} if PACKAGE in file.parents else {}
+    source = _source(fn.__code__.co_filename)
+    plain: dict[str, Any] = {}
+    if source.ours:
+        # This package's device code has no arrays, so there are no references to count: without looking for them, it
+        # is compiled in nine tenths of the time.
+        plain = {"pipeline_class": PlainCode, "_nrt": False}
+        fn.__signature__ = inspect.signature(fn)  # type: ignore[attr-defined]  # Numba asks for it three times
     compiled: Any = njit(
         nogil=True, error_model="numpy", forceinline=forceinline, no_cfunc_wrapper=True, **plain
     )(fn)  # type: ignore[call-overload]  # fmt: skip
     compiled.stamp = stamp(fn)
-    if cacheable:
+    if source.exists:
         compiled._cache = LazyCache(fn, compiled.stamp)
     units = compiled.units = compiled._compiler = UnitCompiler(compiled, compiled.stamp)
-    public = not {PACKAGE / "device", PACKAGE / "jit"}.isdisjoint(file.parents)
     names = fn.__code__.co_varnames
 
     def types_of_call(args, kws):
@@ -90,7 +105,7 @@ def _compiled(fn: Callable[..., object], forceinline: bool) -> DeviceFunction:
 
         Inlining folds them just as well.
         """
-        if public:
+        if source.public:
             need_integers(fn.__name__, (*names[: len(args)], *kws), (*args, *kws.values()))
         return tuple(types.unliteral(a) for a in args), {name: types.unliteral(a) for name, a in kws.items()}
 

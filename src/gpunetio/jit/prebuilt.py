@@ -119,7 +119,7 @@ def report() -> tuple[str, str]:
     target = found()
     if target is None:
         return "", ""
-    changed = "" if target.engine == stamp_of(ENGINE) else "the package was changed after it was installed"
+    changed = "" if target.engine == stamp_of(str(ENGINE)) else "the package was changed after it was installed"
     return target.baseline, target.why_not(here()) or changed
 
 
@@ -132,7 +132,7 @@ def folder_of(source: str) -> Path | None:
 def main(arguments: Iterable[str]) -> None:
     """Print the description for the code that this process compiles, under the baseline's name."""
     (baseline,) = arguments
-    print(json.dumps(asdict(here()) | {"baseline": baseline, "engine": stamp_of(ENGINE)}, indent=1))
+    print(json.dumps(asdict(here()) | {"baseline": baseline, "engine": stamp_of(str(ENGINE))}, indent=1))
 
 
 if __name__ == "__main__":

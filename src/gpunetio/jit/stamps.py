@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import inspect
 import os
 import re
 from collections.abc import Callable
@@ -72,10 +71,16 @@ def sources_of(path: Path) -> tuple[Path, ...]:
 
 
 @functools.cache
-def stamp_of(path: Path) -> str:
+def is_ours(file: str) -> bool:
+    """Return whether a file is one of this package."""
+    return PACKAGE in Path(file).parents
+
+
+@functools.cache
+def stamp_of(file: str) -> str:
     """Return a hash of everything that a module's compiled functions may contain, and of the compiler's versions."""
     digest = hashlib.sha256(f"numba {numba.__version__}, llvmlite {llvmlite.__version__}".encode())
-    for source in _sources_of(str(path)):
+    for source in _sources_of(file):
         digest.update(_read(source)[0])
     return digest.hexdigest()
 
@@ -86,12 +91,12 @@ def stamp(fn: Callable[..., object]) -> str:
     Outside this package, it covers the function's file, its callees, and the whole device library, which programs
     import.
     """
-    file = Path(inspect.getfile(fn))
-    if PACKAGE in file.parents:
+    file = fn.__code__.co_filename
+    if is_ours(file):
         return stamp_of(file)
-    digest = hashlib.sha256(stamp_of(PACKAGE / "device" / "__init__.py").encode())
-    if file.is_file():
-        digest.update(file.read_bytes())
+    digest = hashlib.sha256(stamp_of(str(PACKAGE / "device" / "__init__.py")).encode())
+    if Path(file).is_file():
+        digest.update(Path(file).read_bytes())
     for name in fn.__code__.co_names:
         callee = fn.__globals__.get(name)
         if isinstance(callee, Dispatcher):

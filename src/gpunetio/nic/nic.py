@@ -36,7 +36,7 @@ from .control.command import Call
 from .control.components import Components
 from .control.control_path import ControlPath
 from .control.event_channels import MAX_CHANNELS
-from .control.hca import node_guid_of
+from .control.guids import node_guid_of
 from .control.links import MAX_WIRES, Links
 from .control.objects import EventSources
 from .control.paths import Destination

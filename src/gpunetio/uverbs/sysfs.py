@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ..enums import PortState
-from ..nic.control.hca import node_guid_of
+from ..nic.control.guids import node_guid_of
 from ..nic.control.port import Port
 from ..providers.provider import LANE_GBPS, LANES
 from . import ucma_abi

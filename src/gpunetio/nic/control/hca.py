@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from hashlib import blake2b
 
 from ...enums import PortState
 from ...formats import commands as cmd
@@ -14,7 +13,7 @@ from ...formats.contexts import ATOMIC_CAPS, CMD_HCA_CAP, CMD_HCA_CAP_2, ETHERNE
 from ...formats.flow import FLOW_TABLE_NIC_CAP
 from ..hardware import Hardware
 from .command import DONE, OUT_BYTES, Call, Capabilities, Command, Handlers
-from .port import Port
+from .guids import node_guid_of, port_guid_of
 from .syndromes import CommandError, CommandSyndrome
 
 CLOCK_KHZ = 1_000_000  # of timestamps: the engine's clock counts nanoseconds
@@ -27,26 +26,6 @@ _CLASSES = {
     CapClass.GENERAL_2: CMD_HCA_CAP_2,
 }  # fmt: skip
 _CLASS_BYTES = 4096
-_EUI_64 = 8  # bytes
-_GROUP_BIT, _LOCAL_BIT = 1 << 56, 1 << 57  # of an EUI-64 that nobody has assigned
-
-
-def port_guid_of(port: Port) -> int:
-    """Return the port GUID, an EUI-64 of the port's MAC."""
-    return int.from_bytes(port.mac[:3] + b"\xff\xfe" + port.mac[3:], "big")
-
-
-def node_guid_of(port: Port) -> int:
-    """Return the node GUID, which is also the system image GUID. No two NICs that may meet have the same.
-
-    It is the port GUID, unless the port's first address is IPv6: a MAC has only 4 of its 16 bytes. Peers tell the
-    connections of NICs apart by it (IBTA 12.7, Local CA GUID).
-    """
-    address = port.addresses[0]
-    if address.version == 4:
-        return port_guid_of(port)
-    digest = blake2b(address.packed, digest_size=_EUI_64).digest()
-    return int.from_bytes(digest, "big") & ~_GROUP_BIT | _LOCAL_BIT
 
 
 def pack_capabilities(parts: Iterable[Capabilities]) -> dict[CapClass, bytes]:

@@ -9,7 +9,7 @@ from ...formats.commands import Opcode, Status
 from ...formats.ethernet import InlineMode
 from ..hardware import Hardware
 from .command import Call, Command, Handlers
-from .hca import node_guid_of, port_guid_of
+from .guids import node_guid_of, port_guid_of
 from .port import Port
 from .syndromes import CommandError, CommandSyndrome
 

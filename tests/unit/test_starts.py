@@ -1,0 +1,31 @@
+"""What a program does not wait for: modules that it does not need are not loaded."""
+
+import subprocess
+import sys
+
+import pytest
+
+from gpunetio import verbs
+from repository import environment
+
+ARRAYS = "numba.typed.typeddict"  # of all that Numba knows of arrays and containers, a module that nobody needs here
+
+
+@pytest.mark.parametrize(
+    ("program", "absent"),
+    [
+        pytest.param("import gpunetio", "numba", id="the package"),
+        pytest.param("import gpunetio.cli", "numba", id="commands"),
+        pytest.param("import gpunetio.uverbs.environment", "numba", id="what starts programs of libibverbs"),
+        pytest.param("from gpunetio import verbs; verbs.open('soft0').close()", ARRAYS, id="a NIC that was opened before"),
+    ],
+)
+def test_modules_that_are_not_loaded(opened_before, program, absent):
+    code = f"{program}\nimport sys\nsys.exit({absent!r} in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], env=environment(), timeout=100, check=False)
+    assert done.returncode == 0
+
+
+@pytest.fixture(scope="module")
+def opened_before():
+    verbs.open("soft0").close()
