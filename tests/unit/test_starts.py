@@ -17,7 +17,7 @@ ARRAYS = "numba.typed.typeddict"  # of all that Numba knows of arrays and contai
         pytest.param("import gpunetio", "numba", id="the package"),
         pytest.param("import gpunetio.cli", "numba", id="commands"),
         pytest.param("import gpunetio.uverbs.environment", "numba", id="what starts programs of libibverbs"),
-        pytest.param("from gpunetio import verbs; verbs.open('soft0').close()", ARRAYS, id="a NIC that was opened before"),
+        pytest.param("from gpunetio import verbs; verbs.open('soft0').close()", ARRAYS, id="a NIC opened before"),
     ],
 )
 def test_modules_that_are_not_loaded(opened_before, program, absent):
