@@ -132,11 +132,15 @@ def import_alone(cache: str) -> None:
     whole([sys.executable, "-c", "import numpy, numba, click, rich.table"])(cache)
 
 
+OPEN = program("from gpunetio import verbs\nverbs.open('soft0').close()\n")
+DEVINFO = whole([*GPUNETIO, "run", "--", "ibv_devinfo"])
+
 if README is None:
     raise SystemExit("README.md has no first kernel")
 STARTS = (
     Start("the imports alone", 0.5, import_alone),
     Start("import gpunetio", 0.7, whole([sys.executable, "-c", "import gpunetio"])),
+    Start("a NIC opens and closes, warm", 1, OPEN, before=OPEN),
     Start("put_bw --loopback to its first row, warm", 1.5, first_row(PUT_BW), before=first_row(PUT_BW)),
     Start("put_bw --loopback to its first row, cold", 30, first_row(PUT_BW)),
     Start("gpunetio warm, cold", 40, whole([*GPUNETIO, "warm"])),
@@ -148,6 +152,10 @@ STARTS = (
     Start("a kernel of one's own, cold", 4, program(FOR_THE_HOST)),
     Start("a kernel of one's own, device library compiled", 1, program(FOR_THE_HOST), before=program(FOR_THE_HOST)),
 )
+# Programs of libibverbs, where the system has one.
+PROGRAMS = (
+    Start("gpunetio run -- ibv_devinfo, warm", 1.5, DEVINFO, before=DEVINFO),
+) if shutil.which("ibv_devinfo") else ()  # fmt: skip
 CUDA_STARTS = (Start("a kernel of one's own for a GPU, to PTX", 4, program(FOR_A_GPU)),)
 
 
@@ -206,7 +214,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     args = parser.parse_args()
     has_cuda = importlib.util.find_spec("numba_cuda") is not None
-    starts = STARTS + CUDA_STARTS * has_cuda
+    starts = STARTS + PROGRAMS + CUDA_STARTS * has_cuda
     results = [measured(start, args.rounds) for start in starts if args.match in start.name]
     engines = [compiled(engine) for engine in ENGINES * has_cuda if args.match in engine.name]
     if args.json:
