@@ -45,7 +45,10 @@ class Event:
             raise self.answer
         return self.answer
 
-    def record(self, stream: Any) -> None:
+    def record(self, stream: Any = 0) -> None:
+        pass
+
+    def wait(self, stream: Any) -> None:
         pass
 
 
@@ -63,7 +66,8 @@ class Runtime:
     def __init__(self):
         self._threads = threading.local()
         self.count = len(BUS_IDS)
-        self.streams: list[str] = []
+        self.streams: dict[int, int] = {}  # handle → device
+        self._handles = count(1)
         self.owners: dict[int, int] = {}
         self.memset_error = 0
         self.io_pages: set[int] = set()  # which are no memory
@@ -121,13 +125,14 @@ class Runtime:
         assert attribute == self.cudaDeviceAttr.cudaDevAttrIntegrated
         return 0, 0
 
-    def cudaStreamCreateWithFlags(self, flags: int) -> tuple[int, str]:
+    def cudaStreamCreateWithFlags(self, flags: int) -> tuple[int, int]:
         assert flags == self.cudaStreamNonBlocking
-        self.streams.append(f"copies of device {self.device}")
-        return 0, self.streams[-1]
+        stream = next(self._handles)
+        self.streams[stream] = self.device
+        return 0, stream
 
-    def cudaStreamDestroy(self, stream: str) -> tuple[int]:
-        self.streams.remove(stream)
+    def cudaStreamDestroy(self, stream: int) -> tuple[int]:
+        del self.streams[stream]
         return (0,)
 
     def cudaSetDevice(self, ordinal: int) -> tuple[int]:
@@ -185,8 +190,7 @@ def runtime(monkeypatch) -> Runtime:
     monkeypatch.setattr(cuda_launch, "cuda_runtime", lambda: runtime)
     cuda_heap.follow_launches()
     monkeypatch.setattr(cuda_launch, "_idle_streams", functools.cache(lambda ordinal: []))
-    made = count()
-    monkeypatch.setattr(numba_cuda, "stream", lambda: f"stream {next(made)} of device {runtime.device}")
+    monkeypatch.setattr(numba_cuda, "external_stream", lambda handle: handle)
     monkeypatch.setattr(numba_cuda, "gpus", [Context(runtime, ordinal) for ordinal in range(2)])
     return runtime
 
@@ -202,7 +206,7 @@ def event(monkeypatch, runtime: Runtime) -> Event:
 class RecordedEvent(Event):
     """Of the kernel after which it was recorded last."""
 
-    def record(self, stream: Any) -> None:
+    def record(self, stream: Any = 0) -> None:
         self.answer = False
 
 
@@ -225,8 +229,8 @@ def test_a_device_is_opened(runtime: Runtime, monkeypatch, which, ordinal):
     with Gpu(which) as gpu:
         assert (gpu.target, gpu.ordinal, gpu.name, gpu.warp) == ("cuda", ordinal, BUS_IDS[ordinal], 32)
         assert selected == [runtime.device] == [ordinal]
-        assert runtime.streams == [f"copies of device {ordinal}"]
-    assert runtime.streams == []
+        assert list(runtime.streams.values()) == [ordinal]  # for copies
+    assert not runtime.streams
 
 
 @pytest.mark.parametrize("which", [2, "2", "0000:19:00.0"])
@@ -299,10 +303,27 @@ def test_a_kernel_runs_on_its_device(runtime: Runtime, event: Event):
             CudaLaunch(kernel, (5,), 2, 32, ordinal, lambda: ended.append(runtime.device))
             device, (grid, block, stream), args = kernel.launched.pop()
             assert (device, grid, block, args) == (ordinal, 2, 32, (5,))
-            assert stream.endswith(f"of device {ordinal}")
+            assert runtime.streams[stream] == ordinal
             assert runtime.device == used
     event.answer = True
     until(lambda: sorted(ended) == [0, 0, 1, 1], "observers to hear of it, where they may free memory of the device")
+
+
+def test_a_kernel_follows_the_default_stream(runtime: Runtime, event: Event, monkeypatch):
+    """Which does not wait for the kernel, as its stream is non-blocking: `Runtime` makes no other."""
+    kernel, calls = Kernel(runtime), []
+    monkeypatch.setattr(event, "record", lambda stream=0: calls.append(("record", stream, len(kernel.launched))))
+    monkeypatch.setattr(event, "wait", lambda stream: calls.append(("wait", stream, len(kernel.launched))))
+    CudaLaunch(kernel, (), 1, 1, 0, nothing)
+    (stream,) = runtime.streams
+    assert calls == [("record", 0, 0), ("wait", stream, 0), ("record", stream, 1)]
+    event.answer = True
+
+
+def test_a_kernel_that_gets_no_stream(runtime: Runtime, event: Event, monkeypatch):
+    monkeypatch.setattr(runtime, "cudaStreamCreateWithFlags", lambda flags: (2, 0))
+    with pytest.raises(DriverError, match=r"cudaStreamCreateWithFlags: out of luck \(CUDA error 2\)"):
+        CudaLaunch(Kernel(runtime), (), 1, 1, 0, nothing)
 
 
 def test_kernels_run_beside_each_other(runtime: Runtime, event: Event):
@@ -376,7 +397,7 @@ def test_an_ended_launch_knows_nothing_of_the_next_one(
     event.query = query_late  # type: ignore[method-assign]
     assert first.ended
     assert first.done
-    assert [config[2] for _, config, _ in kernel.launched] == ["stream 0 of device 0"] * 2
+    assert [config[2] for _, config, _ in kernel.launched] == [*runtime.streams] * 2
     assert recorded == [event]
 
 

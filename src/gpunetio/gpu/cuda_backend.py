@@ -13,21 +13,13 @@ from typing import Any
 import numpy as np
 
 from ..enums import MemType
-from ..errors import DriverError, InitializationError, NotFoundError, NotSupportedError, TimedOutError
-from ..jit.cuda_launch import cuda_runtime
+from ..errors import InitializationError, NotFoundError, NotSupportedError, TimedOutError
+from ..jit.cuda_launch import checked, cuda_runtime
 from ..memory import PAGE
 from .backend import Backend
 from .cuda_heap import Block, cuda_heap
 
 _COPY_TIMEOUT = 10.0
-
-
-def _check(result: tuple[Any, ...], what: str) -> Any:
-    error, *values = result
-    if int(error) != 0:
-        _, text = cuda_runtime().cudaGetErrorString(error)
-        raise DriverError(f"{what}: {text.decode()} (CUDA error {int(error)})", status=int(error))
-    return values[0] if len(values) == 1 else values
 
 
 def device_count() -> int:
@@ -41,12 +33,12 @@ def device_count() -> int:
 
 def current_device() -> int:
     """Return the ordinal of the calling thread's device (`cudaGetDevice`)."""
-    return int(_check(cuda_runtime().cudaGetDevice(), "cudaGetDevice"))
+    return int(checked(cuda_runtime().cudaGetDevice(), "cudaGetDevice"))
 
 
 def pci_bus_id(ordinal: int) -> str:
     """Return the PCI bus id of a device."""
-    return _check(cuda_runtime().cudaDeviceGetPCIBusId(16, ordinal), "cudaDeviceGetPCIBusId").split(b"\0")[0].decode()
+    return checked(cuda_runtime().cudaDeviceGetPCIBusId(16, ordinal), "cudaDeviceGetPCIBusId").split(b"\0")[0].decode()
 
 
 def ordinal_of(bus_id: str) -> int:
@@ -97,7 +89,7 @@ class _PinnedPages:
         self._users[page] -= 1
         if self._users[page] == 0:
             del self._users[page]
-            _check(rt.cudaHostUnregister(page), "cudaHostUnregister")
+            checked(rt.cudaHostUnregister(page), "cudaHostUnregister")
 
 
 _pinned = _PinnedPages()
@@ -127,7 +119,7 @@ def _register(rt: ModuleType, page: int, io: bool) -> bool:
         result = rt.cudaHostRegister(page, PAGE, flags | rt.cudaHostRegisterIoMemory)
     if int(result[0]) != 0:
         rt.cudaGetLastError()
-    _check(result, "cudaHostRegister")
+    checked(result, "cudaHostRegister")
     return True
 
 
@@ -149,20 +141,20 @@ class CudaBackend(Backend):
         try:
             from numba import cuda
 
-            _check(self._rt.cudaSetDevice(ordinal), "cudaSetDevice")
+            checked(self._rt.cudaSetDevice(ordinal), "cudaSetDevice")
             cuda.select_device(ordinal)
         except Exception as error:
             raise InitializationError(f"GPU {ordinal} could not be opened: {error}") from error
         self.name = pci_bus_id(ordinal)
         # Copies must not wait for kernels, which may run for ever.
-        self._copies = _check(
+        self._copies = checked(
             self._rt.cudaStreamCreateWithFlags(self._rt.cudaStreamNonBlocking), "cudaStreamCreateWithFlags"
         )
         attribute = self._rt.cudaDeviceAttr.cudaDevAttrIntegrated
-        self.integrated = bool(_check(self._rt.cudaDeviceGetAttribute(attribute, ordinal), "cudaDeviceGetAttribute"))
+        self.integrated = bool(checked(self._rt.cudaDeviceGetAttribute(attribute, ordinal), "cudaDeviceGetAttribute"))
 
     def alloc(self, nbytes: int, alignment: int, kind: MemType) -> tuple[int, np.ndarray | None, object]:
-        _check(self._rt.cudaSetDevice(self.ordinal), "cudaSetDevice")
+        checked(self._rt.cudaSetDevice(self.ordinal), "cudaSetDevice")
         room = nbytes + max(0, alignment - 1)
         block = cuda_heap.take((self.ordinal, kind, room)) or self._new_block(room, kind)
         owner = _Allocation(block)
@@ -171,16 +163,16 @@ class CudaBackend(Backend):
             view = np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(start))
             view[:] = 0
             return start, view, owner
-        _check(self._rt.cudaMemsetAsync(start, 0, nbytes, self._copies), "cudaMemsetAsync")
+        checked(self._rt.cudaMemsetAsync(start, 0, nbytes, self._copies), "cudaMemsetAsync")
         self._wait_copies()
         return start, None, owner
 
     def _new_block(self, room: int, kind: MemType) -> Block:
         if kind is MemType.CPU_GPU:
             flags = self._rt.cudaHostAllocPortable | self._rt.cudaHostAllocMapped
-            base, free = _check(self._rt.cudaHostAlloc(room, flags), "cudaHostAlloc"), self._rt.cudaFreeHost
+            base, free = checked(self._rt.cudaHostAlloc(room, flags), "cudaHostAlloc"), self._rt.cudaFreeHost
         else:
-            base, free = _check(self._rt.cudaMalloc(room), "cudaMalloc"), self._rt.cudaFree
+            base, free = checked(self._rt.cudaMalloc(room), "cudaMalloc"), self._rt.cudaFree
         return Block(int(base), (self.ordinal, kind, room), free)
 
     def copy(self, target: int, source: int, nbytes: int) -> None:
@@ -189,17 +181,17 @@ class CudaBackend(Backend):
         CUDA refuses a range of host memory of which a part is registered, with a region of a NIC on a GPU. A page is
         registered or not.
         """
-        _check(self._rt.cudaSetDevice(self.ordinal), "cudaSetDevice")
+        checked(self._rt.cudaSetDevice(self.ordinal), "cudaSetDevice")
         result = self._begin_copy(target, source, nbytes)
         if result[0] == self._rt.cudaError_t.cudaErrorInvalidValue:
             self._rt.cudaGetLastError()
             done = 0
             while done < nbytes:
                 part = min(nbytes - done, *(PAGE - (address + done) % PAGE for address in (target, source)))
-                _check(self._begin_copy(target + done, source + done, part), "cudaMemcpyAsync")
+                checked(self._begin_copy(target + done, source + done, part), "cudaMemcpyAsync")
                 done += part
         else:
-            _check(result, "cudaMemcpyAsync")
+            checked(result, "cudaMemcpyAsync")
         self._wait_copies()
 
     def _begin_copy(self, target: int, source: int, nbytes: int) -> tuple[Any, ...]:
@@ -212,15 +204,15 @@ class CudaBackend(Backend):
         while (state := self._rt.cudaStreamQuery(self._copies))[0] == not_ready:
             if time.monotonic() > end:
                 raise TimedOutError(f"a copy on GPU {self.name} did not end within {_COPY_TIMEOUT:g} s")
-        _check(state, "cudaStreamQuery")
+        checked(state, "cudaStreamQuery")
 
     def map(self, address: int, nbytes: int, io: bool = False) -> int:
         """Register the pages of host memory and return their device address. `io`: the address is a device register."""
-        _check(self._rt.cudaSetDevice(self.ordinal), "cudaSetDevice")
+        checked(self._rt.cudaSetDevice(self.ordinal), "cudaSetDevice")
         _pinned.add(self._rt, address, nbytes, io)
         with ExitStack() as undo:
             undo.callback(self.unmap, address, nbytes)
-            device_address = _check(self._rt.cudaHostGetDevicePointer(address, 0), "cudaHostGetDevicePointer")
+            device_address = checked(self._rt.cudaHostGetDevicePointer(address, 0), "cudaHostGetDevicePointer")
             undo.pop_all()
         return int(device_address)
 
@@ -234,7 +226,7 @@ class CudaBackend(Backend):
         from cuda.bindings import driver  # type: ignore[attr-defined]
 
         kind = driver.CUmemRangeHandleType.CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD
-        _check(self._rt.cudaSetDevice(self.ordinal), "cudaSetDevice")
+        checked(self._rt.cudaSetDevice(self.ordinal), "cudaSetDevice")
         error, fd = driver.cuMemGetHandleForAddressRange(address, nbytes, kind, 0)
         if int(error) != 0:
             raise NotSupportedError(
@@ -245,4 +237,4 @@ class CudaBackend(Backend):
 
     def close(self) -> None:
         """Release the stream."""
-        _check(self._rt.cudaStreamDestroy(self._copies), "cudaStreamDestroy")
+        checked(self._rt.cudaStreamDestroy(self._copies), "cudaStreamDestroy")

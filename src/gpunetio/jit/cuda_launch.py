@@ -52,6 +52,15 @@ def cuda_runtime() -> ModuleType:
     return runtime
 
 
+def checked(result: tuple[Any, ...], what: str) -> Any:
+    """Return what a function of CUDA's runtime has returned beside its status. DriverError if that is not 0."""
+    error, *values = result
+    if int(error) != 0:
+        _, text = cuda_runtime().cudaGetErrorString(error)
+        raise DriverError(f"{what}: {text.decode()} (CUDA error {int(error)})", status=int(error))
+    return values[0] if len(values) == 1 else values
+
+
 @functools.cache
 def cuda_available() -> bool:
     """Return whether Numba can launch on a GPU here."""
@@ -68,12 +77,26 @@ def cuda_available() -> bool:
 class _Stream:
     """A stream, and the event that marks the end of its last kernel. Launches reuse them, for both cost much to make.
 
-    They are Numba's. CUDA orders the stream after work that is already in the default stream, so kernels see results
-    of CuPy.
+    The event is Numba's, and so is the stream. The default stream does not wait for it: a kernel may run for as long as
+    it waits for a peer, while PyTorch, which uses that stream, goes on.
     """
 
     handle: Any
     event: Any
+
+    @staticmethod
+    def make() -> _Stream:
+        """Return a new one, of the current device."""
+        from numba import cuda
+
+        rt = cuda_runtime()
+        made = checked(rt.cudaStreamCreateWithFlags(rt.cudaStreamNonBlocking), "cudaStreamCreateWithFlags")
+        return _Stream(cuda.external_stream(int(made)), cuda.event(timing=False))
+
+    def wait_for_default_stream(self) -> None:
+        """Let what follows see the results of work that is in the default stream by now, such as CuPy's."""
+        self.event.record()
+        self.event.wait(self.handle)
 
 
 @functools.cache
@@ -133,7 +156,8 @@ class CudaLaunch:
             try:
                 self._stream = self._idle.pop()
             except IndexError:
-                self._stream = _Stream(cuda.stream(), cuda.event(timing=False))
+                self._stream = _Stream.make()
+            self._stream.wait_for_default_stream()
             compiled[grid, block, self._stream.handle](*args)
             self._stream.event.record(self._stream.handle)
         _watcher.watch(_Watched(self, ordinal, ended))
