@@ -25,7 +25,7 @@ from .state.qp import QP_BORROWED_BYTES, QP_SETUP_BYTES, qp_row_at
 from .state.srq import SRQ_ROW, srq_row_at
 from .state.work_queue import WORK_QUEUE, QueueKind, entry, work_queue_at
 from .state.worker import WORKER, worker_at
-from .step import is_register_rung
+from .step import is_arm_register_rung
 from .transport.reach import NOTHING, OTHER, PACKETS, bars_of_wires, is_acknowledged, reaches
 
 _LINE = 16
@@ -46,10 +46,13 @@ def _near_bytes(nic):
 
 @engine_function
 def is_recalled(nic):
-    """Return whether the host asks for what `serve_host` does, on the rows themselves. No load waits for another."""
+    """Return whether the host asks for what takes the rows themselves. No load waits for another.
+
+    Of what `serve_host` does, that is all but to serve queues' registers, which are forwarded (forwarding.py).
+    """
     asked = ld_relaxed64(nic + WORKER.command_seq) ^ ld_relaxed64(nic + WORKER.command_done)
     asked |= ld_relaxed64(nic + WORKER.hold) | ld_relaxed64(nic + WORKER.stop) | ld_relaxed64(nic + WORKER.paused)
-    return (asked | is_register_rung(nic)) != 0 or ld_relaxed64(nic + WORKER.pause_at) >= 0
+    return (asked | is_arm_register_rung(nic)) != 0 or ld_relaxed64(nic + WORKER.pause_at) >= 0
 
 
 @engine_function

@@ -21,23 +21,24 @@ from ..jit.twin import count_user
 from .borrowed import bars_of, borrow, give_back, is_recalled, may_keep, near_of
 from .copies import first_list, help_copying
 from .extensions import TWIN_SLICES
-from .queues.doorbells import forward_ring
+from .forwarding import forward_registers, forward_rings
 from .runs import find_ready, serve_run
 from .state.board import BOARD
 from .state.near import (
     NEAR, bytes_for, near_at, near_qp_at, near_queue, near_work_queue_at, near_worker_at, put_in, queues_in,
 )  # fmt: skip
 from .state.slices import SLICES, slices_at
-from .state.work_queue import QueueKind, entry, work_queue_at
 from .state.worker import WORKER, worker_at
 from .transport import direct
 from .transport.reach import NOTHING, OTHER, PACKETS, answer_withdrawals
 from .transport.wire_kinds import is_any_to_wake
-from .step import read_clock, scan_queues, scan_records, select_first, serve_host, serve_peers, serve_queues, step
+from .step import (
+    is_register_rung, read_clock, scan_queues, scan_records, select_first, serve_host, serve_peers, serve_queues, step,
+)  # fmt: skip
 
 SLICE_NS = 1_000_000
 _IDLE_TURNS = 64  # after so many, the thread decides what is next
-_NEAR_TURNS = 256  # on borrowed rows, before registers and commands have their turn
+_NEAR_TURNS = 256  # on borrowed rows, before commands have their turn
 _BARRED = 32  # turns on the rows themselves, after some that could not be made on borrowed ones
 _LULL_NS = 50_000_000  # how long a lull is, at most
 _REST_NS, _MOST_REST_NS = 5_000_000, 2_000_000_000  # without a lull, after one in vain
@@ -60,17 +61,6 @@ def _is_told(nic):
     """Return whether the worker's thread has to tell others what a turn has done."""
     n = worker_at(nic)
     return n.error_event + n.ringing_count + n.waking != 0
-
-
-@device_function
-def _forward_rings(nic):
-    """Take the doorbells that posters on the CPU have rung. All lanes call this."""
-    if worker_at(nic).lines_away != 0:
-        for i in range(lane_or_0(), worker_at(nic).active_count, lanes_here()):
-            w = work_queue_at(entry(nic, i))
-            line = w.doorbell
-            if line != 0 and w.kind != QueueKind.ETHERNET_SEND:
-                forward_ring(nic, line)
 
 
 @device_function
@@ -154,7 +144,8 @@ def _near_turns(nic, near, end):
         if lane_or_0() == 0:
             read_clock(near)
         if on_host():
-            _forward_rings(near)
+            forward_rings(near)
+            forward_registers(nic, near)
         sync_lanes(ALL_LANES)
         now = near_worker_at(near).now
         did = _serve_near(near)
@@ -244,7 +235,7 @@ def _begin_turn(nic, barred):
         return step(nic) << 1
     # All of these load from host memory, which is far from a GPU. So what has nothing to do is left out.
     read_clock(nic)
-    done = serve_host(nic) if is_recalled(nic) else 0
+    done = serve_host(nic) if is_recalled(nic) or is_register_rung(nic) else 0
     if done < 0:
         answer_withdrawals(nic)
         return -1 - done << 1
@@ -302,7 +293,7 @@ def take_slice(nic):
         if not on_host() and barred == 0 and lane_or_0() == 0 and _is_left_alone(near) and n.paused == 0:
             begun = 1
         if from_lane(begun, 0) == 0:
-            _forward_rings(nic)
+            forward_rings(nic)
             sync_lanes(ALL_LANES)
             if lane_or_0() == 0:
                 begun = _begin_turn(nic, barred != 0)
@@ -391,10 +382,13 @@ def make_turns(nic, near, number):
 def watch_host(nic, near):
     """Be the warp that looks at host memory, so that the one that makes turns need not wait for the bus."""
     while ld_acquire_cta64(near + NEAR.over) == 0:
-        if near_at(near).owner == nic:
-            _forward_rings(near)
+        borrowed = near_at(near).owner == nic
+        if borrowed:
+            forward_rings(near)
+            forward_registers(nic, near)
         if lane_or_0() == 0:
-            st_release_cta64(near + NEAR.recalled, 0 if may_keep(nic) else 1)
+            keeps = may_keep(nic) and (borrowed or is_register_rung(nic) == 0)
+            st_release_cta64(near + NEAR.recalled, 0 if keeps else 1)
         sync_lanes(ALL_LANES)
 
 

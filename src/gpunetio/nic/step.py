@@ -191,6 +191,16 @@ def serve_command(nic):
 
 
 @device_function
+def named_by(nic, raw):
+    """Return the address of the row of the QP or SQ that a ring names, or 0 if there is none."""
+    number = (be64(raw) >> 8) & 0xFFFFFF
+    row = qp_row(nic, number)
+    if qp_row_at(row).qpn != number:
+        row = nic_at(nic).sqs + (number & nic_at(nic).sq_mask) * SQ_ROW.size
+    return row if number != 0 and qp_row_at(row).qpn == number else 0
+
+
+@device_function
 def _serve_register(nic, register):
     """Consume a UAR's own register, and announce its index to the QP or SQ that it names: return 1 if it was rung.
 
@@ -199,17 +209,13 @@ def _serve_register(nic, register):
     if ld_relaxed64(register) == 0:
         return 0
     raw = exchange_gpu64(register, 0)
-    value = be64(raw)
-    number = (value >> 8) & 0xFFFFFF
-    row = qp_row(nic, number)
-    if qp_row_at(row).qpn != number:
-        row = nic_at(nic).sqs + (number & nic_at(nic).sq_mask) * SQ_ROW.size
-    q = qp_row_at(row)
-    if q.qpn == 0 or q.qpn != number:
+    row = named_by(nic, raw)
+    if row == 0:
         return 1
+    q = qp_row_at(row)
     line = q.doorbell
     if q.worker == nic:
-        announce(nic, row, announced(value))
+        announce(nic, row, announced(be64(raw)))
     elif line != 0:  # the QP still exists
         st_release64(line, raw)
     return 1
@@ -231,13 +237,21 @@ def serve_registers(nic):
 
 @device_function
 def is_register_rung(nic):
-    """Return what is not 0 if `serve_registers` has anything to do."""
-    n = worker_at(nic)
+    """Return what is not 0 if a queue was rung in a UAR's own register."""
+    rung = 0
+    for i in range(ld_relaxed64(nic + WORKER.uar_count)):
+        page = ld_relaxed64(worker_at(nic).uars + 8 * i)
+        rung |= ld_relaxed64(page + UAR_REG_OFFSET) | ld_relaxed64(page + UAR_NO_DBR_OFFSET)
+        rung |= ld_relaxed64(page + UAR_REG_OFFSET + UAR_REG_HALF)
+    return rung
+
+
+@device_function
+def is_arm_register_rung(nic):
+    """Return what is not 0 if a CQ was armed in a register."""
     rung = ld_relaxed64(nic + WORKER.arms_rung) ^ ld_relaxed64(nic + WORKER.arms_seen)
     for i in range(ld_relaxed64(nic + WORKER.uar_count)):
-        page = ld_relaxed64(n.uars + 8 * i)
-        rung |= ld_relaxed64(page + UAR_REG_OFFSET) | ld_relaxed64(page + UAR_NO_DBR_OFFSET)
-        rung |= ld_relaxed64(page + UAR_REG_OFFSET + UAR_REG_HALF) | ld_relaxed64(page + UAR_CQ_OFFSET)
+        rung |= ld_relaxed64(ld_relaxed64(worker_at(nic).uars + 8 * i) + UAR_CQ_OFFSET)
     return rung
 
 
