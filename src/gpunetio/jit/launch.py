@@ -143,8 +143,8 @@ class Kernel:
 def kernel(fn: Callable[..., None]) -> Kernel:
     """Make `fn` launchable (`__global__`).
 
-    `fn[grid, block, gpu](…)` returns at once. On a GPU, the kernel begins after what is in CUDA's default stream by then,
-    and nothing in that stream waits for it: `wait` of what is returned does.
+    `fn[grid, block, gpu](…)` returns at once. On a GPU, the kernel begins after what is in CUDA's default stream by
+    then, and nothing in that stream waits for it: `wait` of what is returned does.
     """
     return Kernel(fn)
 

@@ -432,26 +432,23 @@ def _count(near, row, request, run, cqes):
     if run > 1:
         nbytes, packets = _sum_of_sizes(nbytes), sum_of_lanes(packets)
     if lane == 0:
-        n = near_counters_at(near + NEAR.counters)
+        # Everything is loaded before anything is stored: a load cannot pass stores that may be to the same word.
+        n, c = near_counters_at(near + NEAR.counters), near_cq_at(q.send_cq)
+        tx_bytes, sq_wqes, all_cqes, pi, ci = n.rdma_tx_bytes, n.sq_wqes, n.cqes, c.pi, q.sq_ci
         if q.wire == 0:  # else the peer, which does not know of them, would count them
-            n.rx_read_requests += count_lanes(reads)
-            n.rx_write_requests += count_lanes(writes)
-            n.rx_atomic_requests += run - count_lanes(reads | writes)
-            n.rdma_rx_bytes += nbytes
-        n.rdma_tx_bytes += nbytes
-        n.sq_wqes += run
-        n.cqes += count_lanes(cqes)
-        near_cq_at(q.send_cq).pi += count_lanes(cqes)
-        q.retries, q.rnr_retries = 0, 0
-        if q.wire == 0:
             p = near_qp_at(q.remote_row)
-            q.ssn += run
-            p.msn += run
-            q.tx_psn += packets
-            p.expect_psn = on_wire(q.tx_psn)
-        q.sq_ci += run
-        q.sq_next = q.sq_ci
-        q.sq_sent = q.sq_ci
+            all_reads, all_writes, atomics = n.rx_read_requests, n.rx_write_requests, n.rx_atomic_requests
+            rx_bytes, ssn, msn, psn = n.rdma_rx_bytes, q.ssn, p.msn, q.tx_psn + packets
+            n.rx_read_requests = all_reads + count_lanes(reads)
+            n.rx_write_requests = all_writes + count_lanes(writes)
+            n.rx_atomic_requests = atomics + run - count_lanes(reads | writes)
+            n.rdma_rx_bytes = rx_bytes + nbytes
+            q.ssn, p.msn = ssn + run, msn + run
+            q.tx_psn, p.expect_psn = psn, on_wire(psn)
+        n.rdma_tx_bytes, n.sq_wqes, n.cqes = tx_bytes + nbytes, sq_wqes + run, all_cqes + count_lanes(cqes)
+        c.pi = pi + count_lanes(cqes)
+        q.retries, q.rnr_retries = 0, 0
+        q.sq_ci = q.sq_next = q.sq_sent = ci + run
 
 
 @device_function
