@@ -21,6 +21,7 @@ PROGRAM = (*OURS, "-m", "gpunetio")
 SLOW = 60.0  # seconds for a command there: the first one compiles the package to bytecode
 TCP_PORT = 18600
 GID_INDEX = "1"  # of rxe0: ::ffff:10.77.0.2
+BOTH_ROLES = [("ours", "theirs"), ("theirs", "ours")]  # server and client; each start of Python there takes seconds
 
 # Promises of the kit that Soft-RoCE (Linux 6.1) does not keep, and what it does instead. All are the specification's.
 RXE = {
@@ -101,18 +102,16 @@ def _sample(operation: str) -> list[str]:
     return ["-ro", operation, "-s", "3000", "-n", "20", "-b", "--port", str(TCP_PORT)]
 
 
-@pytest.mark.parametrize("operation", ["Send", "Write", "Read"])
-def test_server_client(guest: Guest, operation: str) -> None:
-    """Both ends in the guest."""
+def test_server_client(guest: Guest) -> None:
+    """Both ends in the guest. The other operations have one end there (below)."""
     server, client = guest.session("a"), guest.session("b")
-    command = (*PROGRAM, "verbs_server_client", "-d", "rxe0", "-gid", GID_INDEX, *_sample(operation))
+    command = (*PROGRAM, "verbs_server_client", "-d", "rxe0", "-gid", GID_INDEX, *_sample("Send"))
     server.begin_run(*command, timeout=SLOW)
     assert guest.session("c").call("listening", port=TCP_PORT, timeout=SLOW)
     printed = client.run(*command, "-c", Guest.ADDRESS, timeout=SLOW), server.finish_run()
     for end in printed:
         assert "Sample finished successfully" in end
-    received = {"Send": printed[1], "Write": printed[1], "Read": printed[0]}[operation]
-    assert received.count("Received a valid message") == 20
+    assert printed[1].count("Received a valid message") == 20
 
 
 @pytest.mark.parametrize("operation", ["Send", "Write", "Read"])
@@ -136,9 +135,9 @@ def test_server_client_with_the_software_nic(guest: Guest, operation: str, guest
 
 
 @pytest.mark.parametrize("events", [False, True], ids=["polled", "events"])
-@pytest.mark.parametrize("server, client", [("ours", "ours"), ("ours", "theirs"), ("theirs", "ours")])
+@pytest.mark.parametrize("server, client", BOTH_ROLES)
 def test_pingpong(guest: Guest, server: str, client: str, events: bool) -> None:
-    """`gpunetio pingpong` with itself and with rdma-core's ibv_rc_pingpong, in either role; contents are checked."""
+    """`gpunetio pingpong` with rdma-core's ibv_rc_pingpong, in either role; contents are checked."""
     options = ["-s", "3000", "-m", "1024", *["-e"] * events]
     programs = {"ours": (*PROGRAM, "pingpong"), "theirs": ("ibv_rc_pingpong",)}
     _play(guest, programs[server], programs[client], options, 1200000)
@@ -183,7 +182,7 @@ def _host_listens(ours: Remote) -> None:
     assert listening(TCP_PORT, SLOW, ours.process.pid)
 
 
-@pytest.mark.parametrize("server, client", [("ours", "ours"), ("ours", "theirs"), ("theirs", "ours")])
+@pytest.mark.parametrize("server, client", BOTH_ROLES)
 def test_pingpong_of_datagrams(guest: Guest, server: str, client: str) -> None:
     """The same with `ibv_ud_pingpong`: address handles, Q_Keys and GRHs go through libibverbs' structures."""
     programs = {"ours": (*PROGRAM, "pingpong", "--qp-type", "UD"), "theirs": ("ibv_ud_pingpong",)}

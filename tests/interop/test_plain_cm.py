@@ -22,7 +22,7 @@ def check(served: str, asked: str) -> None:
     assert pings(asked, "ping data: ") == WANTED, asked
 
 
-@pytest.mark.parametrize("server, client", [("ours", "theirs"), ("theirs", "ours"), ("ours", "ours")])
+@pytest.mark.parametrize("server, client", [("ours", "theirs"), ("theirs", "ours")])
 def test_rping_in_the_guest(guest: Guest, server: str, client: str) -> None:
     """Both ends in the guest: ours on rxe0, and rdma-core's."""
     programs = {"ours": [*PROGRAM, "rping", *NIC], "theirs": ["rping"]}
