@@ -2,7 +2,6 @@
 
 import fcntl
 import os
-import pty
 import re
 import struct
 import subprocess
@@ -15,6 +14,7 @@ import pytest
 from gpunetio.bench.options import BENCHMARKS, Options
 from gpunetio.bench.report import Table
 from gpunetio.bench.results import BwResult, Check, LatResult
+from tools import new_terminal
 
 _CONTROLS = re.compile(r"(\x1b\[[0-9;?]*[A-Za-z]|\r|\n)")
 _UP = re.compile(r"\x1b\[(\d*)A")
@@ -22,7 +22,7 @@ _UP = re.compile(r"\x1b\[(\d*)A")
 
 def on_a_terminal(columns, *args):
     """The lines that `gpunetio …` leaves on a terminal of so many columns, which is its stdout and stderr."""
-    leader, follower = pty.openpty()
+    leader, follower = new_terminal()
     fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("4H", 50, columns, 0, 0))
     environment = {**os.environ, "TERM": "xterm"}
     for name in ("COLUMNS", "LINES", "NO_COLOR"):

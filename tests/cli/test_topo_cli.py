@@ -2,7 +2,6 @@
 
 import json
 import os
-import pty
 import re
 import subprocess
 import sys
@@ -22,6 +21,7 @@ from gpunetio.doctor.machine.host import Kind, Reading
 from gpunetio.doctor.machine.pci import FOLDER
 from gpunetio.doctor.report import picture, tree
 from gpunetio.doctor.report.tree import Node
+from tools import new_terminal
 from topology_rig import CONVERGED, EIGHT, built, gpu, machine, nic
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -287,7 +287,7 @@ def test_colours_only_on_a_terminal(tmp_path):
     words = _command(tmp_path)
     piped = subprocess.run(words, capture_output=True, text=True, encoding="utf-8", timeout=60, check=True)
     assert (piped.stdout, piped.stderr) == (golden, "")
-    reader, writer = pty.openpty()
+    reader, writer = new_terminal()
     with subprocess.Popen(words, stdout=writer, env=os.environ | {"TERM": "xterm"}) as process:
         os.close(writer)
         shown = b""

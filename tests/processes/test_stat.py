@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import pty
 import re
 import select
 import signal
@@ -30,6 +29,7 @@ from gpunetio.nic.state.objects import GID_ROW
 from gpunetio.nic.state.tables import Table
 from neighbour import address
 from nic_rig import until
+from tools import new_terminal
 
 DERIVED = ("port_xmit_data", "port_rcv_data", "port_xmit_packets", "port_rcv_packets")
 TIMEOUT = 60.0  # the other process may have to compile the engine
@@ -282,7 +282,7 @@ def test_stat_without_a_nic():
 
 def test_stat_on_a_terminal(other):
     """It refreshes until Ctrl+C, and shows how fast counters grow."""
-    master, slave = pty.openpty()
+    master, slave = new_terminal()
     process = subprocess.Popen(
         [sys.executable, "-m", "gpunetio", "stat", "--pid", str(other.pid), "--interval", "0.1"],
         stdout=slave, stderr=subprocess.PIPE, env={**os.environ, "COLUMNS": "120", "TERM": "xterm"},

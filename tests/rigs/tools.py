@@ -1,13 +1,24 @@
 """`gpunetio` commands in processes of their own."""
 
 import contextlib
+import pty
 import re
 import subprocess
 import sys
 import threading
 
+import pytest
+
 LIMIT = 60  # seconds for anything
 COMMAND = ("-m", "gpunetio")
+
+
+def new_terminal() -> tuple[int, int]:
+    """Return both ends of a new pseudo-terminal: what reads, and what a command writes to."""
+    try:
+        return pty.openpty()
+    except OSError as error:
+        pytest.skip(f"no pseudo-terminal here, as where /dev/pts is not mounted: {error}")
 
 
 class Tool:
