@@ -24,6 +24,7 @@ REPOSITORY = HERE.parents[1]  # what the guest has as /share
 OURS = (  # runs Python there with this package, from the source, and keeps what it compiles
     "env", "PYTHONPATH=/share/src:/share/tests/interop", "PYTHONPYCACHEPREFIX=/tmp/pycache", "python3",
 )  # fmt: skip
+BOTH_ROLES = [("ours", "theirs"), ("theirs", "ours")]  # server and client; each start of Python there takes seconds
 LINK_MTU = {1024: 1500, 4096: 9000}  # by path MTU
 BUILD, BOOT, START = 600.0, 60.0, 120.0  # seconds; our side compiles when it starts for the first time
 MARGIN = 20.0  # what an answer may take beyond the time that its command was given

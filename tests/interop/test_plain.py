@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from guest import OURS, Guest, Remote
+from guest import BOTH_ROLES, OURS, Guest, Remote
 from protocol import listening
 
 pytestmark = [
@@ -21,7 +21,6 @@ PROGRAM = (*OURS, "-m", "gpunetio")
 SLOW = 60.0  # seconds for a command there: the first one compiles the package to bytecode
 TCP_PORT = 18600
 GID_INDEX = "1"  # of rxe0: ::ffff:10.77.0.2
-BOTH_ROLES = [("ours", "theirs"), ("theirs", "ours")]  # server and client; each start of Python there takes seconds
 
 # Promises of the kit that Soft-RoCE (Linux 6.1) does not keep, and what it does instead. All are the specification's.
 RXE = {

@@ -3,7 +3,7 @@
 import pytest
 
 from cm_tools import APART, PATIENCE, asks, ping, pings, serve_here, serve_in_guest, until_it_listens
-from guest import OURS, Failed, Guest
+from guest import BOTH_ROLES, OURS, Failed, Guest
 
 pytestmark = [
     pytest.mark.interop, pytest.mark.root, pytest.mark.timeout(600),
@@ -22,7 +22,7 @@ def check(served: str, asked: str) -> None:
     assert pings(asked, "ping data: ") == WANTED, asked
 
 
-@pytest.mark.parametrize("server, client", [("ours", "theirs"), ("theirs", "ours")])
+@pytest.mark.parametrize("server, client", BOTH_ROLES)
 def test_rping_in_the_guest(guest: Guest, server: str, client: str) -> None:
     """Both ends in the guest: ours on rxe0, and rdma-core's."""
     programs = {"ours": [*PROGRAM, "rping", *NIC], "theirs": ["rping"]}

@@ -14,7 +14,7 @@ import numpy as np
 
 from ..enums import MemType
 from ..errors import InitializationError, NotFoundError, NotSupportedError, TimedOutError
-from ..jit.cuda_launch import checked, cuda_runtime
+from ..jit.cuda_launch import checked, cuda_runtime, new_stream
 from ..memory import PAGE
 from .backend import Backend
 from .cuda_heap import Block, cuda_heap
@@ -146,10 +146,7 @@ class CudaBackend(Backend):
         except Exception as error:
             raise InitializationError(f"GPU {ordinal} could not be opened: {error}") from error
         self.name = pci_bus_id(ordinal)
-        # Copies must not wait for kernels, which may run for ever.
-        self._copies = checked(
-            self._rt.cudaStreamCreateWithFlags(self._rt.cudaStreamNonBlocking), "cudaStreamCreateWithFlags"
-        )
+        self._copies = new_stream()  # which must not wait for kernels, as they may run for ever
         attribute = self._rt.cudaDeviceAttr.cudaDevAttrIntegrated
         self.integrated = bool(checked(self._rt.cudaDeviceGetAttribute(attribute, ordinal), "cudaDeviceGetAttribute"))
 

@@ -61,6 +61,12 @@ def checked(result: tuple[Any, ...], what: str) -> Any:
     return values[0] if len(values) == 1 else values
 
 
+def new_stream() -> Any:
+    """Return a new stream of the current device. The default stream, and so other libraries, does not wait for it."""
+    rt = cuda_runtime()
+    return checked(rt.cudaStreamCreateWithFlags(rt.cudaStreamNonBlocking), "cudaStreamCreateWithFlags")
+
+
 @functools.cache
 def cuda_available() -> bool:
     """Return whether Numba can launch on a GPU here."""
@@ -89,9 +95,7 @@ class _Stream:
         """Return a new one, of the current device."""
         from numba import cuda
 
-        rt = cuda_runtime()
-        made = checked(rt.cudaStreamCreateWithFlags(rt.cudaStreamNonBlocking), "cudaStreamCreateWithFlags")
-        return _Stream(cuda.external_stream(int(made)), cuda.event(timing=False))
+        return _Stream(cuda.external_stream(int(new_stream())), cuda.event(timing=False))
 
     def wait_for_default_stream(self) -> None:
         """Let what follows see the results of work that is in the default stream by now, such as CuPy's."""
