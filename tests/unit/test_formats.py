@@ -551,7 +551,7 @@ OPCODES_OF_OURS = {  # from mlx5_ifc.h
     ("command", "DESTROY_QP"): 0x501,
     ("command", "MODIFY_CQ"): 0x403,
     ("command", "RTS2SQD_QP"): 0x508,
-    ("command", "SQD2RTS_QP"): 0x509,
+    ("command", "SQD2RTS_QP"): 0x50C,
     ("command", "QUERY_HCA_VPORT_CONTEXT"): 0x762,
     ("qp_state", "SQ_DRAINING"): 7,
     ("opt_param_mask", "RAE"): 1 << 2,

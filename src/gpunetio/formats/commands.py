@@ -27,9 +27,9 @@ class Opcode(IntEnum):
     RTS2RTS_QP         = 0x505
     QP_2ERR            = 0x507
     RTS2SQD_QP         = 0x508
-    SQD2RTS_QP         = 0x509
     QP_2RST            = 0x50A
     QUERY_QP           = 0x50B
+    SQD2RTS_QP         = 0x50C
     INIT2INIT_QP       = 0x50E
     QUERY_NIC_VPORT_CONTEXT = 0x754
     QUERY_ROCE_ADDRESS = 0x760
@@ -271,13 +271,13 @@ DESTROY_QP_IN = BitStruct("destroy_qp_in", 16, """
     qpn                         0x048     24
 """)
 
-CREATE_MKEY_IN = BitStruct("create_mkey_in", 256, """
+CREATE_MKEY_IN = BitStruct("create_mkey_in", 272, """
     opcode                      0x000     16
     uid                         0x010     16
     op_mod                      0x030     16
     memory_key_mkey_entry       0x080    512  MKC
     translations_octword_actual_size 0x300 32
-    klm_pas_mtt                 0x800      *
+    klm_pas_mtt                 0x880      *
 """, MKC=MKC)
 
 CREATE_MKEY_OUT = BitStruct("create_mkey_out", 16, """

@@ -180,7 +180,7 @@ MKC = BitStruct("mkc", 64, """
     start_addr                  0x080     64
     len                         0x0c0     64
     translations_octword_size   0x1a0     32
-    log_entity_size             0x1db      5
+    log_entity_size             0x1da      6
 """)
 
 # An entry of an indirect key's list: other memory, by its key.

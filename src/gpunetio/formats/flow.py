@@ -217,7 +217,7 @@ VLAN = BitStruct("vlan", 4, """
 """)
 
 # Destinations follow it, then counters: `DEST_FORMAT` and `FLOW_COUNTER_LIST`.
-FLOW_CONTEXT = BitStruct("flow_context", 752, """
+FLOW_CONTEXT = BitStruct("flow_context", 768, """
     push_vlan                   0x000     32  VLAN
     group_id                    0x020     32
     flow_tag                    0x048     24
@@ -232,7 +232,7 @@ FLOW_CONTEXT = BitStruct("flow_context", 752, """
     push_vlan_2                 0x100     32  VLAN
     encrypt_decrypt_obj_id      0x120     32
     match_value                 0x200   4096  FTE_MATCH_PARAM
-    execute_aso                 0x1200   512
+    execute_aso                 0x1200   256
 """, VLAN=VLAN, FTE_MATCH_PARAM=FTE_MATCH_PARAM)
 
 DEST_FORMAT = BitStruct("dest_format", 8, """
@@ -387,7 +387,7 @@ QUERY_FLOW_GROUP_OUT = answer("query_flow_group_out", 1024, """
 """, FTE_MATCH_PARAM=FTE_MATCH_PARAM)
 
 # The lists of destinations and counters follow the context, here and in the answer to a query.
-SET_FLOW_TABLE_ENTRY_IN = request("set_fte_in", 816, """
+SET_FLOW_TABLE_ENTRY_IN = request("set_fte_in", 832, """
     other_vport                 0x040      1
     vport_number                0x050     16
     table_type                  0x080      8
@@ -395,8 +395,8 @@ SET_FLOW_TABLE_ENTRY_IN = request("set_fte_in", 816, """
     ignore_flow_level           0x0c0      1
     modify_enable_mask          0x0d8      8
     flow_index                  0x100     32
-    flow_context                0x200   6016  CONTEXT
-    list                        0x1980     *
+    flow_context                0x200   6144  CONTEXT
+    list                        0x1a00     *
 """, CONTEXT=FLOW_CONTEXT)
 
 QUERY_FLOW_TABLE_ENTRY_IN = request("query_fte_in", 64, """
@@ -405,9 +405,9 @@ QUERY_FLOW_TABLE_ENTRY_IN = request("query_fte_in", 64, """
     flow_index                  0x100     32
 """)
 
-QUERY_FLOW_TABLE_ENTRY_OUT = answer("query_fte_out", 816, """
-    flow_context                0x200   6016  CONTEXT
-    list                        0x1980     *
+QUERY_FLOW_TABLE_ENTRY_OUT = answer("query_fte_out", 832, """
+    flow_context                0x200   6144  CONTEXT
+    list                        0x1a00     *
 """, CONTEXT=FLOW_CONTEXT)
 
 DELETE_FLOW_TABLE_ENTRY_IN = request("delete_fte_in", 64, """

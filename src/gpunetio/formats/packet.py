@@ -202,7 +202,8 @@ IPV4 = Entry("ipv4", 20, """
     source         12  raw[4]
     destination    16  raw[4]
 """)
-IPV4_DONT_FRAGMENT, IPV4_FRAGMENT_MASK = 0x4000, 0x3FFF  # the latter: more fragments follow, or this is not the first
+IPV4_DONT_FRAGMENT, IPV4_MORE_FRAGMENTS, IPV4_OFFSET_MASK = 0x4000, 0x2000, 0x1FFF  # the offset is in units of 8 bytes
+IPV4_FRAGMENT_MASK = IPV4_MORE_FRAGMENTS | IPV4_OFFSET_MASK  # more fragments follow, or this is not the first
 IPV4_MAPPED = bytes(10) + b"\xff\xff"  # of ::ffff:a.b.c.d, as GIDs have IPv4 addresses (RFC 4291 2.5.5.2)
 LINK_LOCAL = b"\xfe\x80" + bytes(6)  # of addresses and GIDs of a link (RFC 4291 2.5.6)
 MAX_IPV4 = 60  # bytes of a header with all options

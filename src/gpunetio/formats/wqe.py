@@ -16,6 +16,8 @@ MAX_TRANSFER_SHIFT = 30
 MAX_TRANSFER = 1 << MAX_TRANSFER_SHIFT  # most bytes that one WQE transfers
 INVALID_LKEY = 0x100  # ends the scatter list of a receive WQE
 DS_MASK = 0x3F  # of the control segment's second dword: the WQE's length in segments
+# libmlx5 fills WQEs of 64 segments, as max_wqe_sz_sq 1024 allows, although the PRM's `ds` has 6 bits: they are 0 then.
+MAX_DS = DS_MASK + 1
 OPMOD_SHIFT = 24  # of its first dword
 MIN_STRIDE_LOG, MIN_STRIDES_LOG = 6, 9  # log_wqe_stride_size and log_wqe_num_of_strides count from these logarithms
 STRIDING_WQE = 32  # bytes of a receive WQE of a striding queue: a next segment and one data segment
