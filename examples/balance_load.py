@@ -79,9 +79,9 @@ def balance(rxq, txq, address, service, table, ends, backends, attrs, stop):
             if to != 0:
                 ethernet = headers.ethernet_at(packet)
                 ethernet.source, ethernet.destination = ethernet.destination, to
-                dev.txq_send(txq, packet, dev.rxq_lkey(rxq), nbytes, 1)
-                sent += 1
-        status = min(count, dev.txq_poll(txq, sent))  # waits until all of them have left
+                status = min(status, dev.txq_send(txq, packet, dev.rxq_lkey(rxq), nbytes, 1))
+                sent += status >= 0
+        status = min(status, count, dev.txq_poll(txq, sent))  # waits until all of them have left
         dev.rxq_give_back(rxq, first + count)
 
 

@@ -34,9 +34,9 @@ def echo(rxq, txq, attrs, stop):
                 headers.swap_macs(packet)
                 headers.swap_addresses(ip)
                 headers.swap_ports(udp)  # checksums stay right
-                dev.txq_send(txq, packet, dev.rxq_lkey(rxq), nbytes, 1)
-                sent += 1
-        status = min(count, dev.txq_poll(txq, sent))  # waits until all of them have left
+                status = min(status, dev.txq_send(txq, packet, dev.rxq_lkey(rxq), nbytes, 1))
+                sent += status >= 0
+        status = min(status, count, dev.txq_poll(txq, sent))  # waits until all of them have left
         dev.rxq_give_back(rxq, first + count)
 
 

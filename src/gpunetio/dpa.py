@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 
+from .arguments import device_deadline, instance
 from .enums import CqOverrun, MemType
 from .errors import InUseError, InvalidValueError, NotSupportedError
 from .gpu import ExportedQp, Gpu, GpuMemory, QpError
@@ -20,7 +21,6 @@ from .gpu.gpu import DEFAULT_TIMEOUT
 from .gpu.memory import LAUNCH_TIMEOUT, RunningLaunches
 from .jit.code import Launch
 from .verbs import CQ, QP, Context, Handle
-from .verbs.arguments import instance
 from .verbs.dpa import AnyDpa, AnyDpaCompletion
 
 
@@ -40,13 +40,11 @@ class Dpa(AnyDpa):
     ordinal: int = 0
 
     def __init__(self, ctx: Context, *, timeout: float = DEFAULT_TIMEOUT):
-        super().__init__(ctx)
+        super().__init__(instance("ctx", ctx, Context))
         self._use(ctx)
         if not ctx.provider.has_dpa:
             raise NotSupportedError(f"{ctx.name} has no DPA: export its queue pairs to a Gpu, or open a software NIC")
-        if timeout <= 0:
-            raise InvalidValueError(f"timeout {timeout:g} s: a device wait needs a positive deadline")
-        self.timeout = timeout
+        self.timeout: float = device_deadline(timeout)
         self._launches = RunningLaunches()
         self._queues: dict[Handle, ExportedQp] = {}
         with ExitStack() as undo:

@@ -191,6 +191,18 @@ class ConnectionEndedError(DocaError, ConnectionAbortedError):
     code = DocaErrorCode.CONNECTION_ABORTED
 
 
+def again(error: DocaError) -> DocaError:
+    """Return a new error like one that is kept, to be raised: an object that is raised often gathers every frame."""
+    builtin: type = type(error)  # the class whose layout it has, which alone may make it
+    while builtin.__module__ != "builtins" and builtin.__base__ is not None:
+        builtin = builtin.__base__
+    made: DocaError = builtin.__new__(type(error), *error.args)
+    made.args = error.args
+    vars(made).update(vars(error))
+    made.__cause__, made.__suppress_context__ = error.__cause__, error.__suppress_context__
+    return made
+
+
 _BY_CODE = {kind.code: kind for kind in DocaError.__subclasses__()}
 
 

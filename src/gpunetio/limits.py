@@ -24,7 +24,10 @@ def within_limits(what: str, descriptors: int = 0) -> Iterator[None]:
     """
     try:
         yield
-    except DocaError:
+    except DocaError as told:
+        # A ServiceThread that has not started names itself: here, name what it is for.
+        if isinstance(cause := told.__cause__, RuntimeError) and (why := _why(cause, descriptors)):
+            raise NoMemoryError(f"cannot open {what}: {why}") from cause
         raise
     except (OSError, MemoryError, RuntimeError) as error:
         if (why := _why(error, descriptors)) is None:
@@ -33,8 +36,8 @@ def within_limits(what: str, descriptors: int = 0) -> Iterator[None]:
         raise (OperatingSystemError if _out_of_descriptors(error) else NoMemoryError)(told) from error
 
 
-def cure(error: OSError) -> str | None:
-    """What to do about an error of the operating system that is about a limit."""
+def cure(error: OSError | RuntimeError) -> str | None:
+    """What to do about an error that is about a limit of the system: of a call, or of starting a thread."""
     return _why(error, 0)
 
 
@@ -70,7 +73,7 @@ def _why(error: BaseException, descriptors: int) -> str | None:
 
 def _address_space() -> int:
     """Bytes of addresses that this process has mapped."""
-    return int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    return int(Path("/proc/thread-self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def _space() -> str:

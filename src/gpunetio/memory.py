@@ -64,7 +64,7 @@ def is_accessible(address: int, nbytes: int, writable: bool) -> bool:
     end = address + nbytes
     if any(address < kept.stop and kept.start < end for kept in reserved):
         return False
-    with open("/proc/self/maps") as maps:
+    with open("/proc/thread-self/maps") as maps:
         for line in maps:  # in order of address
             span, permissions, _ = line.split(maxsplit=2)
             low, high = (int(bound, 16) for bound in span.split("-"))
@@ -249,7 +249,7 @@ def _check_sealed(fd: int, nbytes: int) -> None:
 
 def _is_dmabuf(fd: int) -> bool:
     """Return whether the kernel describes a dmabuf (Documentation/driver-api/dma-buf), which never changes its size."""
-    with open(f"/proc/self/fdinfo/{fd}") as info:
+    with open(f"/proc/thread-self/fdinfo/{fd}") as info:
         return any(line.startswith("exp_name:") for line in info)
 
 
@@ -258,7 +258,7 @@ def open_shared(address: int, nbytes: int) -> tuple[int, int, int] | None:
     for memory in list(_live.values()):
         start, size, fd = memory.address, memory.nbytes, memory.fd
         if fd is not None and start <= address and address + nbytes <= start + size:
-            return start, size, os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
+            return start, size, os.open(f"/proc/thread-self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
     return None
 
 

@@ -7,7 +7,9 @@ import threading
 import time
 from collections.abc import Callable
 
+from .errors import NoMemoryError
 from .interrupts import deferred
+from .limits import cure
 
 STOP_TIMEOUT = 10.0  # seconds that a thread may take to stop
 _LOOK = 100e-6
@@ -39,15 +41,18 @@ class ServiceThread:
         self.native_id: int | None = None
 
     def start(self) -> None:
-        """Start the thread, for the first time or after it has ended."""
+        """Start the thread, for the first time or after it has ended.
+
+        NoMemoryError if the system has no room for another thread. Whoever starts one then undoes what it has made.
+        """
         with deferred():
             self._running = True
             self._thread = threading.Thread(target=self._run, name=self.name, daemon=True)
             try:
                 self._thread.start()
-            except RuntimeError:  # the system has no room for another thread
+            except RuntimeError as error:  # "can't start new thread" is the only reason that is not a mistake of ours
                 self._running, self._thread = False, None
-                raise
+                raise NoMemoryError(f"cannot start the thread {self.name!r}: {cure(error)}") from error
 
     def _run(self) -> None:
         take_no_signals()

@@ -2,6 +2,9 @@
 
 import logging
 import pickle
+import re
+import subprocess
+import sys
 import threading
 import time
 from types import SimpleNamespace
@@ -24,6 +27,8 @@ from gpunetio.errors import (
 from gpunetio.formats.cqe import Syndrome
 from gpunetio.formats.device_structs import DEV_CQ, DEV_QP
 from gpunetio.gpu import export as export_module
+from gpunetio.gpu import memory as memory_module
+from gpunetio.gpu.device import engine_of
 from gpunetio.gpu.memory import RunningLaunches
 from gpunetio.jit import host_threads
 from gpunetio.jit.launch import observers, running
@@ -274,8 +279,9 @@ def test_a_kernel_that_does_not_end_keeps_all(pair: Pair, monkeypatch):
     monkeypatch.setattr(export_module, "LAUNCH_TIMEOUT", 0.01)
     queue, launch = pair.gpu.create_qp(pair.pd, 4, timeout=0.01), Running()
     queue.used_by(launch)
-    for handle in (queue, pair.pd, pair.ctx):
-        with pytest.raises(TimedOutError, match=rf"{queue.qp} cannot be closed: a kernel still uses it after 0.02 s"):
+    again = ", and an earlier wait for it has failed"
+    for handle, why in ((queue, " after 0.02 s"), (pair.pd, again), (pair.ctx, again)):
+        with pytest.raises(TimedOutError, match=re.escape(f"{queue.qp} cannot be closed: {launch} still uses it{why}")):
             handle.close()
     assert not any(handle.closed for handle in (queue, queue.qp, queue.cq, pair.a, pair.pd, pair.ctx))
     launch.ended = True
@@ -356,10 +362,103 @@ def test_a_place_with_an_unknown_target():
         nothing[1, 1, place](0)
 
 
-@pytest.mark.parametrize("config", [(0, 1), (1, 0), (1, -1)])
+@pytest.mark.parametrize("config", [(0, 1), (1, 0), (1, -1), (1, 1025), (1 << 31, 1), ((2, 3), 1), (1, (1, 1, 2))])
 def test_impossible_launches(config):
-    with Gpu("host") as host, pytest.raises(InvalidValueError, match="cannot launch"):
+    with Gpu("host") as host, pytest.raises(InvalidValueError, match=r"cannot launch nothing with (grid|block)"):
         nothing[(*config, host)](0)
+
+
+def test_a_grid_may_be_a_tuple():
+    with Gpu("host") as host, host.alloc(64, MemType.CPU_GPU) as out:
+        assert number[(2,), (3, 1, 1), host](out).wait(30)
+        assert out.array.view("i8").tolist() == [1, 2, 3, 4, 5, 6, 0, 0]
+
+
+def test_the_place_comes_last():
+    with Gpu("host") as host, verbs.open("soft0") as nic:
+        with pytest.raises(InvalidValueError, match=r"as nothing\[grid, block\].* where grid is a whole number,"):
+            nothing[host, 1, 4]
+        with pytest.raises(InvalidValueError, match="a Context is no place where kernels run: pass a Gpu or a Dpa"):
+            nothing[1, 4, nic]
+        with pytest.raises(InvalidValueError, match=r"where block is a whole number, not 1\.5"):
+            nothing[1, 1.5, host]
+
+
+@kernel
+def number(out):
+    device.st64(out + 8 * device.global_id(), device.global_id() + 1)
+
+
+@kernel
+def answers(out):
+    return device.ld64(out)
+
+
+def test_a_kernel_returns_nothing():
+    message = "answers returns a value (int64): a kernel returns nothing; store the result in memory whose address"
+    with Gpu("host") as host, pytest.raises(InvalidValueError, match=re.escape(message)):
+        answers[1, 1, host](0)
+
+
+@pytest.mark.host_memory  # --twin has another name for the host
+def test_the_host_by_its_other_name():
+    with Gpu("cpu") as gpu:
+        assert (gpu.name, gpu.target) == ("host", "cpu")
+    assert engine_of("cpu", "auto") == engine_of("host", "auto")
+
+
+def test_closing_says_for_which_kernel_it_waits(gpu, monkeypatch, caplog):
+    """Once, for all objects that the kernel uses."""
+    monkeypatch.setattr(memory_module, "PATIENCE", 0.01)
+    monkeypatch.setattr(memory_module, "LAUNCH_TIMEOUT", 0.3)
+    flag, other = gpu.alloc(8, MemType.CPU_GPU), gpu.alloc(8, MemType.CPU_GPU)
+    launch = until_set[1, 2, gpu](flag, other)
+    try:
+        for memory in (flag, other):
+            with pytest.raises(TimedOutError, match=r"cannot be closed: kernel until_set\[1, 2\] on .+ still"):
+                memory.close()
+        (said,) = [record.getMessage() for record in caplog.records if record.name == "gpunetio.kernel"]
+        assert " is being closed, and waits for kernel until_set[1, 2] on " in said
+        assert said.endswith("; Ctrl+C ends the wait")
+    finally:
+        flag.array[0] = 1
+    assert launch.wait(30)
+    flag.close()
+    other.close()
+
+
+@kernel
+def until_set(flag, other):
+    while device.ld_relaxed8(flag) == 0:
+        device.yield_thread()
+
+
+NEVER_ENDS = """
+import os, signal, threading, time
+import gpunetio as gn
+from gpunetio import device
+
+@gn.kernel
+def never(flag):
+    while device.ld_relaxed64(flag) == 0:
+        device.yield_thread()
+
+with gn.Gpu("host") as gpu, gpu.alloc(8, gn.MemType.CPU_GPU) as flag, gpu.alloc(8, gn.MemType.CPU_GPU):
+    never[1, 1, gpu](flag)
+    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+"""
+
+
+def test_one_interrupt_ends_a_program_whose_kernel_does_not(tmp_path):
+    """It would wait for more than a minute for each object otherwise."""
+    (tmp_path / "never_ends.py").write_text(NEVER_ENDS)
+    begin = time.monotonic()
+    ran = subprocess.run(
+        [sys.executable, tmp_path / "never_ends.py"], capture_output=True, text=True, timeout=50, check=False
+    )
+    assert time.monotonic() - begin < 40
+    assert "KeyboardInterrupt" in ran.stderr
+    assert "kernel never[1, 1] on the host still uses it, and an earlier wait for it has failed" in ran.stderr
 
 
 def test_a_block_must_be_whole_warps():

@@ -398,3 +398,38 @@ def test_a_kernel_with_a_wrong_key(alone):
     assert "WQE 0 failed: " in line
     assert "0xabcdef00" in line
     alone.plugin.call("destroyContext", ctx.number)
+
+
+def kernel_of(ctx: rig.Context, handle: int) -> int:
+    """Run a kernel that puts to the only rank's window, and return its status."""
+    with Gpu("host") as gpu, gpu.alloc(8, MemType.CPU_GPU) as out:
+        assert gin_kernels.work[1, 1, gpu](ctx.handle, handle, 0, 1, 64, 0x77, 0, out).wait(20)
+        return int(out.array.view("i8")[0])
+
+
+def test_a_window_that_was_deregistered(alone):
+    """Its keys are dead from then on, however well a kernel remembers them; other windows of the same memory live."""
+    room = ctypes.create_string_buffer(bytes(range(1, 65)), 4 * 64)
+    kept, gone = (alone.plugin.register(alone.coll, ctypes.addressof(room), 4 * 64) for _ in range(2))
+    keys = [ctypes.create_string_buffer(ctypes.string_at(window.rkeys, 4), 4) for window in (kept, gone)]
+    lkeys = [ctypes.string_at(window.handle + 8, 4) for window in (kept, gone)]
+
+    def put(remote: int, local: int) -> tuple[int, bytes]:
+        """Put with the keys of these windows. Return the status, and what was written where a put goes."""
+        handle = ctypes.create_string_buffer(struct.pack("<Q4s4x", ctypes.addressof(keys[remote]), lkeys[local]), 16)
+        ctx = alone.plugin.create_context(alone.coll, 2, 0, 1, 0, -1, 1, 1)
+        ctypes.memset(ctypes.addressof(room) + 64, 0, 3 * 64)
+        status = kernel_of(ctx, ctypes.addressof(handle))
+        alone.plugin.call("destroyContext", ctx.number)
+        return status, room.raw[64:128]
+
+    put_well = 0, room.raw[:64]
+    assert put(0, 0) == put(1, 1) == put_well
+    alone.plugin.call("deregMrSym", alone.coll, gone.number)
+    for remote, local in ((1, 0), (0, 1)):
+        status, written = put(remote, local)
+        assert status < 0
+        assert written == bytes(64)
+    assert put(0, 0) == put_well
+    with refused(rig.INVALID_ARGUMENT, "dereg_mr: mhandle"):
+        alone.plugin.call("deregMrSym", alone.coll, gone.number)

@@ -20,7 +20,7 @@ from gpunetio.providers.provider import UarPage
 
 OUTPUTS = {  # the others: 16
     Opcode.QUERY_HCA_CAP: 272, Opcode.QUERY_ROCE_ADDRESS: 48, Opcode.QUERY_QP: 272, Opcode.QUERY_RMP: 272,
-    Opcode.QUERY_FLOW_TABLE: 64, Opcode.QUERY_FLOW_GROUP: 1024, Opcode.QUERY_FLOW_TABLE_ENTRY: 816,
+    Opcode.QUERY_FLOW_TABLE: 64, Opcode.QUERY_FLOW_GROUP: 1024, Opcode.QUERY_FLOW_TABLE_ENTRY: 832,
     Opcode.QUERY_FLOW_COUNTER: 32,
 }  # fmt: skip
 

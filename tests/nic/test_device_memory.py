@@ -448,6 +448,7 @@ def test_a_gpu_that_does_not_answer_is_given_up_and_may_come_back(operation):
     with device_ends("soft0") as ends:
         ends.a.nic.device_memory.timeout_ns = 20_000_000
         here, there = ends.device(0, KIB, 1), ends.host(1, KIB, 2)
+        before = there.bytes.copy()
         stream(ends)["hangs"] = 1
         ends.b.receive(there.at())
         ends.a.post(operation, *([] if operation == SEND else [there.remote()]), here.at())
@@ -459,6 +460,7 @@ def test_a_gpu_that_does_not_answer_is_given_up_and_may_come_back(operation):
         stream(ends)["hangs"] = 0
         until(lambda: stream(ends)["done"] == stream(ends)["given"], "the GPU to come back")
         until(lambda: not int(ends.a.nic.device_memory.rows[1]["stuck"]), "the NIC to notice")
+        assert np.array_equal(there.bytes, before)  # what has failed does not land when the GPU comes back
         ends.reconnect()
         ends.a.post(WRITE, there.remote(), here.at())
         assert ends.a.done.next().opcode == REQ

@@ -328,10 +328,10 @@ def test_users_before_what_they_use(flows):
 
 def query(flows: Steering, table: int, index: int) -> tuple[dict, bytes]:
     """(context, destinations and counters)."""
-    out = flows.execute(Opcode.QUERY_FLOW_TABLE_ENTRY, table_id=table, flow_index=index, room=816 + 16)
+    out = flows.execute(Opcode.QUERY_FLOW_TABLE_ENTRY, table_id=table, flow_index=index, room=832 + 16)
     context = flow.QUERY_FLOW_TABLE_ENTRY_OUT.get(out, "flow_context")
     context["match_value"] = bytes(FTE_MATCH_PARAM.pack(**context["match_value"]))
-    return {name: value for name, value in context.items() if value and name != "push_vlan"}, out[816:]
+    return {name: value for name, value in context.items() if value and name != "push_vlan"}, out[832:]
 
 
 def test_an_entry_is_what_it_was_set_to(flows):
@@ -448,7 +448,7 @@ def test_actions_that_make_no_sense(flows):
     )  # fmt: skip
     refuses(
         lambda: flows.execute(Opcode.SET_FLOW_TABLE_ENTRY, bytes(15), **mailbox), Status.BAD_INPUT_LEN,
-        CommandSyndrome.SHORT_INPUT, "takes 832 bytes and has 831",
+        CommandSyndrome.SHORT_INPUT, "takes 848 bytes and has 847",
     )  # fmt: skip
     assert not flows.nic.control.flow_tables.known[table].groups[group].entries
 

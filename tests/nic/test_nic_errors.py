@@ -1,6 +1,7 @@
 """Errors of the software NIC: flushes, retries, and the explanation of each thing that can go wrong."""
 
 import logging
+import struct
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -183,14 +184,29 @@ def test_peer_that_comes_late(ends):
         assert error_of(cqe) == (RETRY_EXCEEDED, Reason.NO_RESPONSE)
 
 
-def test_ack_timeout_and_retry_count(ends):
-    ends.again(ack_timeout=9, retry_cnt=3)  # 2.1 ms
+@pytest.mark.parametrize("retries", [0, 1, 3])
+def test_ack_timeout_and_retry_count(ends, retries):
+    """The first try and each retry have their time (IBTA 9.7.6.1.3)."""
+    ends.again(ack_timeout=9, retry_cnt=retries)  # 2.1 ms
     ends.b.reset()
     start = time.monotonic()
     ends.write()
     ends.a.ring()
     assert error_of(ends.a.done.next()) == (RETRY_EXCEEDED, Reason.NO_RESPONSE)
-    assert 3 * 2.09e-3 <= time.monotonic() - start < 1
+    assert (retries + 1) * 4.096e-6 * 2**9 <= time.monotonic() - start < 1
+
+
+def test_no_retry_is_no_retry(ends):
+    """A peer that is ready before the only timeout is over has still missed the request."""
+    ends.again(ack_timeout=16, retry_cnt=0)  # 0.27 s
+    endpoint = ends.a.qp.endpoint()
+    ends.b.reset()
+    ends.write()
+    ends.a.ring()
+    until(lambda: ends.a.nic.counters["local_ack_timeout_err"] >= 1, "the request to be lost")
+    ends.b.qp.connect(endpoint, ack_timeout=16)
+    assert error_of(ends.a.done.next()) == (RETRY_EXCEEDED, Reason.NO_RESPONSE)
+    assert not ends.there.bytes.any()
 
 
 def test_receive_list_ends_at_lkey_0x100(ends):
@@ -524,6 +540,15 @@ def _bad_response(ends):
 def _opmod(ends):
     ends.a.post(MASKED_CS, ends.there.remote(), masked_cs(1, 2, 3, 4, 4), ends.here.at(0, 4), opmod=0x0A)
     return ends.a, ["opmod 0x0a", "opcode 0x14"]
+
+
+@produces(Reason.WAIT_FAILED)
+def _wait_failed(ends):
+    waiting = Queue(ends.a.qp.pd, core_direct_master=True)
+    waiting.qp.connect(waiting.qp)
+    ends.a.post(WRITE, ends.there.remote(-1), ends.here.at(0, 10))
+    waiting.post(0x0F, struct.pack(">8xII", 0, ends.a.send_cq.cqn))
+    return waiting, [f"CQ {ends.a.send_cq.cqn:#x}", "completion 0"]
 
 
 def test_every_reason_has_a_case():

@@ -379,3 +379,49 @@ def test_no_gpu_is_said() -> None:
         verbs.open("soft0", port=PortConfig(engine="gpu"))
     with pytest.raises(NotFoundError, match="no device 'gpu0'"):
         verbs.open("gpu0")
+
+
+# --- what programs may write -----------------------------------------------------------------------------------------
+
+ADDRESSES = [f"10.1.0.{number}" for number in range(1, 301)]
+
+
+@pytest.mark.parametrize("config, words", [
+    ({"addresses": ADDRESSES}, "300 addresses: a port has at most 15"),
+    ({"addresses": ADDRESSES[:16]}, "16 addresses: a port has at most 15"),
+    ({"addresses": 5}, "addresses = 5 is of type int: give IPv4 or IPv6 addresses, as text"),
+    ({"addresses": b"\x0a\1\2\3"}, "is of type bytes: give IPv4 or IPv6 addresses, as text"),
+    ({"addresses": [None]}, "addresses = None is of type NoneType"),
+    ({"addresses": ["10.1.2.3", "10.1.2.3"]}, "addresses: 10.1.2.3 is there twice"),
+    ({"addresses": ["fd00::1", "fd00:0::1"]}, "addresses: fd00::1 is there twice"),
+    ({"wire": None}, "wire = None is of type NoneType"),
+    ({"wire": "unix:a\0b"}, "must not contain a NUL"),
+    ({"link_layer": "x"}, r"link_layer = 'x' .*: one of INFINIBAND \(1\), ETHERNET \(2\)"),
+    ({"link_layer": 3}, r"link_layer = 3: it is one of INFINIBAND \(1\), ETHERNET \(2\)"),
+    ({"mtu": "9000"}, "mtu = '9000' is of type str: it must be a whole number"),
+    ({"promiscuous": "no"}, "promiscuous = 'no': it must be True or False"),
+    ({"send_scheduling": None}, "send_scheduling = None: it must be True or False"),
+    ({"faults": "loss"}, "'loss' is not a fault: give NAME=VALUE"),
+    ({"faults": 0.1}, "faults = 0.1 is of type float"),
+    ({"capture": 5}, "capture = 5 is of type int"),
+    ({"workers": "2"}, "workers = '2' is of type str"),
+    ({"engine": None}, "engine = None is of type NoneType"),
+])  # fmt: skip
+def test_wrong_values_are_refused_at_once(config, words):
+    with pytest.raises(InvalidValueError, match=words) as caught:
+        PortConfig(**config)
+    assert "\n" not in str(caught.value)
+
+
+def test_values_in_other_forms(tmp_path):
+    """What means the same is the same: the port of a NIC that is open is compared with that of the next open."""
+    assert PortConfig(faults="loss=0.01,seed=7") == PortConfig(faults=Faults(loss=0.01, seed=7))
+    assert PortConfig(addresses=ip_address("10.1.2.3")) == PortConfig(addresses=["10.1.2.3"])
+    assert PortConfig(link_layer=1) == PortConfig(link_layer=IB)  # type: ignore[arg-type]
+    assert PortConfig(workers=np.int64(2), promiscuous=np.bool_(False)) == PortConfig(workers=2, promiscuous=False)
+    assert PortConfig(capture=tmp_path) == PortConfig(capture=str(tmp_path))
+
+
+def test_as_many_addresses_as_the_gid_table_has_room_for():
+    with verbs.open("soft5", port=PortConfig(addresses=[f"127.0.9.{number}" for number in range(1, 16)])) as ctx:
+        assert all(any(ctx.query_gid(1, index)) for index in range(16))

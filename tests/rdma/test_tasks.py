@@ -168,6 +168,30 @@ def test_a_receive_fills_a_chain_as_far_as_it_goes(ends):
     assert content(head) == bytes(range(15))
 
 
+@pytest.mark.parametrize("number", [0, 0xDEADBEEF])
+def test_the_length_of_a_message_with_an_immediate(ends, number):
+    """`doca_buf_get_data_len` of each buffer: DOCA Core sets it when a task has written to the list."""
+    head = chain(ends.map, [3, 4, 10], gap=0)
+    receive = Receive(ends.b, head).submit()
+    Send(ends.near, b"hello", number).submit().wait(WAIT)
+    receive.wait(WAIT)
+    assert (receive.opcode, receive.immediate, receive.nbytes) == (ReceiveOpcode.SEND_WITH_IMM, number, 5)
+    assert [buf.data_nbytes for buf in head] == [3, 2, 0]
+    assert content(head) == b"hello"
+
+
+def test_a_write_with_an_immediate_leaves_the_buffer_of_its_receive(ends):
+    """Its bytes go where the write says (IBTA 9.4.3)."""
+    buf = chain(ends.map, [8], gap=0)
+    fill(buf, b"untaken!")
+    buf.set_data(0, 3)
+    receive = Receive(ends.b, buf).submit()
+    Write(ends.near, np.full(5, 7, np.uint8), ends.remote.part(100), 1).submit().wait(WAIT)
+    receive.wait(WAIT)
+    assert (receive.opcode, receive.nbytes) == (ReceiveOpcode.WRITE_WITH_IMM, 5)
+    assert (buf.data_nbytes, content(buf)) == (3, b"unt")
+
+
 def test_messages_of_several_connections(nics):
     with (
         Rdma(nics[0].create_pd(), max_connections=3) as a,

@@ -283,12 +283,22 @@ def test_rank_0_may_come_last():
     at_once(*(each.close for each in ranks))
 
 
+# JSON may have halves of surrogate pairs, as escapes (RFC 8259 8.2). The bytes of one are no UTF-8 (RFC 3629 3).
+HALVES = [
+    link.encode("join", rank=1, size=2, key="\ud800"),
+    link.encode("join", rank=1, size=2, key="xyz").replace(b"xyz", b"\xed\xa0\x80"),
+    link.encode("\udfff", rank=1, size=2, key=""),
+    link.encode("error", text="\ud800"),
+]
+
+
 def test_strangers_do_not_keep_ranks_waiting():
-    """A web client, one who says nothing, and one who goes at once; then the rank that is expected."""
+    """Those who send halves of characters, a web client, one who says nothing, and one who goes at once; then the rank
+    that is expected."""
     port, opened = free_port(), []
 
     def strangers_then_rank():
-        for greeting in (b"GET / HTTP/1.0\r\n\r\n", b"", None):
+        for greeting in (*HALVES, b"GET / HTTP/1.0\r\n\r\n", b"", None):
             while True:
                 with contextlib.suppress(ConnectionRefusedError):
                     sock = socket.create_connection(("127.0.0.1", port), 5)
@@ -552,6 +562,12 @@ def test_a_listening_socket_of_the_callers():
     assert listener.fileno() == -1
     for end in ends:
         end.close()
+
+
+def test_a_key_that_cannot_be_sent():
+    """Such are the bytes of an environment variable that are no UTF-8 (PEP 383)."""
+    with pytest.raises(InvalidValueError, match=r"key = 'k\\udcff' has bytes that are not UTF-8"):
+        TcpRendezvous(0, 2, key="k\udcff", timeout=2)
 
 
 def test_a_rank_with_another_key():

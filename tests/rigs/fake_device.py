@@ -153,6 +153,9 @@ class FakeProvider:
         self.mac_queries.append((port, sgid_index, dgid))
         return MAC
 
+    def seek_mac(self, port: int, dgid: bytes) -> bool:
+        return True
+
     def create_ah(self, pdn: int, port: int, route: Route) -> NewAh:
         raise NotSupportedError("this device has no datagrams")
 

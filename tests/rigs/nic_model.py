@@ -244,7 +244,7 @@ class Qp:
         at = index % self.sq_entries * BLOCK
         around = ring[at:] + ring[:at]  # as it looks from this WQE
         dword0, qpn_ds, flags, imm = struct.unpack_from(">II3xBI", around)
-        opcode, ds, ce = dword0 & 0xFF, qpn_ds & 0x3F, flags >> 2 & 3
+        opcode, ds, ce = dword0 & 0xFF, qpn_ds & 0x3F or qpn_ds & 0x40, flags >> 2 & 3
         blocks = -(-ds // 4)
         if self.state == "ERR":  # 10.3.1.5: everything is flushed
             # The extent of a WQE that was refused is not to be trusted, but its ds is all there is.

@@ -59,8 +59,9 @@ def test_a_send_that_waits_is_told_once(ends, caplog):
         look(a)
     (text,) = told(caplog, a)
     assert text.startswith(f"soft0: QP {a.qpn:#x} (requester), WQE 0 waits: QP {b.qpn:#x} of the peer has no receive ")
-    cause = "the peer posts its receives too late; post them before the sends"
-    assert text.endswith(f"and goes on forever (rnr_retry 7). Likely cause: {cause}.")
+    cause = "the peer posts its receives too late: post them before the sends, or raise rnr_retry (7 = forever)"
+    assert f"and goes on forever (rnr_retry 7). Likely cause: {cause}" in text
+    assert ("or its queue pair has no receive queue" in text) == (a.ctx.name != b.ctx.name)
     b.post_recv(RecvWr(), RecvWr())
     a.post_send(SEND)
     until(lambda: done(a) == 2, "both messages")
@@ -68,6 +69,25 @@ def test_a_send_that_waits_is_told_once(ends, caplog):
     look(a)
     look(a)
     assert "WQE 2 waits" in told(caplog, a)[1]
+
+
+def test_a_peer_without_a_receive_queue_is_told(caplog):
+    """No receive of it can come too late."""
+    with verbs.open("soft0") as ctx:
+        nic(ctx)._service._look = lambda: None
+        cq = ctx.create_cq(16)
+        a, b = (ctx.create_pd().create_qp(sq_wr=8, send_cq=cq) for _ in range(2))
+        a.connect(b)
+        a.post_send(SEND)
+        for _ in range(2):
+            look(a)
+        assert f"Likely cause: QP {b.qpn:#x}, the peer, has no receive queue: give it one" in told(caplog, a)[0]
+        c, d = (ctx.create_pd().create_qp(sq_wr=8, send_cq=cq) for _ in range(2))
+        c.connect(d, rnr_retry=0)
+        c.post_send(SEND)
+        until(lambda: [report for report in nic(ctx).reports if report.qpn == c.qpn], "the report")
+        (report,) = (report for report in nic(ctx).reports if report.qpn == c.qpn)
+        assert f"Likely cause: QP {d.qpn:#x}, the peer, has no receive queue: give it one" in report.message
 
 
 def test_who_gives_up_is_told_how_often_it_tries(ends, caplog):

@@ -51,7 +51,10 @@ LAYERS = (
     ("device",),
     ("jit",),
     ("formats",),
-    ("errors", "log", "enums", "types", "memory", "compiler", "interrupts", "limits", "service", "_version"),
+    (
+        "errors", "log", "enums", "types", "memory", "arguments", "closing", "compiler", "interrupts", "limits",
+        "service", "trusted", "kept", "_version",
+    ),
 )
 RANK = {name: len(LAYERS) - i for i, names in enumerate(LAYERS) for name in names}
 

@@ -172,14 +172,14 @@ CREATE: dict[str, Row] = {
     }),
     **numbers("send_max_sges", qp_with("send_max_sges"), {
         0: "send_max_sges = 0: a request needs at least one", -1: "at least one",
-        62: "make a send WQE of 1088 bytes: the device takes at most 1024",
+        62: "make a send WQE of 1024 bytes: the device takes at most 1008",
     }),
     **numbers("receive_max_sges", qp_with("receive_max_sges"), {
         0: "receive_max_sges = 0: a request needs at least one",
         33: "makes a receive WQE of 1024 bytes: the device takes at most 512",
     }),
     **numbers("max_inline_data", qp_with("max_inline_data"), {
-        -1: "none may be negative", 989: "make a send WQE of 1088 bytes: the device takes at most 1024",
+        -1: "none may be negative", 973: "make a send WQE of 1024 bytes: the device takes at most 1008",
     }),
     **numbers("user_index", qp_with("user_index"), {
         -1: "user_index = -0x1 does not fit in 24 bits", 1 << 24: "user_index = 0x1000000 does not fit in 24 bits",

@@ -208,6 +208,28 @@ def test_limit(shop):
 
 
 @BOTH
+def test_limit_that_is_passed_already(shop):
+    """Arming raises no event. The next message that takes a receive does.
+
+    The context of an SRQ in Mellanox's description of its devices (InfiniHost, MT25408 PRM) says when: a WQE is taken
+    from the queue, and fewer than the limit are left. So do Linux's rxe and siw.
+    """
+    ctx, srq = shop.srq.ctx, shop.srq
+    shop.receive(0, 1, 2)
+    srq.modify(srq_limit=8)
+    assert ctx.get_async_event(0.02) is None
+    assert srq.query().srq_limit == 8
+    shop.receive(3)  # posting a receive raises none, either
+    assert ctx.get_async_event(0.02) is None
+    shop.send(0, 0, 1)
+    event = ctx.get_async_event(10)
+    assert event
+    assert event.type == AsyncEventType.SRQ_LIMIT_REACHED
+    event.ack()
+    assert srq.query().srq_limit == 0
+
+
+@BOTH
 def test_last_wqe_reached(shop):
     ctx, qp = shop.srq.ctx, shop.receivers[2]
     shop.receive(0, 1)

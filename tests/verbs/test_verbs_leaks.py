@@ -4,10 +4,7 @@ Counted are threads, descriptors, mappings of memory, memory that is kept for a 
 """
 
 import gc
-import os
-import threading
 import weakref
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
@@ -25,52 +22,14 @@ from gpunetio.errors import DriverError, InUseError
 from gpunetio.memory import HostMemory
 from gpunetio.providers import soft
 from gpunetio.verbs import CQ, MR, PD, QP, SRQ, UAR, UMEM, CompChannel, Context, SendWr, Sge
+from usage import BLOCK, Usage
 
-BLOCK = 64 << 20  # bytes of a large region, hardly any of them touched: malloc and Python grow by less in a test
 MESSAGE = 1 << 18
 TABLES = ("qps", "cqs", "srqs", "mkeys", "pds", "umems", "uar_pages")
 MAKING = (
     "alloc_pd", "reg_mr", "reg_umem", "alloc_uar", "query_eqn", "devx_obj_create", "doorbell_register",
     "create_event_channel", "subscribe",
 )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Usage:
-    """What this process has of everything that can leak."""
-
-    threads: tuple[str, ...]
-    descriptors: int
-    shared: dict[str, int]  # mappings of shared memory and of devices: how many of each name
-    live: int  # pieces of memory that are kept for a NIC
-    anonymous: int = field(compare=False)  # bytes of mappings without a name
-
-    @classmethod
-    def now(cls) -> "Usage":
-        gc.collect()
-        shared: Counter[str] = Counter()
-        anonymous = 0
-        with open("/proc/self/maps") as maps:
-            for line in maps:
-                span, permissions, _, _, _, *name = line.rstrip().split(maxsplit=5)
-                low, high = (int(bound, 16) for bound in span.split("-"))
-                if name and name[0].startswith(("/memfd:", "/dev/")):
-                    shared[name[0]] += 1
-                elif not name and permissions.startswith("rw"):
-                    anonymous += high - low
-        return cls(
-            threads=tuple(sorted(t.name for t in threading.enumerate() if t.name.startswith("gpunetio"))),
-            descriptors=len(os.listdir("/proc/self/fd")),
-            shared=dict(shared),
-            live=len(memory._live),
-            anonymous=anonymous,
-        )
-
-    def check(self) -> None:
-        """Nothing has been added since."""
-        now = Usage.now()
-        assert now == self
-        assert now.anonymous - self.anonymous < BLOCK
 
 
 @dataclass

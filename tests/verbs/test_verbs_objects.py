@@ -387,7 +387,7 @@ def test_reset_zeroes_the_record(pd, cq):
             {"rq_wr": 1, "receive_cq": True, "receive_max_sges": 33},
             "a receive WQE of 1024 bytes: the device takes at most 512",
         ),
-        ({"sq_wr": 1, "send_cq": True, "send_max_sges": 62}, "a send WQE of 1088 bytes: the device takes at most 1024"),
+        ({"sq_wr": 1, "send_cq": True, "send_max_sges": 62}, "a send WQE of 1024 bytes: the device takes at most 1008"),
         ({"sq_wr": 1, "send_cq": True, "max_inline_data": 1000}, "max_inline_data = 1000"),
         ({"sq_wr": 32769, "send_cq": True}, "65536 basic blocks of 64 bytes: the device holds at most 32768"),
         ({"sq_wr": 32768, "send_cq": True, "send_max_sges": 2}, "65536 basic blocks"),

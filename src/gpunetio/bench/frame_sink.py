@@ -5,19 +5,20 @@ from __future__ import annotations
 from contextlib import ExitStack
 
 from ..eth.receive import CpuRxq
+from ..fabric.pcap_reader import LARGEST_RECORD
 from ..memory import HostMemory
 from ..verbs import PD
 
-_PACKETS, _LONGEST = 4096, 9216  # that wait, and bytes of each
+_PACKETS, _JUMBO = 4096, 9216  # that wait, and bytes of what is usual
 
 
 class FrameSink(CpuRxq[None, None]):
     """A receive queue with one buffer, into which the device writes all packets."""
 
     def __init__(self, pd: PD):
-        super().__init__(pd, _PACKETS, _LONGEST, None)
+        super().__init__(pd, _PACKETS, _JUMBO, None)
         with ExitStack() as undo:
-            memory = HostMemory(_LONGEST)
+            memory = HostMemory(LARGEST_RECORD)  # what a file has may be longer than any queue says
             undo.callback(memory.close)
             self._buffer = pd.register(memory)
             undo.callback(self._buffer.close)
@@ -27,7 +28,7 @@ class FrameSink(CpuRxq[None, None]):
 
     def _start(self) -> None:
         for _ in range(self.max_burst):
-            self._put(None, self._buffer.iova, self._buffer.lkey, self.max_packet)
+            self._put(None, self._buffer.iova, self._buffer.lkey, self._buffer.nbytes)
         self._announce()
 
     def empty(self) -> None:

@@ -14,7 +14,7 @@ from .results import BwResult, Result
 from .run import Run
 
 _WIDEST = 101  # width of a bandwidth table in perftest's form, in columns
-_BW_UNITS = {False: ("MiB/sec", 1 << 20), True: ("Gb/sec", 1e9 / 8)}
+BW_UNITS = {False: ("MiB/sec", 1 << 20), True: ("Gb/sec", 1e9 / 8)}  # and their bytes, by `gbits`
 
 
 class _Layout(NamedTuple):
@@ -77,7 +77,7 @@ class Table:
     """
 
     def __init__(self, options: Options, gbits: bool = False, width: int | None = None):
-        unit, self._unit = _BW_UNITS[gbits]
+        unit, self._unit = BW_UNITS[gbits]
         full, short = _LAT_LAYOUTS if options.benchmark.latency else _bw_layouts(unit)
         self._layout = full if width is None or full.width <= width else short
 

@@ -6,7 +6,7 @@ from ipaddress import IPv4Address, IPv6Address, ip_address
 
 from ..errors import InvalidValueError, NotFoundError
 from ..formats.packet import IPV4_MAPPED
-from ..verbs.arguments import within
+from ..arguments import within
 from ..verbs.context import Context
 
 _LAST_PORT = 0xFFFF

@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 
 from ..errors import BadStateError, DocaError
 from ..formats.cm import PortSpace, RejectReason
-from ..verbs.arguments import within
+from ..arguments import within
 from ..verbs.context import Context
 from ..verbs.handle import Handle
 from ..verbs.pd import PD

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+from ..arguments import instance, whole, within
+from ..closing import end_block
 from ..errors import BadStateError, FullError, InvalidValueError
 from ..verbs import MR, Sge
-from ..verbs.arguments import instance, whole, within
 from .memory_map import MemoryMap
 from .remote_memory import RemoteMemory
 
@@ -68,6 +69,7 @@ class Buf:
 
     def fill(self, nbytes: int) -> None:
         """Note that a task has written so many bytes to the list: each buffer's data begins at its start."""
+        nbytes = whole("nbytes", nbytes)
         for buf in self._list:
             buf._data_offset, buf._data_nbytes = 0, min(nbytes, buf.nbytes)
             nbytes -= buf._data_nbytes
@@ -161,9 +163,9 @@ class Buf:
     def __enter__(self) -> Buf:
         return self
 
-    def __exit__(self, *exc: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if self._refcount:
-            self.release()
+            end_block(error, self.release)
 
     def __str__(self) -> str:
         return f"buffer of {self.nbytes} bytes at {self.address:#x}"

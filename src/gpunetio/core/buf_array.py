@@ -7,20 +7,21 @@ from typing import NoReturn
 
 import numpy as np
 
+from ..arguments import instance, whole, within
+from ..closing import Closing
 from ..errors import BadStateError, InvalidValueError
 from ..formats.core_device import DEV_BUF, DEV_BUF_ARR
 from ..gpu import Gpu
 from ..interrupts import Whole
 from ..jit.code import Launch
 from ..verbs import MR
-from ..verbs.arguments import instance, whole, within
 from .remote_memory import RemoteMemory
 
 _MOST = 1 << 24
 _KERNELS_REACH = 1 << 63  # addresses are signed there
 
 
-class BufArray(metaclass=Whole):
+class BufArray(Closing, metaclass=Whole):
     """`num` buffers of `elem_size` bytes each, from `offset` of a memory on (`doca_buf_arr`).
 
     Pass it to a kernel as an argument, or pass its `device_address`: `buf_get` returns an element. The memory is a
@@ -86,12 +87,6 @@ class BufArray(metaclass=Whole):
 
     def __len__(self) -> int:
         return self.num
-
-    def __enter__(self) -> BufArray:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         closed = ", closed" if self.closed else ""

@@ -11,13 +11,13 @@ from enum import IntEnum
 from functools import partial
 from typing import NamedTuple, Self
 
+from ..arguments import instance, whole
 from ..errors import BadStateError, DocaError, DocaErrorCode, NoMemoryError, NotSupportedError, error_of
 from ..gpu import Gpu
 from ..gpu.memory import LAUNCH_TIMEOUT, RunningLaunches
 from ..interrupts import deferred
 from ..jit.code import Launch
 from ..verbs import PD, Handle
-from ..verbs.arguments import instance, whole
 from .engine import ProgressEngine
 from .task import Task
 
@@ -128,6 +128,7 @@ class CoreContext(Handle, ABC):
         class exist that were not freed; None does not.
         """
         self.check_idle("the callbacks")
+        instance("kind", kind, type)
         self._configurations[kind] = _Configuration(on_done, on_error, None if most is None else whole("most", most))
 
     @property

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
+from ..arguments import deadline
 from ..errors import BadStateError, TimedOutError
 
 _EAGER = 256  # looks in a row that find nothing, before the first nap
@@ -79,7 +80,7 @@ class ProgressEngine:
 
         TimedOutError, which says that `what` did not come, after `timeout` seconds.
         """
-        looks, end = 0, time.monotonic() + timeout
+        looks, end = 0, deadline(timeout)
         while not predicate():
             looks = 0 if self.progress() else looks + 1
             if looks:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from ..arguments import instance, whole
 from ..enums import Access
 from ..errors import BadStateError, InvalidValueError, NotPermittedError, NotSupportedError
 from ..memory import Region
@@ -40,7 +41,7 @@ class MemoryMap(MR):
         nbytes: int | None = None,
         iova: int | None = None,
     ):
-        super().__init__(pd, obj, permissions, iova, nbytes)
+        super().__init__(instance("pd", pd, PD), obj, permissions, iova, nbytes)
 
     @classmethod
     def from_dmabuf(
@@ -82,7 +83,8 @@ class MemoryMap(MR):
         BadStateError for memory that the CPU does not address, InvalidValueError for bytes outside of it.
         """
         self.check_open()
-        count = self.nbytes - offset if nbytes is None else nbytes
+        offset = whole("offset", offset)
+        count = self.nbytes - offset if nbytes is None else whole("nbytes", nbytes)
         if offset < 0 or count < 0 or offset + count > self.nbytes:
             raise InvalidValueError(f"[{offset}, +{count}) is outside the {self.nbytes} bytes of {self}")
         region = self._region

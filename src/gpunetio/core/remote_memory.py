@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from ..arguments import octets
 from ..enums import Access
 from ..errors import InvalidValueError
 from ..formats.core_device import MEMORY_EXPORT, MEMORY_EXPORT_MAGIC, MEMORY_EXPORT_VERSION
@@ -31,7 +32,7 @@ class RemoteMemory:
         InvalidValueError for anything else than such a description. What the peer claims of its memory is its own
         affair: its NIC checks each access.
         """
-        raw = bytes(description)
+        raw = octets("description", description)
         if len(raw) != MEMORY_EXPORT.size:
             raise InvalidValueError(f"{len(raw)} bytes describe no memory: an export has {MEMORY_EXPORT.size}")
         row = MEMORY_EXPORT.at(raw)

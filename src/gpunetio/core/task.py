@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from enum import IntEnum
 from typing import Protocol, Self
 
-from ..errors import BadStateError, DocaError
+from ..errors import BadStateError, DocaError, again
 from .engine import ProgressEngine
 
 
@@ -138,7 +138,7 @@ class Task(ABC):
 
     def _result(self) -> Self:
         if self.status is not None:
-            raise self.status
+            raise again(self.status)
         return self
 
     def __str__(self) -> str:

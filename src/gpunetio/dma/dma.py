@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack
 
+from ..arguments import within
 from ..core import CoreContext
 from ..errors import BadStateError
 from ..formats.dma_device import DEV_DMA
 from ..gpu import ExportedQp, Gpu, GpuMemory
 from ..gpu.gpu import DEFAULT_TIMEOUT
 from ..verbs import PD, Sge
-from ..verbs.arguments import within
 from .caps import DmaCaps, query_caps
 from .copier import Copier
 from .task import MemcpyTask

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
+from ..arguments import instance
 from ..enums import LinkLayer
 from ..errors import NotSupportedError
 from ..formats.commands import CapClass, Opcode
@@ -68,7 +69,7 @@ def query_caps(ctx: Context) -> EthCaps:
 
     NotSupportedError if it has no Ethernet queues: without DEVX, on an InfiniBand port, or on a wire without Ethernet.
     """
-    if not ctx.has_devx:
+    if not instance("ctx", ctx, Context).has_devx:
         raise needs_devx(ctx, "Ethernet queues")
     general = query_cap(ctx.provider, CapClass.GENERAL, CMD_HCA_CAP)
     if ctx.query_device().link_layer is LinkLayer.INFINIBAND:

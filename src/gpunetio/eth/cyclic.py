@@ -6,6 +6,7 @@ from contextlib import ExitStack
 
 import numpy as np
 
+from ..arguments import instance
 from ..enums import CqOverrun, MemRegType, MemType
 from ..formats.device_structs import DEV_CQ
 from ..formats.doorbell import QP_DBREC
@@ -16,7 +17,6 @@ from ..gpu.spans import cq_ring
 from ..gpu.structure import fill_cq, restart_cq
 from ..interrupts import deferred
 from ..verbs import CQ, MR, PD, Context
-from ..verbs.arguments import instance
 from .caps import query_caps
 from .failure import QueueError
 from .kernel_queue import KernelQueue

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..arguments import whole, within
 from ..errors import InvalidValueError, NotSupportedError
 from ..formats.commands import WqType
 from ..formats.layout import Fields
 from ..formats.wqe import DATA_SEG, MIN_STRIDE_LOG, MIN_STRIDES_LOG, SEGMENT, STRIDING_WQE
 from ..memory import PAGE, round_up
-from ..verbs.arguments import whole, within
 from .caps import EthCaps
 
 _LEAST_WQES = 2  # so that the NIC has one while packets of the other are taken
@@ -74,7 +74,7 @@ def cyclic_layout(caps: EthCaps, max_burst: int, max_packet: int) -> CyclicLayou
     if (max_burst := whole("max_burst", max_burst)) < 1:
         raise InvalidValueError(f"max_burst = {max_burst}: a queue has room for one packet at least")
     slots = 1 << (max_burst - 1).bit_length()
-    slot_log = max(MIN_STRIDE_LOG, (max_packet - 1).bit_length())
+    slot_log = max(MIN_STRIDE_LOG, (within("max_packet", max_packet, 1, 1 << 31) - 1).bit_length())
     striding = 1 << slot_log <= caps.max_stride
     most = caps.max_cyclic_burst if striding else caps.max_rx_burst
     if slots > most:
@@ -104,6 +104,7 @@ def pool_layout(
 
     `rate` is in Mbit/s and `max_time` in microseconds, so their product is in bits.
     """
+    max_packet = within("max_packet", max_packet, 1, 1 << 31)
     slot = round_up(headroom + max_packet + tailroom, 1 << MIN_STRIDE_LOG)
     held = -(-within("rate", rate, 0, 1 << 32) * within("max_time", max_time, 0, 1 << 32) // (8 * max_packet))
     return PoolLayout(whole("max_burst", max_burst) + held, slot)

@@ -6,6 +6,7 @@ import logging
 import os
 from contextlib import ExitStack
 
+from ..arguments import instance, member, within
 from ..enums import Access, CqOverrun, MemRegType, MemType, RingMemory
 from ..errors import DeviceFatalError, DocaError, InvalidValueError
 from ..gpu import Gpu, GpuMemory
@@ -14,7 +15,6 @@ from ..gpu.rings import Rings, ways
 from ..gpu.spans import Span
 from ..memory import PAGE, is_accessible, round_up
 from ..verbs import CQ, MR, PD, UAR
-from ..verbs.arguments import instance, member, within
 from ..verbs.devx.ring import Ring, external_ring, internal_ring
 
 logger: logging.Logger = logging.getLogger("gpunetio.eth")

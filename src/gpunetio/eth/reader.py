@@ -8,11 +8,11 @@ from typing import TypeVar
 
 import numpy as np
 
+from ..arguments import deadline, within
 from ..errors import BadStateError, InvalidValueError
 from ..formats.cqe import CI_MASK, CQE64, CQE_SHIFT, INIT_OP_OWN
 from ..formats.doorbell import CQ_ARM_SN_MASK, CQ_ARM_SN_SHIFT, CQ_DBREC, UAR_CQ_OFFSET
 from ..verbs import CQ, CompChannel, Context
-from ..verbs.arguments import within
 from ..verbs.devx.ring import doorbells
 
 _Found = TypeVar("_Found")
@@ -62,12 +62,12 @@ class CqReader:
 
     def collect(self, take: Callable[[int], list[_Found]], most: int, least: int, timeout: float) -> list[_Found]:
         """Return what `take` makes of CQEs, up to `most`: at least `least`, or as many as came in `timeout` seconds."""
-        most, deadline = within("most", most, 1, 1 << 31), time.monotonic() + timeout
+        most, end = within("most", most, 1, 1 << 31), deadline(timeout)
         least = within("least", least, 1, most)
         found: list[_Found] = []
         while True:
             found += take(most - len(found))
-            if len(found) >= least or not self.wait(deadline):
+            if len(found) >= least or not self.wait(end):
                 return found
 
     def request_event(self, queue: object) -> None:

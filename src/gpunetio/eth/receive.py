@@ -11,6 +11,7 @@ from typing import Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from ..arguments import whole, within
 from ..errors import BadStateError, FullError, InvalidValueError, NotSupportedError
 from ..formats.commands import WqType
 from ..formats.cqe import OPCODE_SHIFT, CqeOpcode, Syndrome
@@ -19,7 +20,6 @@ from ..formats.wqe import DATA_SEG, SEGMENT
 from ..interrupts import deferred
 from ..memory import HostMemory, is_accessible
 from ..verbs import MR, PD, CompChannel
-from ..verbs.arguments import whole, within
 from ..verbs.devx.ring import doorbells, internal_ring
 from .failure import QueueError
 from .layout import PoolLayout, pool_layout

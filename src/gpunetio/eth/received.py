@@ -9,6 +9,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
+from ..closing import end_block
 from ..errors import BadStateError
 from ..formats.cqe import FLOW_TAG_MASK, RxChecksum
 from .failure import QueueError
@@ -101,8 +102,8 @@ class ManagedPacket:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *exc: object) -> None:
-        self.release()
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        end_block(error, self.release)
 
     def __repr__(self) -> str:
         return f"<packet of {self.nbytes} bytes{', released' if self._buffer is None else ''}>"

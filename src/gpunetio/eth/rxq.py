@@ -6,14 +6,14 @@ from abc import ABC
 from collections.abc import Iterable
 from contextlib import ExitStack
 
+from ..arguments import instance, within
 from ..errors import InUseError, NotFoundError
 from ..formats.commands import Opcode
 from ..formats.ethernet import QueueState, TimestampFormat
 from ..formats.layout import Fields
 from ..verbs import CQ, PD, Context, DevxObject, Handle
-from ..verbs.arguments import instance, within
-from ..verbs.devx.domain import create_tir
 from ..verbs.devx.ring import Ring
+from ..verbs.devx.tir import create_tir
 from .caps import EthCaps, query_caps
 
 SHORTEST_PACKET = 64  # IEEE 802.3: a frame with its check sequence

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..arguments import instance, whole, within
 from ..errors import BadStateError, FullError, InvalidValueError, NotSupportedError, TooBigError
 from ..formats.cqe import OPCODE_SHIFT, CqeOpcode
 from ..formats.doorbell import PI_MASK, QP_DBREC
@@ -20,7 +21,6 @@ from ..formats.wqe import CE_SHIFT, ETH_SEG, SEGMENT, WQEBB, CompletionMode, Eth
 from ..interrupts import deferred
 from ..memory import is_accessible
 from ..verbs import MR, PD, CompChannel
-from ..verbs.arguments import instance, whole, within
 from ..verbs.devx.ring import doorbells, internal_ring
 from .failure import QueueError
 from .reader import CqReader
@@ -125,6 +125,7 @@ class CpuTxq(SendQueue):
         created; FullError without room for all; BadStateError if the queue has failed.
         """
         self.check_open()
+        instance("packets", packets, Iterable)
         built = [(instance("packet", packet, Packet).context, self._body(packet)) for packet in packets]
         with self._lock:
             if self._failure:

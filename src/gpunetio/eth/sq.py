@@ -6,14 +6,13 @@ from abc import ABC
 from collections.abc import Iterable
 from contextlib import ExitStack
 
+from ..arguments import instance, whole
 from ..enums import UarAllocationType
 from ..errors import InvalidValueError, NotSupportedError
 from ..formats.commands import Opcode, WqType
 from ..formats.ethernet import InlineMode, QueueState, TimestampFormat
 from ..formats.wqe import WQEBB_SHIFT, EthChecksum
 from ..verbs import CQ, PD, UAR, DevxObject, Handle
-from ..verbs.arguments import instance, whole
-from ..verbs.devx.domain import transport_domain
 from ..verbs.devx.ring import Ring
 from .caps import EthCaps, query_caps
 
@@ -75,7 +74,7 @@ class SendQueue(Handle, ABC):
     def _create(self, cq: CQ, ring: Ring, uar: UAR, undo: ExitStack) -> None:
         """Create TIS and SQ, and move the SQ to RDY."""
         devx, self.cq, self.ring, self.uar = self.ctx.devx, cq, ring, uar
-        tis = devx.create(Opcode.CREATE_TIS, ctx={"transport_domain": transport_domain(self.ctx).number})
+        tis = devx.create(Opcode.CREATE_TIS, ctx={"transport_domain": devx.transport_domain().number})
         undo.callback(tis.close)
         real_time = self.caps.real_time_send
         self._sq = devx.create(

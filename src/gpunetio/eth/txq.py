@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from contextlib import ExitStack
 from typing import NamedTuple
 
 import numpy as np
 
+from ..arguments import deadline, instance, member, number, whole
 from ..enums import CqOverrun, MemRegType, NicHandler, SendDbrModeExt
 from ..errors import BadStateError, InvalidValueError, NotSupportedError
 from ..formats.cqe import CQE_SIZE, INIT_OP_OWN, OPCODE_SHIFT, CqeOpcode
@@ -24,7 +24,6 @@ from ..gpu.spans import cq_ring, send_ring
 from ..gpu.structure import fill_sender, restart_cq, restart_sender
 from ..interrupts import deferred
 from ..verbs import PD
-from ..verbs.arguments import instance, member, whole
 from .caps import WaitOnTime
 from .failure import QueueError
 from .kernel_queue import KernelQueue
@@ -98,7 +97,7 @@ class EthTxq(KernelQueue, SendQueue):
             raise InvalidValueError(
                 f"nic_handler {handler.name}: an Ethernet queue has {', '.join(h.name for h in _HANDLERS)}"
             )
-        if not 0 < timeout < _LONGEST_TIMEOUT:
+        if not 0 < number("timeout", timeout) < _LONGEST_TIMEOUT:
             raise InvalidValueError(f"timeout = {timeout} s: a device wait lasts more than 0 s and ends one day")
         if wait_on_time and self.caps.wait_on_time is WaitOnTime.NONE:
             raise NotSupportedError(
@@ -257,9 +256,9 @@ class EthTxq(KernelQueue, SendQueue):
 
     def wait_events(self, timeout: float, most: int = 64) -> list[SentEvent]:
         """Return such events, at least one; an empty list after `timeout` seconds."""
-        deadline = time.monotonic() + timeout
+        end = deadline(timeout)
         while not (found := self.events(most)):
-            if self._reader is None or not self._reader.wait(deadline):
+            if self._reader is None or not self._reader.wait(end):
                 break
         return found
 

@@ -92,11 +92,11 @@ class ControlSocket:
         try:
             for address in self.addresses:
                 self._listen(address)
+            self._thread = ServiceThread(f"gpunetio {name} control", self._serve)
+            self._thread.start()
         except BaseException:
             self._close_all()
             raise
-        self._thread = ServiceThread(f"gpunetio {name} control", self._serve)
-        self._thread.start()
 
     def _listen(self, address: IpAddress) -> None:
         """Claim the address. If another process has it, listen under `address/pid`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
+from ..arguments import instance, number, whole
 from ..errors import InvalidValueError
 
 
@@ -24,6 +25,7 @@ class Faults:
     @classmethod
     def parse(cls, text: str) -> Faults:
         """Parse names and values of fields, for example "loss=0.01,reordering=0.05,seed=7"."""
+        text = instance("faults", text, str)
         known = {field.name: type(field.default) for field in fields(cls)}
         values = {}
         for part in text.split(","):
@@ -38,7 +40,8 @@ class Faults:
 
     def __post_init__(self) -> None:
         for name in ("loss", "duplication", "reordering", "corruption"):
-            if not 0 <= getattr(self, name) <= 1:
+            if not 0 <= number(name, getattr(self, name)) <= 1:
                 raise InvalidValueError(f"{name} = {getattr(self, name)}: a probability is 0 to 1")
-        if not 0 <= self.delay_us <= 1e6:
+        if not 0 <= number("delay_us", self.delay_us) <= 1e6:
             raise InvalidValueError(f"delay_us = {self.delay_us}: it must be 0 to 1000000")
+        whole("seed", self.seed)

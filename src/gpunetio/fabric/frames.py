@@ -47,8 +47,9 @@ PIPE_END = Entry("pipe_end", 64, """
 """)
 
 # `peer` is the GID of the other end: the destination of an outgoing frame, the source of one that arrived. `source` is
-# this end's index in the GID table. `icrc` says that four bytes of ICRC follow the packet. `corrupt`, set by the fault
-# injector, is 1 + the bit to flip after the ICRC has been computed.
+# what the frame leaves by, mostly this end's index in the GID table (fabric/udp.py), and what routers look at: traffic
+# class and hop limit (`with_traffic`). `icrc` says that four bytes of ICRC follow the packet. `corrupt`, set by the
+# fault injector, is 1 + the bit to flip after the ICRC has been computed.
 #
 # `life` tells a queue pair's packets from those that it sent before its last reset. It is the requester's, in requests
 # and in the responses to them. Packets have no field for it, so it ends where the pipe ends. 0 means unknown.
@@ -81,8 +82,42 @@ SKIP = -1  # in nbytes: nothing up to the end of the pipe
 RECALLED = 0  # in nbytes: do not send this frame
 ETHERNET_FRAME = -1  # in reference
 
+_EGRESS_MASK, _CLASS_SHIFT, _HOP_SHIFT = 0xFFFF, 16, 24
+HOP_LIMIT = 64  # where a path has none
+
 pipe_end_at: View = struct_view(PIPE_END)
 frame_at: View = struct_view(FRAME)
+
+
+@device_function
+def with_traffic(egress, traffic_class, hop_limit):
+    """Return the `source` of frames that leave by `egress`."""
+    return egress | traffic_class << _CLASS_SHIFT | hop_limit << _HOP_SHIFT
+
+
+@device_function
+def egress_of(source):
+    """Return what a frame leaves by."""
+    return source & _EGRESS_MASK
+
+
+@device_function
+def traffic_of(source):
+    """Return a `source` without its egress."""
+    return source & ~_EGRESS_MASK
+
+
+@device_function
+def class_of(source):
+    """Return the traffic class of a frame (RFC 2474)."""
+    return source >> _CLASS_SHIFT & 0xFF
+
+
+@device_function
+def hop_limit_of(source):
+    """Return the hop limit of a frame."""
+    hops = source >> _HOP_SHIFT & 0xFF
+    return hops if hops != 0 else HOP_LIMIT
 
 
 def pipe_size(capacity: int) -> int:

@@ -11,7 +11,6 @@ from ..formats.packet import (
 from ..jit.compile import device_function
 from ..jit.ops import be16, be64, ld8, ld16, st8, st16, st32, st64
 
-HOP_LIMIT = 64
 MOST_TAGS = 2  # VLAN tags that are looked behind
 MOST_EXTENSIONS = 8  # of a packet; behind more, no TCP or UDP header is looked for
 
@@ -67,13 +66,13 @@ def extension_bytes(kind, header):
 
 
 @device_function
-def put_ipv4(ip, source, destination, nbytes):
+def put_ipv4(ip, source, destination, nbytes, traffic_class, ttl):
     """Write an IPv4 header before `nbytes` of UDP. The addresses are the second words of their GIDs."""
-    st16(ip + IPV4.version_ihl, 0x45)
+    st16(ip + IPV4.version_ihl, 0x45 | traffic_class << 8)
     st16(ip + IPV4.total_length, be16(IPV4.size + nbytes))
     st16(ip + IPV4.identification, 0)
     st16(ip + IPV4.flags_fragment, be16(IPV4_DONT_FRAGMENT))
-    st8(ip + IPV4.ttl, HOP_LIMIT)
+    st8(ip + IPV4.ttl, ttl)
     st8(ip + IPV4.protocol, IP_PROTOCOL_UDP)
     st16(ip + IPV4.checksum, 0)
     st32(ip + IPV4.source, source >> 32)
@@ -82,9 +81,9 @@ def put_ipv4(ip, source, destination, nbytes):
 
 
 @device_function
-def put_ipv6(ip, source_high, source_low, destination_high, destination_low, nbytes):
+def put_ipv6(ip, source_high, source_low, destination_high, destination_low, nbytes, traffic_class, hop_limit):
     """Write an IPv6 header before `nbytes` of UDP. The addresses are the words of their GIDs."""
-    st64(ip, be64(6 << 60 | nbytes << 16 | IP_PROTOCOL_UDP << 8 | HOP_LIMIT))
+    st64(ip, be64(6 << 60 | traffic_class << 52 | nbytes << 16 | IP_PROTOCOL_UDP << 8 | hop_limit))
     st64(ip + IPV6.source, source_high)
     st64(ip + IPV6.source + 8, source_low)
     st64(ip + IPV6.destination, destination_high)

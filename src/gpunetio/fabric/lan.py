@@ -61,8 +61,16 @@ class LanSearch:
                 self._silent |= silent
                 begin, self._asking = not self._asking, True
             if begin and self._thread.join():
-                self._thread.start()
+                self._begin_asking()
         return links
+
+    def _begin_asking(self) -> None:
+        try:
+            self._thread.start()
+        except BaseException:
+            with self._lock:
+                self._asking = False
+            raise
 
     def _ask(self, wanted: Iterable[str]) -> tuple[list[Link], set[str]]:
         """Ask NICs whether they are on the LAN, and those that are for links. Return the links, and who is silent."""

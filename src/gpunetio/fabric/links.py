@@ -287,8 +287,9 @@ class Links:
         if callback is None:
             return
         if self._teller is None:
-            self._teller = ServiceThread(f"gpunetio {self.name} links", self._call_back)
-            self._teller.start()
+            teller = ServiceThread(f"gpunetio {self.name} links", self._call_back)
+            teller.start()
+            self._teller = teller
         self._events.put((callback, link, message))
 
     def _call_back(self) -> None:

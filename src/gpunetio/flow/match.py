@@ -38,7 +38,10 @@ def everything() -> Match:
 
 
 def eth(*, src: Mac | None = None, dst: Mac | None = None, ether_type: Number | None = None) -> Match:
-    """Match by MAC addresses, and by the EtherType behind all VLAN tags."""
+    """Match by MAC addresses, and by the EtherType behind VLAN tags.
+
+    Up to two tags of types 0x8100 and 0x88A8 are read. A third one, or one of another type, is the frame's EtherType.
+    """
     fields: dict[str, Bits] = {}
     for name, given in (("smac", src), ("dmac", dst)):
         if given is not None:

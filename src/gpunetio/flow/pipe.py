@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from contextlib import ExitStack
 from enum import IntEnum
 
+from ..arguments import instance, member, within
 from ..errors import BadStateError, InUseError, InvalidValueError
 from ..verbs import Handle
-from ..verbs.arguments import instance, member, within
 from ..verbs.handle import listed
 from .counters import Counter, Counters, FlowCount
 from .entry import Forward, change_entry, set_entry

@@ -6,13 +6,13 @@ import threading
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 
+from ..arguments import instance
 from ..errors import InUseError, InvalidValueError, NotSupportedError
 from ..formats.commands import CapClass, Opcode
 from ..formats.contexts import CMD_HCA_CAP
 from ..formats.flow import FLOW_TABLE_NIC_CAP, DestinationType
 from ..formats.layout import Fields
 from ..verbs import Context, DevxObject
-from ..verbs.arguments import instance
 from ..verbs.device_attr import query_cap
 from .counters import Counters
 from .entry import Forward
@@ -43,8 +43,8 @@ class FlowPort(Port):
         self.lock = threading.RLock()  # threads of a program add and remove rules at the same time
         self.isolated = bool(isolated)
         has = _properties(ctx)
-        self.top_level = min(_TOP_LEVEL, has["max_ft_level"])
-        self.log_size = min(_LOG_SIZE, has["log_max_ft_size"])
+        self.top_level: int = min(_TOP_LEVEL, has["max_ft_level"])
+        self.log_size: int = min(_LOG_SIZE, has["log_max_ft_size"])
         self._root: FlowPipe | None = None
         self._attached = ExitStack()
         with ExitStack() as undo:

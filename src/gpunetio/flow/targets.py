@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from enum import Enum, IntFlag
 from typing import Final, Protocol, TypeAlias, runtime_checkable
 
+from ..arguments import flags, instance, octets, truth
 from ..errors import InvalidValueError
 from ..formats.commands import Opcode
 from ..formats.ethernet import DispType, HashField, L3Prot, L4Prot, RxHashFn, rq_list
 from ..formats.flow import DestinationType
 from ..formats.packet import IP_PROTOCOL_TCP, IP_PROTOCOL_UDP
 from ..verbs import Context, DevxObject, Handle
-from ..verbs.devx.domain import create_tir
+from ..verbs.devx.tir import create_tir
 from . import match
 from .entry import Forward, set_entry
 from .matching import Match
@@ -96,8 +97,9 @@ class Rss:
         self, queues: Iterable[ReceiveQueue | DevxObject], *, on: Hash = _ALL, symmetric: bool = False,
         key: bytes = DEFAULT_KEY,
     ):  # fmt: skip
-        self.queues = tuple(queues)
-        self.on, self.symmetric, self.key = Hash(on), bool(symmetric), bytes(key)
+        self.queues = tuple(instance("queues", queues, Iterable))
+        self.on, self.symmetric = flags("on", on, Hash), truth("symmetric", symmetric)
+        self.key = octets("key", key)
         if not 0 < len(self.queues) <= _MOST_QUEUES:
             raise InvalidValueError(f"Rss of {len(self.queues)} queues: it takes 1 to {_MOST_QUEUES}")
         if len(self.key) != KEY_BYTES or not any(self.key):

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
+from ..arguments import whole
 from ..errors import InvalidValueError
-from ..verbs.arguments import whole
 
 _MAC = re.compile(r"(?:[0-9a-fA-F]{2}[:-]){5}[0-9a-fA-F]{2}")
 _MAC_BYTES = 6

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import NoReturn, overload
 
+from ..arguments import instance
+from ..closing import Closing
 from ..errors import BadStateError, InvalidValueError
 from ..formats.device_structs import DEV_QP
 from ..jit.code import Launch
 from ..verbs import QP
-from ..verbs.arguments import instance
 from .export import ExportedQp, Exporter, ExportOptions
 from .handlers import mode_of, structure_kind
 from .structure import Place, places
@@ -18,7 +19,7 @@ from .structure import Place, places
 _ALIGNMENT = 1 << 16
 
 
-class ExportedQps(Sequence[ExportedQp]):
+class ExportedQps(Closing, Sequence[ExportedQp]):
     """Exported QPs whose structures form an array (`doca_gpu_verbs_export_multi_qps_dev`).
 
     A kernel takes the array as an argument. Element i is at `device_address` + i × `STRIDE`. Each element is an
@@ -28,7 +29,7 @@ class ExportedQps(Sequence[ExportedQp]):
     STRIDE = DEV_QP.size
 
     def __init__(self, gpu: Exporter, qps: Sequence[QP | ExportedQp], options: ExportOptions):
-        if not qps:
+        if not instance("qps", qps, Sequence):
             raise InvalidValueError("no queue pairs to export: an array needs at least one")
         for i, qp in enumerate(qps):
             if instance(f"qps[{i}]", qp, QP, ExportedQp) in qps[:i]:
@@ -100,12 +101,6 @@ class ExportedQps(Sequence[ExportedQp]):
     def __repr__(self) -> str:
         closed = ", closed" if self._memory.closed else ""
         return f"<array of {len(self)} exported QPs on GPU {self._gpu.name}{closed}>"
-
-    def __enter__(self) -> ExportedQps:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
     def __reduce__(self) -> NoReturn:
         raise BadStateError("an array of exported QPs cannot be pickled: export them in the other process")

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import logging
 import os
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from contextlib import ExitStack
-from typing import NoReturn, Self
+from typing import NoReturn
 
+from ..arguments import instance, member, text, whole, within
+from ..closing import Closing
 from ..enums import MemType
 from ..errors import BadStateError, InvalidValueError, NotFoundError, NotSupportedError
 from ..interrupts import Whole
 from ..memory import PAGE
 from ..nic.control.port import CPU
 from ..providers.sdk.gpu import create_gpu
-from ..verbs.arguments import member, whole
 from . import cuda_backend
 from .backend import Backend
 from .cuda_backend import CudaBackend
@@ -26,7 +27,9 @@ from .uar import RegisterTable
 logger: logging.Logger = logging.getLogger("gpunetio.gpu")
 
 QUEUE_MEMORY = ("auto", "gpu", "cpu_gpu")
-WITHOUT_CUDA = {"host": HostBackend, "twin": TwinBackend}
+# "cpu" is what targets are called.
+WITHOUT_CUDA: dict[str, type[HostBackend]] = {"host": HostBackend, "cpu": HostBackend, "twin": TwinBackend}
+_LARGEST = 1 << 47  # bytes: what a process can address at most
 _GPU_CPU_ALIGNMENT = 1 << 16  # GDRCopy maps GPU pages
 
 
@@ -38,7 +41,8 @@ def gpu_list() -> list[str]:
 def engine_of(which: str, queue_memory: str) -> str:
     """Return which engine of a software NIC works where `Gpu(which, queue_memory=…)` has its queues (PortConfig)."""
     check_queue_memory(queue_memory)
-    if queue_memory == "cpu_gpu" or which == "host" or (which == "auto" and cuda_backend.device_count() == 0):
+    on_cpu = WITHOUT_CUDA.get(which) is HostBackend or (which == "auto" and cuda_backend.device_count() == 0)
+    if queue_memory == "cpu_gpu" or on_cpu:
         return CPU
     if which in WITHOUT_CUDA:
         return which
@@ -51,7 +55,7 @@ def check_queue_memory(queue_memory: str) -> None:
         raise InvalidValueError(f"queue_memory = {queue_memory!r}: it is one of {', '.join(QUEUE_MEMORY)}")
 
 
-class GpuDevice(ABC, metaclass=Whole):
+class GpuDevice(Closing, metaclass=Whole):
     """The part of `Gpu` that knows nothing of queues."""
 
     warp: int
@@ -79,6 +83,8 @@ class GpuDevice(ABC, metaclass=Whole):
 
     @staticmethod
     def _open_backend(which: str | int) -> Backend:
+        if not isinstance(which, int):
+            text("which", which)
         if which in WITHOUT_CUDA:  # which takes a while to load
             return WITHOUT_CUDA[str(which)]()
         count = cuda_backend.device_count()
@@ -118,9 +124,9 @@ class GpuDevice(ABC, metaclass=Whole):
         GPU_CPU needs GDRCopy; without it, the memory is CPU_GPU.
         """
         self._check()
-        nbytes, alignment = whole("nbytes", nbytes), whole("alignment", alignment) or PAGE
-        if nbytes <= 0:
-            raise InvalidValueError(f"cannot allocate {nbytes} bytes: the size must be positive")
+        nbytes, alignment = whole("nbytes", nbytes), within("alignment", alignment, 0, _LARGEST) or PAGE
+        if not 0 < nbytes <= _LARGEST:
+            raise InvalidValueError(f"cannot allocate {nbytes} bytes: it must be 1 to {_LARGEST}")
         if alignment < 0 or alignment & (alignment - 1):
             raise InvalidValueError(f"alignment {alignment} is not a power of two")
         if kind is None:
@@ -146,6 +152,7 @@ class GpuDevice(ABC, metaclass=Whole):
         kind of memory has no dmabufs; then register the memory itself.
         """
         self._check()
+        instance("memory", memory, GpuMemory)
         nbytes = memory.nbytes if nbytes is None else whole("nbytes", nbytes)
         if not 0 < nbytes <= memory.nbytes or nbytes % PAGE or memory.device_address % PAGE:
             raise InvalidValueError(
@@ -206,12 +213,6 @@ class GpuDevice(ABC, metaclass=Whole):
             raise BadStateError(f"the GPU was opened in process {self._pid}: open it again here, or use spawn")
         if not self._open:
             raise BadStateError(f"GPU {self.name} is closed")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"Gpu({self.name!r}, target={self.target!r}{'' if self._open else ', closed'})"

@@ -8,6 +8,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Unpack
 
+from ..arguments import device_deadline, instance
 from ..enums import NicHandler, QpState, RingMemory, SendDbrModeExt
 from ..errors import BadStateError, InUseError, InvalidValueError, NotSupportedError
 from ..formats.cqe import CQE_SIZE
@@ -90,7 +91,7 @@ class ExportedQp(Handle):
     may_lose_rings: bool
 
     def __init__(self, gpu: Exporter, qp: QP, options: ExportOptions, place: Place | None = None):
-        super().__init__(qp.ctx)
+        super().__init__(instance("qp", qp, QP).ctx)
         self._use(qp)
         cq = _check_queue(gpu, qp, options.timeout)
         self.gpu, self.qp, self.cq = gpu, qp, cq
@@ -400,8 +401,7 @@ def _check_queue(gpu: Exporter, qp: QP, timeout: float) -> CQ:
         raise InvalidValueError(f"the send queue of {qp} has {qp.sq_entries} slots: kernels take at most {MAX_SLOTS}")
     if receives(qp) and qp.receive_cq and qp.receive_cq.collapsed:
         raise NotSupportedError(f"{qp} has a collapsed receive CQ, which keeps the last message only: give it a ring")
-    if timeout <= 0:
-        raise InvalidValueError(f"timeout {timeout:g} s: a device wait needs a positive deadline")
+    device_deadline(timeout)
     _check_cqs(qp, qp.send_cq)
     _check_memory(gpu, qp)
     for user in qp.users:

@@ -10,10 +10,10 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from ..arguments import member
 from ..enums import MemRegType, MemType, NicHandler, QpSendDbrMode, SendDbrModeExt
 from ..interrupts import deferred
 from ..verbs import PD, QP, SRQ
-from ..verbs.arguments import member
 from .array import ExportedQps
 from .device import check_queue_memory
 from .export import ExportedQp, Exporter, ExportOptions
@@ -42,8 +42,8 @@ class Part(Protocol):
 class Gpu(Exporter):
     """Open a GPU (`doca_gpu_create`).
 
-    `which`: "auto" (the first CUDA device, or the host), "host", a CUDA ordinal, a PCI address ("8a:00.0"), or "twin":
-    host threads with memory that only they reach, as on a GPU.
+    `which`: "auto" (the first CUDA device, or the host), "host" or "cpu", a CUDA ordinal, a PCI address ("8a:00.0"), or
+    "twin": host threads with memory that only they reach, as on a GPU.
     `warp`: lanes of a host warp, 1 … 32; a CUDA warp has 32.
     `queue_memory`: where queues lie. With "gpu", their structures are in GPU memory, their rings too if the NIC reaches
     it, and kernels ring the doorbells. "cpu_gpu" is for a system without GPUDirect RDMA: rings are in host memory,

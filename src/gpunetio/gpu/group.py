@@ -6,10 +6,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import TypedDict
 
+from ..arguments import instance, member, whole, within
+from ..closing import Closing
 from ..enums import CqOverrun, MemRegType, NicHandler, QpSendDbrMode, SendDbrModeExt, UarAllocationType
 from ..errors import InvalidValueError, NotSupportedError
 from ..verbs import CQ, PD, SRQ, UAR, Context, QpInitAttr
-from ..verbs.arguments import member, whole, within
 from ..verbs.qp_init import queue_sizes
 from .export import ExportedQp, Exporter, ExportOptions
 from .rings import Rings, ways
@@ -52,14 +53,14 @@ class QueueOptions:
 
 def create_qp(gpu: Exporter, pd: PD, queue: QueueOptions, options: ExportOptions) -> ExportedQp:
     """Create a QP as `Gpu.create_qp` describes it."""
-    options = _resolve(pd.ctx, options, _QUEUE)
+    options = _resolve(instance("pd", pd, PD).ctx, options, _QUEUE)
     blueflame = options.nic_handler is NicHandler.GPU_SM_BF
     uar = pd.ctx.shared_uar(*((_KINDS.BLUEFLAME,) * 2 if blueflame else _NON_CACHED))
     return _create(gpu, pd, queue, options, uar)
 
 
 @dataclass(frozen=True)
-class QpGroup:
+class QpGroup(Closing):
     """A queue and its companion, which waits in the NIC for the queue's completions (`doca_gpu_verbs_qp_group_hl`).
 
     The companion is core-direct: its WAIT requests name the CQ of `main`, so that it can count completed operations
@@ -75,16 +76,10 @@ class QpGroup:
             steps.callback(self.companion.close)
             steps.callback(self.main.close)
 
-    def __enter__(self) -> QpGroup:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
-
 
 def create_group(gpu: Exporter, pd: PD, queue: QueueOptions, options: ExportOptions) -> QpGroup:
     """Create a queue and its companion as `Gpu.create_qp_group` describes them."""
-    options = _resolve(pd.ctx, options, _GROUP)
+    options = _resolve(instance("pd", pd, PD).ctx, options, _GROUP)
     uar = pd.ctx.shared_uar(*_NON_CACHED)
     with ExitStack() as undo:
         main = _create(gpu, pd, queue, options, uar)
@@ -140,6 +135,8 @@ def _create(
             undo.callback(cq.close)
             return cq
 
+        if queue.srq is not None:
+            instance("srq", queue.srq, SRQ)
         send_cq = create_cq("the send CQ", slots, queue.cq_collapsed)
         entries = queue.srq.entries if queue.srq else sizes.rq_entries
         receive_cq = create_cq("the receive CQ", entries, False) if entries else None

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 
+from ..arguments import member
 from ..enums import MemType, NicHandler, QpSendDbrMode, SendDbrModeExt, UarAllocationType
 from ..errors import DriverError, InvalidValueError
 from ..verbs import QP
-from ..verbs.arguments import member
 from .device import GpuDevice
 from .spans import Sender
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
 from typing import NoReturn
+from weakref import WeakSet
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..arguments import whole
+from ..closing import Closing
 from ..enums import MemType
 from ..errors import BadStateError, InvalidValueError, TimedOutError
 from ..interrupts import deferred
@@ -17,7 +21,14 @@ from ..jit.code import Launch
 from ..memory import BytesLike
 from .backend import Backend
 
+logger: logging.Logger = logging.getLogger("gpunetio.kernel")
+
 LAUNCH_TIMEOUT = 60.0  # seconds: the longest that closing waits for kernels
+PATIENCE = 1.0  # seconds of waiting after which the log says for which kernel
+
+# Launches that the log has named, and launches for which a wait has ended in vain: nothing waits for these again.
+_named: WeakSet[Launch] = WeakSet()
+_given_up: WeakSet[Launch] = WeakSet()
 
 
 class RunningLaunches:
@@ -43,15 +54,36 @@ class RunningLaunches:
             raise BadStateError(f"{what} while a kernel uses it: let the kernel end first")
 
     def wait(self, timeout: float, what: str) -> None:
-        """Wait until all have ended. TimedOutError after `timeout` seconds."""
-        end = time.monotonic() + timeout
-        while self.running:
-            if time.monotonic() > end:
-                raise TimedOutError(f"{what} cannot be closed: a kernel still uses it after {timeout:g} s")
-            time.sleep(100e-6)
+        """Wait until all have ended. TimedOutError after `timeout` seconds.
+
+        A launch is waited for once: if that fails or is interrupted, the next object that the launch uses is refused
+        immediately. A `with` statement over several objects would otherwise wait for each of them.
+        """
+        begin, running = time.monotonic(), []
+        try:
+            while running := [launch for launch in self._launches if not launch.ended]:
+                waited = time.monotonic() - begin
+                _check_patience(running, waited, timeout, what)
+                time.sleep(100e-6)
+        except BaseException:
+            _given_up.update(running)
+            raise
 
 
-class GpuMemory:
+def _check_patience(running: list[Launch], waited: float, timeout: float, what: str) -> None:
+    for launch in running:
+        if waited > timeout or launch in _given_up:
+            after = f" after {timeout:g} s" if waited > timeout else ", and an earlier wait for it has failed"
+            raise TimedOutError(
+                f"{what} cannot be closed: {launch} still uses it{after}; let the kernel end, for example by a word "
+                "that it polls, and close again"
+            )
+        if waited > PATIENCE and launch not in _named:
+            _named.add(launch)
+            logger.warning("%s is being closed, and waits for %s; Ctrl+C ends the wait", what, launch)
+
+
+class GpuMemory(Closing):
     """`nbytes` bytes of zeroed memory at `device_address`.
 
     CPU_GPU memory is pinned host memory that the GPU also reaches, and `array` is its NumPy view. GPU memory has no CPU
@@ -108,7 +140,10 @@ class GpuMemory:
 
     def write(self, data: BytesLike, offset: int = 0) -> None:
         """Copy `data` (buffer protocol) to byte offset `offset`."""
-        source = np.frombuffer(data, np.uint8)
+        try:
+            source = np.frombuffer(data, np.uint8)
+        except (TypeError, ValueError, BufferError):
+            raise InvalidValueError(f"data is of type {type(data).__name__}: it must be contiguous bytes") from None
         self._check(offset, source.nbytes)
         if self._array is not None:
             self._array[offset : offset + source.nbytes] = source
@@ -117,7 +152,7 @@ class GpuMemory:
 
     def read(self, offset: int = 0, nbytes: int | None = None) -> NDArray[np.uint8]:
         """Return a copy of `nbytes` from byte offset `offset`, or of all bytes from there."""
-        count = self.nbytes - offset if nbytes is None else nbytes
+        count = self.nbytes - whole("offset", offset) if nbytes is None else whole("nbytes", nbytes)
         self._check(offset, count)
         if self._array is not None:
             return self._array[offset : offset + count].copy()
@@ -149,18 +184,12 @@ class GpuMemory:
     def _check(self, offset: int = 0, nbytes: int = 0) -> None:
         if not self._open:
             raise BadStateError("this GPU memory is closed")
-        if offset < 0 or nbytes < 0 or offset + nbytes > self.nbytes:
+        if whole("offset", offset) < 0 or whole("nbytes", nbytes) < 0 or offset + nbytes > self.nbytes:
             raise InvalidValueError(f"[{offset}, +{nbytes}) is outside the memory's {self.nbytes} bytes")
 
     def __repr__(self) -> str:
         state = f"at {self.device_address:#x}" if self._open else "closed"
         return f"<{self.nbytes} bytes of {self.kind.name} memory of GPU {self._backend.name}, {state}>"
-
-    def __enter__(self) -> GpuMemory:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
     def __reduce__(self) -> NoReturn:
         raise BadStateError("GPU memory cannot be pickled: its address means nothing in another process")

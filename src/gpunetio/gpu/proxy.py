@@ -10,6 +10,7 @@ import threading
 import time
 from typing import NoReturn, Protocol
 
+from ..closing import Closing
 from ..enums import MemType, SendDbrModeExt
 from ..errors import BadStateError, FullError, InvalidValueError, TimedOutError
 from ..formats.doorbell import QP_DBREC
@@ -96,7 +97,7 @@ class Forwarded(Protocol):
         ...
 
 
-class ProxyService(metaclass=Whole):
+class ProxyService(Closing, metaclass=Whole):
     """A thread that forwards the doorbells of many queues (`doca_gpu_verbs_create_service`).
 
     While kernels launched by `@kernel` run, the thread spins, yielding its core. It sleeps when no kernel has announced
@@ -124,9 +125,14 @@ class ProxyService(metaclass=Whole):
         proxy["stop"] = 1
         serve(self._memory.address)  # compiles, or loads from the cache, and returns at once
         proxy["stop"] = 0
-        observers.append(self._launched)
         self._thread = ServiceThread("gpunetio proxy", functools.partial(serve, self._memory.address))
-        self._thread.start()
+        try:
+            self._thread.start()
+        except BaseException:
+            os.close(self._kick_fd)
+            self._memory.close()
+            raise
+        observers.append(self._launched)
         atexit.register(self.close)
 
     def monitor(self, queue: Forwarded) -> None:
@@ -232,12 +238,6 @@ class ProxyService(metaclass=Whole):
             raise BadStateError(f"the proxy service was created in process {self._pid}: create one here")
         if self.closed:
             raise BadStateError("the proxy service is closed")
-
-    def __enter__(self) -> ProxyService:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
     def __reduce__(self) -> NoReturn:
         raise BadStateError("a proxy service cannot be pickled: it is a thread of this process")

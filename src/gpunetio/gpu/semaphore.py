@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 
+from ..arguments import member, within
+from ..closing import Closing
 from ..enums import MemType
 from ..errors import BadStateError, InvalidValueError
 from ..formats.eth_device import DEV_SEMAPHORE, SEMAPHORE_ITEM, SEMAPHORE_RING, SemaphoreStatus
@@ -15,7 +17,6 @@ from ..interrupts import Whole
 from ..jit.code import Launch
 from ..jit.compile import engine_function
 from ..jit.ops import ld_acquire32, st_release32
-from ..verbs.arguments import member, within
 from .memory import GpuMemory
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def _store(address, status):
     st_release32(address, status)
 
 
-class Semaphore(metaclass=Whole):
+class Semaphore(Closing, metaclass=Whole):
     """`items` statuses in memory, each with room for packets or data of yours (`doca_gpu_semaphore`).
 
     Who fills an item sets it to READY when all else is written; who has used it sets it to DONE or FREE. Nothing
@@ -68,7 +69,7 @@ class Semaphore(metaclass=Whole):
         if self.items % self.rings:
             raise InvalidValueError(f"rings = {rings}: {items} items cannot be divided into rings of the same length")
         memory = member("memory", memory, MemType)
-        self.info = None if info is None else np.dtype(info)
+        self.info = None if info is None else _type_of(info)
         if self.info is not None and (self.info.hasobject or not self.info.itemsize):
             raise InvalidValueError(f"info = {self.info}: it must be a type of one byte or more, without objects")
         with ExitStack() as undo:
@@ -177,14 +178,15 @@ class Semaphore(metaclass=Whole):
             self._structure.wait_idle()
             self._undo.close()
 
-    def __enter__(self) -> Semaphore:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
-
     def __repr__(self) -> str:
         return f"<semaphore of {self.items} items{', closed' if self.closed else ''}>"
 
     def __reduce__(self) -> NoReturn:
         raise BadStateError("a semaphore cannot be pickled: its memory belongs to this process")
+
+
+def _type_of(info: object) -> np.dtype[np.generic]:
+    try:
+        return np.dtype(info)  # type: ignore[call-overload]
+    except (TypeError, ValueError):
+        raise InvalidValueError(f"info = {info!r}: it must be a type of NumPy, such as 'u8'") from None

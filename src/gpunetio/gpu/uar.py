@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 
+from ..arguments import whole
 from ..errors import DriverError, InvalidValueError
-from ..verbs.arguments import whole
 from .backend import Backend
 
 _BYTES = 8

@@ -5,8 +5,8 @@ They are `major << 16 | minor << 8 | patch`. The package's own version is `gpune
 
 from __future__ import annotations
 
+from ..arguments import whole
 from ..errors import NotSupportedError
-from ..verbs.arguments import whole
 
 VERSION = 2 << 16  # 2.0.0; 2.0.1 has the same structures, and its library reports 2.0.0
 _OLDEST = {"device": VERSION, "host": VERSION}  # 2.0.1 reports 0.2.0 for host code, a mistake that 2.0.2 corrects

@@ -18,7 +18,12 @@ def c_function(function: Callable[..., None], argument_types: tuple[Any, ...], e
     Keep it as long as anything may call it.
     """
     compiled: Any = CFunc(function, normalize_signature(types.void(*argument_types)), {}, {})
-    if cache := cache_of(function, engine_function.stamp):
+    cache = cache_of(function, engine_function.units.watch.now().digest)
+    if cache:
         compiled._cache = cache
-    compiled.compile()
+    try:
+        compiled.compile()
+    finally:
+        if cache:
+            cache.end_turn()
     return compiled

@@ -15,6 +15,8 @@ from ..errors import InvalidValueError
 
 logger: logging.Logger = logging.getLogger("gpunetio.launch")
 
+RETURNS_NOTHING = "a kernel returns nothing; store the result in memory whose address is an argument"
+
 Arguments = tuple[object, ...]
 
 
@@ -38,7 +40,7 @@ class Place(Protocol):
 
 
 class Launch(Protocol):
-    """A kernel that was launched."""
+    """A kernel that was launched. `str()` names the kernel, its grid and block, and where it runs."""
 
     @property
     def ended(self) -> bool:
@@ -90,6 +92,8 @@ class Code(ABC):
                 for name, arg in zip(self.names, args, strict=False)
                 if not isinstance(arg, int)
             ]
+            if "must have void return type" in str(error):  # numba-cuda's TypeError
+                raise InvalidValueError(f"{self.name} returns a value: {RETURNS_NOTHING}") from None
             if isinstance(error, InvalidValueError):  # from `need_integers`; Numba prepends its own text
                 given = f" with {', '.join(others)}" if others else ""
                 raise InvalidValueError(f"{self.name}{given}: {str(error).splitlines()[-1]}") from None

@@ -18,6 +18,7 @@ from typing import Any
 from ..errors import DriverError, NotSupportedError
 from ..service import take_no_signals
 from .code import Arguments, Code, Place
+from .frozen import Watch, check_foreign
 from .room import check_room
 
 logger: logging.Logger = logging.getLogger("gpunetio.kernel")
@@ -114,15 +115,24 @@ class CudaCode(Code):
 
     reaches_gpu_memory = True
 
-    @functools.cached_property
+    def __init__(self, function: Callable[..., None]):
+        super().__init__(function)
+        self._watch = Watch(function)
+        self._compiled: tuple[str, Any] | None = None
+
+    @property
     def compiled(self) -> Any:
-        """Return Numba's dispatcher."""
-        from numba import cuda
+        """Return Numba's dispatcher, for the values that the kernel freezes now."""
+        frozen = self._watch.now()
+        if self._compiled is None or self._compiled[0] != frozen.digest:
+            from numba import cuda
 
-        from . import cuda_functions
+            from . import cuda_functions
 
-        cuda_functions.install()
-        return cuda.jit(self.function)
+            cuda_functions.install()
+            check_foreign(frozen)
+            self._compiled = frozen.digest, cuda.jit(self.function)
+        return self._compiled[1]
 
     def prepare(self, args: Arguments, threads: int) -> None:
         """Do nothing: a launch does not wait for kernels that run."""
@@ -150,6 +160,7 @@ class CudaLaunch:
         # A kernel that drives a NIC is small on purpose.
         config.CUDA_LOW_OCCUPANCY_WARNINGS = 0  # type: ignore[attr-defined]
         self._name = getattr(compiled, "__name__", "")
+        self._label = f"kernel {self._name}[{grid}, {block}] on GPU {ordinal}"
         self._error: Exception | None = None
         self._ended = False
         self._given_back = threading.Lock()  # taken by the first thread that sees the end, for good
@@ -171,6 +182,9 @@ class CudaLaunch:
             f"a kernel has failed, and with it the CUDA context: {self._error}; look for the invalid access with "
             "compute-sanitizer, and start a new process"
         )
+
+    def __str__(self) -> str:
+        return self._label
 
     def __repr__(self) -> str:
         return f"<launch of {self._name} on a GPU, {'ended' if self.ended else 'running'}>"

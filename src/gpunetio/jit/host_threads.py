@@ -10,17 +10,20 @@ import ctypes
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from types import TracebackType
 from typing import Any
 
 import numpy as np
 from llvmlite import binding
+from numba import types
 
-from ..errors import InvalidValueError
-from ..limits import check_threads
+from ..errors import InvalidValueError, NoMemoryError
+from ..limits import check_threads, cure
 from ..service import take_no_signals
-from .code import Arguments, Code, Place
+from .code import RETURNS_NOTHING, Arguments, Code, Place
 from .compile import engine_function
+from .frozen import Watch
 from .ops import GROUP_WORDS, THREAD_KEY_SYMBOL
 
 logger: logging.Logger = logging.getLogger("gpunetio.kernel")
@@ -47,18 +50,28 @@ class HostCode(Code):
     """A kernel for host threads. `prepare` compiles it."""
 
     reaches_gpu_memory = False
+    body: Any  # Numba's dispatcher, from the first launch on
 
     def __init__(self, function: Callable[..., None]):
         super().__init__(function)
-        self.body: Any = engine_function(function)  # Numba's dispatcher
+        self._watch = Watch(function)
+        self._digest = ""  # of what `body` has frozen
         self._compiled: set[Arguments] = set()
 
     def prepare(self, args: Arguments, threads: int) -> None:
         """Compile now, not while somebody waits for the kernel, and check that so many threads can run."""
+        digest = self._watch.now().digest
+        if digest != self._digest:
+            self.body = engine_function(self.function)
+            self._compiled.clear()
+            self._digest = digest
         kinds = tuple(self.body.typeof_pyval(arg) for arg in args)
         if kinds not in self._compiled:
             with self.compiling(args):
-                self.body.compile(tuple(self.body.units.fold_argument_types(kinds, {})[1]))
+                signature = tuple(self.body.units.fold_argument_types(kinds, {})[1])
+                self.body.compile(signature)
+            if (returned := self.body.overloads[signature].signature.return_type) != types.none:
+                raise InvalidValueError(f"{self.name} returns a value ({returned}): {RETURNS_NOTHING}")
             self._compiled.add(kinds)
         check_threads(threads, f"{self.name} of {threads} threads")
 
@@ -91,8 +104,9 @@ class HostLaunch:
         warps = block // warp
         self._blocks, self._warps = _groups(grid, block), _groups(grid * warps, warp)
         self._records = np.zeros((grid * block, RECORD_WORDS), np.int64)
-        self._name = getattr(body, "__name__", "")
+        self._name, self._size = getattr(body, "__name__", ""), (grid, block)
         self._error: BaseException | None = None
+        self._raised_at: TracebackType | None = None
         self._ended, self._left, self._lock = ended, grid * block, threading.Lock()
         # A plain flag, not the threads' own state (service.py), and no Event: an interrupt could leave its lock held.
         self.ended = False
@@ -107,8 +121,17 @@ class HostLaunch:
                 threads.append(
                     threading.Thread(target=self._run, args=(body, args, int(record.ctypes.data)), daemon=True)
                 )
-        for thread in threads:
-            thread.start()
+        self._start(threads)
+
+    def _start(self, threads: Sequence[threading.Thread]) -> None:
+        """Start the threads. If the system has no room for all of them, the launch fails when the others have ended."""
+        for started, thread in enumerate(threads):
+            try:
+                thread.start()
+            except RuntimeError as error:
+                self._fail(NoMemoryError(f"thread {started} of {len(threads)} did not start: {cure(error)}"))
+                self._end(len(threads) - started)
+                return
 
     def _run(self, body: Callable[..., object], args: Arguments, record: int) -> None:
         take_no_signals()
@@ -118,21 +141,30 @@ class HostLaunch:
         except BaseException as error:
             self._fail(error)
         finally:
-            with self._lock:
-                self._left -= 1
-                last = self._left == 0
-            if last:
-                try:
-                    self._ended()
-                finally:
-                    self.ended = True
-                    self._over.release()
+            self._end(1)
+
+    def _end(self, count: int) -> None:
+        """Note that so many threads have ended. With the last one, the launch has."""
+        with self._lock:
+            self._left -= count
+            last = self._left == 0
+        if last:
+            try:
+                self._ended()
+            finally:
+                self.ended = True
+                self._over.release()
 
     def _fail(self, error: BaseException) -> None:
         with self._lock:
-            first, self._error = self._error is None, self._error or error
+            first = self._error is None
+            if first:
+                self._error, self._raised_at = error, error.__traceback__
         if first:  # the others will report the same
             logger.error("kernel %s: a thread has raised %s: %s", self._name, type(error).__name__, error)
+
+    def __str__(self) -> str:
+        return f"kernel {self._name}[{', '.join(map(str, self._size))}] on the host"
 
     def __repr__(self) -> str:
         return f"<launch of {self._name} on {len(self._records)} host threads, {'ended' if self.ended else 'running'}>"
@@ -141,7 +173,7 @@ class HostLaunch:
     def done(self) -> bool:
         """Return whether every thread has ended. Raises the first exception of a thread."""
         if self.ended and self._error is not None:
-            raise self._error
+            raise self._error.with_traceback(self._raised_at)  # or each raise would add its frames to the last one's
         return self.ended
 
     def wait(self, timeout: float) -> bool:

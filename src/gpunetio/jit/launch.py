@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import operator
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -29,6 +30,12 @@ from .arguments import checked
 from .code import Code, Launch, Place
 from .cuda_launch import CudaCode, cuda_available
 from .host_threads import HostCode
+
+Count = int | tuple[int, ...]
+
+# CUDA C++ Programming Guide, "Technical Specifications per Compute Capability"; the same for host threads.
+MAX_GRID = (1 << 31) - 1  # blocks
+MAX_BLOCK = 1024  # threads
 
 # Called with +1 when a kernel is launched and with -1 when it has ended. While kernels run, a software NIC spins and
 # does not sleep.
@@ -89,12 +96,32 @@ class Kernel:
     def __repr__(self) -> str:
         return f"<kernel {self.name}{inspect.signature(self.py_func)}>"
 
-    def __getitem__(self, config: tuple[int, int] | tuple[int, int, Place]) -> Callable[..., Launch]:
+    def __getitem__(self, config: tuple[Count, Count] | tuple[Count, Count, Place]) -> Callable[..., Launch]:
         if not isinstance(config, tuple) or len(config) not in (2, 3):
-            raise InvalidValueError(f"launch as {self.name}[grid, block](…) or [grid, block, gpu](…), not [{config!r}]")
-        grid, block, *places = config
-        place: Place = places[0] if places else _DefaultPlace()
-        return functools.partial(self._launch, int(grid), int(block), place)
+            raise self._wrong(f"not [{config!r}]")
+        grid = self._count("grid", config[0], MAX_GRID)
+        block = self._count("block", config[1], MAX_BLOCK)
+        place: Place = config[2] if len(config) == 3 else _DefaultPlace()
+        if not isinstance(getattr(place, "target", None), str):
+            raise self._wrong(f"and a {type(place).__name__} is no place where kernels run: pass a Gpu or a Dpa")
+        return functools.partial(self._launch, grid, block, place)
+
+    def _wrong(self, why: str) -> InvalidValueError:
+        return InvalidValueError(f"launch as {self.name}[grid, block](…) or [grid, block, gpu](…), {why}")
+
+    def _count(self, what: str, given: Any, most: int) -> int:
+        """Return the blocks of a grid or the threads of a block: an integer, or a tuple as in CUDA."""
+        try:
+            count, *others = map(operator.index, given if isinstance(given, tuple) else (given,))
+        except (TypeError, ValueError):
+            raise self._wrong(f"where {what} is a whole number, not {given!r}") from None
+        if any(other != 1 for other in others):
+            raise InvalidValueError(
+                f"cannot launch {self.name} with {what} {given}: it has one dimension; give the total number"
+            )
+        if not 1 <= count <= most:
+            raise InvalidValueError(f"cannot launch {self.name} with {what} {count}: it is 1 to {most}")
+        return count
 
     def __call__(self, *args: object) -> None:
         raise InvalidValueError(f"{self.name} is a kernel: launch it as {self.name}[grid, block](…)")

@@ -5,13 +5,14 @@ All ranks connect to rank 0, and exchange values over it (`TcpRendezvous`).
 
 from __future__ import annotations
 
+import reprlib
 import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from ipaddress import IPv6Address, ip_address
 from typing import Protocol
 
-from ..errors import DocaError, InvalidValueError, NotSupportedError, TimedOutError
+from ..errors import DocaError, InvalidValueError, NotSupportedError, TimedOutError, again
 from ..formats.layout import Entry
 from ..rendezvous import Message, PeerError, TcpRendezvous, listen, own_address
 from .abi import HANDLE_BYTES
@@ -146,7 +147,7 @@ class Collective:
         found = []
         for rank, value in enumerate(self._exchange({"call": call, **values})):
             if not isinstance(value, dict):
-                raise PeerError(f"rank {rank} sent {value!r:.40} for {call}")
+                raise PeerError(f"rank {rank} sent {reprlib.repr(value):.40} for {call}")
             message = Message(f"rank {rank}", {**value, "kind": call})
             if "error" in message:
                 raise PeerError(f"{call} failed on rank {rank}: {message.text('error')[:400]}")
@@ -162,7 +163,7 @@ class Collective:
     def _exchange(self, value: object) -> Sequence[object]:
         """Return the values of all ranks. After a rank has ended or was too late, each call fails for that reason."""
         if self._failed is not None:
-            raise self._failed
+            raise again(self._failed)
         try:
             return self.ranks.allgather(value)
         except (PeerError, TimedOutError) as error:

@@ -26,7 +26,6 @@ from ..fabric.control_socket import ControlSocket
 from ..fabric.pcap import Pcap, capture_file
 from ..fabric.udp import check_own
 from ..formats.events import EventType, PortSubtype
-from ..formats.packet import ETHERNET
 from ..interrupts import deferred
 from ..jit.launch import observers
 from ..memory import HostMemory, round_up
@@ -43,7 +42,7 @@ from .control.paths import Destination
 from .control.port import IPAddress, Port, PortConfig
 from .control.qp import MAX_QP
 from .control.sq import MAX_SQ
-from .control.vport import mtu_of
+from .control.vport import longest_frame
 from .dma.device_memory import DeviceMemory
 from .dma.grants import Grants
 from .dma.reach import Reach
@@ -52,6 +51,7 @@ from .hardware import Engine, Hardware
 from .places import place_of
 from .observe.publish import TABLES, Publication, copies
 from .observe.reasons import EXPLAIN
+from .observe.receivers import why_not_ready
 from .observe.reports import Report, ReportService
 from .observe.rules import rules_of
 from .observe.running import Observed
@@ -198,12 +198,17 @@ class SoftNic:
         self.pds, self.uar_pages = self.control.pds.table, self.control.uars.table
         self.eqs, self.gids = self.control.eqs.table, self.control.gids.table
         if port.config.capture:
-            pcap = kept(Pcap(capture_file(port.config.capture, name), port.infiniband))
+            file = capture_file(port.config.capture, name)
+            named = str(file) == str(port.config.capture)  # by the user, who will look for it
+            pcap = kept(Pcap(file, port.infiniband, keeps_empty=named))
             self.record["capture"] = pcap.address
             pcap.start(name, port.gids, self.control.routes.mac_in_capture)
         self.starved = Starved(name, self.qps, self.counters)
         self._service = kept(
-            ReportService(name, lambda key: key in self.mkeys, self.device_memory.explain, self._look)
+            ReportService(
+                name, lambda key: key in self.mkeys, self.device_memory.explain, self._look,
+                lambda qpn: why_not_ready(self.qps, qpn),
+            )
         )
         self.record["errors"], self.record["service_fd"] = self._service.ring, self._service.event
         for i in range(1, workers):
@@ -253,7 +258,7 @@ class SoftNic:
         r = self.record
         r["lid"], r["min_timeout"] = self.port.lid, MIN_ACK_TIMEOUT_NS
         r["mac"] = int.from_bytes(self.port.mac, "little")
-        r["longest_frame"] = ETHERNET.size + mtu_of(self.port)
+        r["longest_frame"] = longest_frame(self.port)
         config = self.port.config
         r["wait_on_time"] = config.send_scheduling and not self.port.no_ethernet and not config.on_cuda
         self._set_clock()
@@ -303,6 +308,10 @@ class SoftNic:
     def mac_of(self, gid: bytes) -> bytes:
         """Return the MAC behind a GID that can be reached."""
         return self.control.routes.mac_of(gid)
+
+    def seek_mac(self, gid: bytes) -> bool:
+        """Return whether the MAC behind a GID is known, and have the neighbour asked if not (`Links.seek_mac`)."""
+        return self.control.routes.seek_mac(gid)
 
     def open_path(self, gid: bytes, lid: int, source: int) -> Destination:
         """Lay the path of an address handle (`Paths.open`)."""

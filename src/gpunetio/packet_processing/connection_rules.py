@@ -13,7 +13,7 @@ from ..errors import FullError
 from ..eth import CyclicRxq
 from ..flow import FlowPipe, FlowRule, match
 from ..flow.matching import Match
-from ..verbs.devx.domain import create_tir
+from ..verbs.devx.tir import create_tir
 from .acceptor import WANTED, SlotTable
 
 _WORD = (1 << 64) - 1

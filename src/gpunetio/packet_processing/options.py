@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..nic.control.port import PortConfig
-from ..verbs.arguments import within
+from ..arguments import within
 from .queues import MAX_QUEUES
 
 

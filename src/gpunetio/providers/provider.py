@@ -233,6 +233,13 @@ class Provider(Protocol):
         """Return the 6-byte MAC of a RoCE GID (`ibv_create_ah` and mlx5dv's AH). NotFoundError if nobody answers."""
         ...
 
+    def seek_mac(self, port: int, dgid: bytes) -> bool:
+        """Return whether the MAC of a RoCE GID is known. If not, have the neighbour asked: never wait for the answer.
+
+        Always True where the kernel resolves addresses.
+        """
+        ...
+
     def create_ah(self, pdn: int, port: int, route: Route) -> NewAh:
         """Create an address handle (`ibv_create_ah`). NotFoundError if nobody answers at the address."""
         ...

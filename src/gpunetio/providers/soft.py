@@ -29,10 +29,10 @@ from ..nic.control.command import Call, Handlers, opcode_of
 from ..nic.control.cq import MAX_LOG_CQ
 from ..nic.control.eq import COMP_VECTORS
 from ..nic.control.flow_tables import MAX_LEVEL, FlowTables
-from ..nic.control.gids import MAX_GID, UDP_SPORTS
+from ..nic.control.gids import UDP_SPORTS
 from ..nic.control.objects import EventSources
 from ..nic.control.paths import Destination
-from ..nic.control.port import CPU, Port, PortConfig
+from ..nic.control.port import CPU, MAX_GID, Port, PortConfig
 from ..nic.control.qp import MAX_LOG_QUEUE
 from ..nic.dma.cuda_driver import cuda_driver
 from ..nic.engine import compile_engine
@@ -245,12 +245,13 @@ class SoftProvider:
 
     def query_device(self) -> DeviceAttr:
         nic = self.nic
+        # A linked list of receives always keeps one entry, so an SRQ has one receive less than its ring.
         return DeviceAttr(
             fw_ver="software", node_guid=nic.guid, sys_image_guid=nic.guid, vendor_id=0x02C9,
             vendor_part_id=nic.port.config.part_id, hw_ver=0,
             board_id="gpunetio-soft", phys_port_cnt=1, max_mr_size=1 << 47, max_qp=nic.qps.mask, max_qp_wr=_MAX_WR,
             max_sge=_MAX_SGE, max_cq=nic.cqs.mask, max_cqe=_MAX_CQE, max_mr=nic.mkeys.mask, max_pd=nic.pds.mask,
-            max_ah=MAX_PATHS, max_srq=nic.srqs.mask, max_srq_wr=_MAX_WR, max_srq_sge=_MAX_SGE, max_pkeys=1,
+            max_ah=MAX_PATHS, max_srq=nic.srqs.mask, max_srq_wr=_MAX_WR - 1, max_srq_sge=_MAX_SGE, max_pkeys=1,
             max_qp_rd_atom=MAX_RD_ATOMIC, max_qp_init_rd_atom=MAX_RD_ATOMIC, num_comp_vectors=COMP_VECTORS,
             can_resize_srq=True,
         )  # fmt: skip
@@ -341,6 +342,10 @@ class SoftProvider:
     def resolve_mac(self, port: int, sgid_index: int, dgid: bytes) -> bytes:
         self._check_port(port)
         return self.nic.mac_of(dgid)
+
+    def seek_mac(self, port: int, dgid: bytes) -> bool:
+        self._check_port(port)
+        return self.nic.seek_mac(dgid)
 
     def create_ah(self, pdn: int, port: int, route: Route) -> NewAh:
         self._check_port(port)
@@ -569,7 +574,7 @@ def _map(fd: int, offset: int, nbytes: int) -> MappedMemory:
         if offset < 0 or nbytes <= 0 or offset + nbytes > size:
             raise InvalidValueError(f"{nbytes} bytes at offset {offset} do not lie in the {size} bytes of fd {fd}")
         return MappedMemory(fd, size, writable=True)
-    except OSError as error:
+    except (OSError, OverflowError) as error:  # no int of C can be that descriptor
         raise NotSupportedError(
             f"the software NIC cannot map dmabuf fd {fd} into this process ({error}): its exporter must allow mmap, "
             "which GPU drivers do not"

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from .. import cm
+from ..arguments import whole
 from ..errors import ConnectionEndedError, DocaError, FullError, InvalidValueError, NotFoundError
 from ..formats.cm import RejectReason
 from ..verbs import PD
@@ -50,6 +51,7 @@ class ByAddress:
 
     def listen(self, port: int) -> None:
         """Take requests for connections to a port."""
+        port = whole("port", port)
         if port in self._listeners:
             raise InvalidValueError(f"{self._rdma} listens at port {port} already")
         self._listeners[port] = cm.listen(
@@ -58,6 +60,7 @@ class ByAddress:
 
     def stop_listening(self, port: int) -> None:
         """Refuse the requests that wait, and take no more."""
+        port = whole("port", port)
         if port not in self._listeners:
             raise NotFoundError(f"{self._rdma} does not listen at port {port}")
         self._drop_requests()

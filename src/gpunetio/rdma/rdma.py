@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 
+from ..arguments import flags, number, within
 from ..core import ContextState, CoreContext
 from ..enums import Access, LinkLayer
 from ..errors import BadStateError, DocaError, FullError, InvalidValueError, NotSupportedError
 from ..gpu import Gpu
 from ..interrupts import deferred
 from ..verbs import PD
-from ..verbs.arguments import flags, within
 from .by_address import ByAddress, Callbacks
 from .connection import RdmaConnection
 from .cpu_datapath import CpuDataPath
@@ -68,7 +68,7 @@ class Rdma(CoreContext):
             raise NotSupportedError(f"transport {transport!r}: {what}; use transport='RC'")
         if not grh and device.link_layer == LinkLayer.ETHERNET:
             raise InvalidValueError("grh=False: packets on Ethernet always have a global route; leave it out")
-        if not 0 < timeout < _LONGEST_TIMEOUT:
+        if not 0 < number("timeout", timeout) < _LONGEST_TIMEOUT:
             raise InvalidValueError(f"timeout = {timeout} s: a wait lasts more than 0 s and ends one day")
         self.permissions = flags("permissions", permissions, Access)
         self.port = within("port", port, 1, device.phys_port_cnt)

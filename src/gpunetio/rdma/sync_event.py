@@ -7,6 +7,8 @@ import time
 from contextlib import ExitStack
 from typing import NoReturn
 
+from ..arguments import deadline
+from ..closing import Closing
 from ..core import Buf, MemoryMap, RemoteMemory
 from ..enums import Access
 from ..errors import BadStateError, TimedOutError
@@ -32,7 +34,7 @@ def _store(address, value):
     st_release64(address, value)
 
 
-class SyncEvent(metaclass=Whole):
+class SyncEvent(Closing, metaclass=Whole):
     """A number of 64 bits in memory of this process (`doca_sync_event`), which peers set and read by tasks.
 
     `value` reads and sets it here. `export` describes it to a peer, whose `RemoteMemory.from_export` is the event for
@@ -70,7 +72,7 @@ class SyncEvent(metaclass=Whole):
 
         TimedOutError after `timeout` seconds. Nothing is woken: this looks every 50 us.
         """
-        end = time.monotonic() + timeout
+        end = deadline(timeout)
         while (found := self.value) <= value:
             if time.monotonic() > end:
                 raise TimedOutError(f"the sync event is still {found:#x} after {timeout:g} s, not above {value:#x}")
@@ -80,12 +82,6 @@ class SyncEvent(metaclass=Whole):
     def close(self) -> None:
         """Destroy the event. Idempotent. A peer that uses it later gets an error."""
         self._undo.close()
-
-    def __enter__(self) -> SyncEvent:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
     def __reduce__(self) -> NoReturn:
         raise BadStateError("a sync event cannot be pickled: give a peer what export() returns")

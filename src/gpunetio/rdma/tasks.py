@@ -6,12 +6,12 @@ from contextlib import ExitStack
 
 import numpy as np
 
+from ..arguments import within
 from ..core import Buf, RemoteMemory
 from ..core.operand import destinations, sources
 from ..enums import Access, WrOpcode
 from ..errors import BadStateError, InvalidValueError, NotPermittedError
 from ..verbs import PD, Completion, SendWr, Sge
-from ..verbs.arguments import within
 from .connection import ConnectionState, Owner, RdmaConnection
 from .cpu_datapath import CpuDataPath, RdmaTask
 

@@ -6,10 +6,13 @@ import json
 from abc import ABC, abstractmethod
 from typing import Any, Self
 
+from ..arguments import instance
+from ..closing import end_block
 from ..errors import BadStateError, InvalidValueError
 from .link import PeerError
 
 Value = Any  # what a rank has sent: bytes, or what `json.loads` returns
+_MOST_RANKS = 1 << 16
 TIMEOUT = 120.0  # seconds: the other ranks may have to compile first
 
 # The first byte of a rank's value gives its type. No pickle: a peer's bytes never become code.
@@ -32,11 +35,11 @@ class Rendezvous(ABC):
     timeout: float
 
     def __init__(self, rank: int, size: int, timeout: float = TIMEOUT):
-        if type(size) is not int or size < 1:
-            raise InvalidValueError(f"size {size!r}: a rendezvous takes at least one rank")
+        if type(size) is not int or not 1 <= size <= _MOST_RANKS:
+            raise InvalidValueError(f"size {size!r}: a rendezvous takes 1 to {_MOST_RANKS} ranks")
         if type(rank) is not int or not 0 <= rank < size:
             raise InvalidValueError(f"rank {rank!r}: the ranks of {size} processes are 0 to {size - 1}")
-        if not 0 < timeout < float("inf"):
+        if not 0 < instance("timeout", timeout, int, float) < float("inf"):
             raise InvalidValueError(f"timeout {timeout!r}: give a positive number of seconds")
         self.rank, self.size, self.timeout = rank, size, timeout
         self._closed = False
@@ -86,7 +89,7 @@ class Rendezvous(ABC):
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        self.close(error)
+        end_block(error, lambda: self.close(error))
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} rank {self.rank} of {self.size}{', closed' if self._closed else ''}>"

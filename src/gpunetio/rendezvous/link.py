@@ -14,6 +14,7 @@ import errno
 import json
 import logging
 import re
+import reprlib
 import select
 import selectors
 import socket
@@ -27,7 +28,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..enums import LinkLayer
-from ..errors import DocaError, DocaErrorCode, OperatingSystemError, TimedOutError
+from ..errors import DocaError, DocaErrorCode, OperatingSystemError, TimedOutError, again
 from ..service import ServiceThread
 from ..verbs import Context
 
@@ -77,7 +78,7 @@ class Message(dict[str, object]):
 
     def wrong(self, name: str, needed: str) -> PeerError:
         """Return the error for a field with a wrong value."""
-        found = repr(self[name])[:80] if name in self else "missing"
+        found = reprlib.repr(self[name])[:80] if name in self else "missing"  # whatever is nested in it
         return PeerError(f"{self.peer} sent {self.kind!r} with {name} {found}: it must be {needed}")
 
     def integer(self, name: str, low: int, high: int) -> int:
@@ -96,10 +97,14 @@ class Message(dict[str, object]):
         raise self.wrong(name, f"a number from {low:g} to {high:g}")
 
     def text(self, name: str) -> str:
-        """Return a string."""
+        """Return a string that can be encoded: JSON may have halves of surrogate pairs (RFC 8259 8.2)."""
         value = self.get(name)
         if not isinstance(value, str):
             raise self.wrong(name, "a string")
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise self.wrong(name, "a string without lone surrogates") from None
         return value
 
     def raw(self, name: str, most: int) -> bytes:
@@ -203,12 +208,16 @@ class Link:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._ping()  # a server recognizes its client by this message
         self._reader = ServiceThread("gpunetio-exchange", self._read)
-        self._reader.start()
+        try:
+            self._reader.start()
+        except BaseException:
+            sock.close()
+            raise
 
     @property
     def failure(self) -> DocaError | None:
         """Return what has ended the connection, or None."""
-        return self._failure
+        return again(self._failure) if self._failure else None
 
     @property
     def left(self) -> bool:
@@ -222,7 +231,7 @@ class Link:
         """
         with self._changed:
             self._changed.wait_for(lambda: self._failure is not None, WHY_SECONDS)
-            return self._failure
+            return self.failure
 
     def send(self, kind: str, **body: object) -> None:
         """Send a message to the peer."""
@@ -252,7 +261,7 @@ class Link:
                     return message
                 raise PeerError(f"{self.peer} sent {message.kind[:40]!r} instead of {wanted}")
             if self._failure is not None:
-                raise self._failure
+                raise again(self._failure)
         raise TimedOutError(f"{self.peer} did not send {wanted} within {seconds:g} s")
 
     def wait_for_news(self, seconds: float) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Unpack
 
 import numpy as np
 
+from ..closing import end_block
 from ..enums import MemType
 from ..errors import InvalidValueError
 from ..verbs import MR, PD
@@ -146,7 +147,7 @@ class Mesh:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        self.close(error)
+        end_block(error, lambda: self.close(error))
 
     def __repr__(self) -> str:
         return f"<Mesh rank {self.rank} of {self.size}{', closed' if self.closed else ''}>"

@@ -35,6 +35,10 @@ class TcpRendezvous(Rendezvous):
         key: str = "", listener: socket.socket | None = None,
     ) -> None:  # fmt: skip
         super().__init__(rank, size, timeout)
+        try:
+            key.encode()
+        except UnicodeEncodeError:
+            raise InvalidValueError(f"key = {key!r} has bytes that are not UTF-8: give all ranks another one") from None
         self._links: dict[int, Link] = {}  # by rank: rank 0 has one to each rank, the others one to rank 0
         self._turn, self._key, self._listener = 0, key, listener
         if size == 1:
@@ -72,7 +76,7 @@ class TcpRendezvous(Rendezvous):
         """Admit a caller as the rank that it names, or tell it why not."""
         try:
             join = link.expect("join")
-            if not compare_digest(join.text("key").encode(), self._key.encode()):
+            if not compare_digest(_bytes_of(join.text("key")), _bytes_of(self._key)):
                 raise PeerError(f"{link.peer} gave another key: it belongs to another rendezvous")
             size = join.integer("size", 2, 1 << 30)
             if size != self.size:
@@ -80,7 +84,7 @@ class TcpRendezvous(Rendezvous):
             rank = join.integer("rank", 1, size - 1)
             if rank in self._links:
                 raise PeerError(f"{link.peer} wants to be rank {rank}, which has joined already")
-        except (PeerError, TimedOutError) as error:
+        except DocaError as error:
             link.close(error)
         else:
             link.peer = f"rank {rank} ({host})"
@@ -160,6 +164,11 @@ class TcpRendezvous(Rendezvous):
         super().close(error)
         for link in self._links.values():
             link.close(error)
+
+
+def _bytes_of(key: str) -> bytes:
+    """Return the bytes of a key, which may have lone surrogates: JSON can carry them (RFC 8259 8.2)."""
+    return key.encode(errors="surrogatepass")
 
 
 def _dialled(address: str, port: int, end: float) -> socket.socket:

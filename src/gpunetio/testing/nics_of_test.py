@@ -89,7 +89,7 @@ class NicsOfTest:
         """Keep what the NIC tells."""
         self._injected.update(nic.injected())
         if self.folder is not None:
-            from .diagnosis import diagnose
+            from ..nic.observe.diagnosis import diagnose
 
             self._closed.append(diagnose(nic))
 
@@ -109,7 +109,7 @@ class NicsOfTest:
         self._failed = True
         if self.folder is None:
             return
-        from .diagnosis import diagnose
+        from ..nic.observe.diagnosis import diagnose
 
         parts = [f"{self._test} failed in phase {phase}\n", f"{text}\n"]
         parts += [f"open: {diagnose(nic)}" for nic in open_nics()]

@@ -11,6 +11,7 @@ from typing import Self, TypedDict, TypeVar, Unpack
 
 import numpy as np
 
+from ..closing import end_block
 from ..enums import Access, AsyncEventType, QpState, QpType, SendFlags, WcStatus, WrOpcode
 from ..errors import DocaError
 from ..memory import PAGE
@@ -238,11 +239,7 @@ class Rig:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        try:
-            self._stack.close()
-        except DocaError:
-            if error is None:  # otherwise what went wrong first says more
-                raise
+        end_block(error, self._stack.close)
 
     @cached_property
     def near(self) -> Context:

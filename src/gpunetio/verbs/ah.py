@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ..arguments import instance, within
 from ..enums import AddrType, LinkLayer, WcFlags
 from ..errors import NotFoundError
 from ..formats.commands import (
@@ -21,7 +22,6 @@ from ..formats.layout import Fields
 from ..formats.packet import GRH, IPV4, IPV4_MAPPED
 from ..providers.plain_verbs import Route
 from .ah_attr import AhAttr, ip_type
-from .arguments import instance, within
 from .commands import command
 from .handle import Handle
 

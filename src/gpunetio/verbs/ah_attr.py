@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..arguments import instance, member, whole, within
 from ..enums import AddrType, LinkLayer
 from ..errors import InvalidValueError
 from ..formats.packet import IPV4_MAPPED
-from .arguments import instance, member, whole, within
 from .device_attr import DeviceAttributes
 
 GID_BYTES = 16

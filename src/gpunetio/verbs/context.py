@@ -7,13 +7,13 @@ from collections.abc import Iterable
 from contextlib import ExitStack
 from functools import cached_property
 
+from ..arguments import instance, member, text, whole
 from ..enums import Access, CqOverrun, GidType, UarAllocationType
 from ..errors import DeviceFatalError, DocaError, InvalidValueError, NotSupportedError
 from ..formats.cqe import CQE_SIZE
 from ..interrupts import uninterrupted
 from ..providers import PortConfig, open_device
 from ..providers.provider import ClockInfo, PortAttr, Provider
-from .arguments import instance, whole
 from .channel import CompChannel
 from .cq import CQ, CqInitAttr
 from .device_attr import DeviceAttributes, query_device
@@ -39,6 +39,8 @@ def open(name: str | None = None, *, port: PortConfig | None = None) -> Context:
     open; the log says which (INFO). `port` configures the port of a software NIC: addresses, wire, MTU, link layer,
     faults, capture.
     """
+    if name is not None:
+        text("name", name)
     if port is not None:
         instance("port", port, PortConfig)
     return uninterrupted(lambda: Context(open_device(name, port)))
@@ -157,7 +159,7 @@ class Context(Handle):
         """Return the 16 raw bytes of a port's GID; all zero for an empty entry (`ibv_query_gid`)."""
         self._check_port(port)
         size = self.query_device().gid_table_size
-        if not 0 <= whole("index", index) < size:
+        if not 0 <= (index := whole("index", index)) < size:
             raise InvalidValueError(f"GID index {index}: the table of {self} has the indices 0 to {size - 1}")
         return self.provider.query_gid(port, index)
 
@@ -255,6 +257,9 @@ class Context(Handle):
 
         The original allocates a page per queue, but a device has only a few hundred.
         """
+        kind, instead = (
+            member(name, value, UarAllocationType) for name, value in (("kind", kind), ("instead", instead))
+        )
         uar = self._uars.get(kind)
         if uar is None or uar.closed:
             try:

@@ -9,11 +9,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from ..arguments import instance, member, whole, within
 from ..enums import CqOverrun
 from ..errors import BadStateError, InvalidValueError
 from ..formats.cqe import CQE_SIZES
 from ..interrupts import deferred
-from .arguments import instance, member, whole, within
 from .channel import CompChannel
 from .devx.ring import Ring, check_places
 from .handle import Handle

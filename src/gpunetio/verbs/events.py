@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ..arguments import deadline
 from ..enums import AsyncEventType as Async
 from ..errors import InvalidValueError
 from ..formats.events import EQE, PORT_SHIFT, EventType, PortSubtype
@@ -60,11 +61,11 @@ class Reader(ABC):
 
     def wait(self, timeout: float) -> tuple[Handle | None, Event] | None:
         """Return the oldest event and its object; wait at most `timeout` seconds."""
+        until = deadline(timeout)
         if timeout < 0:
             raise InvalidValueError(f"timeout = {timeout}: give seconds, 0 or more")
         poll = select.poll()
         poll.register(self.fd, select.POLLIN)
-        until = time.monotonic() + timeout
         while (found := self.take()) is None and (left := until - time.monotonic()) > 0:
             poll.poll(1000 * left)
         return found

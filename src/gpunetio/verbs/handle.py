@@ -7,8 +7,10 @@ import os
 import threading
 from collections.abc import Collection, Iterable
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, ClassVar, NoReturn, Self
+from typing import TYPE_CHECKING, ClassVar, NoReturn
 
+from ..arguments import whole
+from ..closing import Closing
 from ..errors import BadStateError, InUseError, InvalidValueError
 from ..interrupts import Whole, deferred
 
@@ -25,7 +27,7 @@ def listed(users: Collection[Handle]) -> str:
     return ", ".join(map(str, itertools.islice(users, _LISTED))) + more
 
 
-class Handle(metaclass=Whole):
+class Handle(Closing, metaclass=Whole):
     """An object on a device. It is a context manager, and lives until it or its parent is closed.
 
     A context or PD closes what was created from it. Any other object refuses to close while another object needs it.
@@ -136,15 +138,9 @@ class Handle(metaclass=Whole):
     def acknowledge(self, count: int) -> None:
         """Acknowledge `count` events about the object."""
         with self._acknowledging:
-            if not 1 <= count <= self._unacknowledged:
+            if not 1 <= whole("count", count) <= self._unacknowledged:
                 raise InvalidValueError(f"{count} events acknowledged: {self} waits for {self._unacknowledged}")
             self._unacknowledged -= count
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
     def __str__(self) -> str:
         return self._label

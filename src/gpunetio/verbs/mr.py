@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..arguments import flags, instance, whole, within
 from ..enums import Access
 from ..errors import BadStateError, InvalidValueError
 from ..interrupts import deferred
 from ..memory import Region, is_accessible
-from .arguments import flags, whole
 from .commands import command
 from .handle import Handle
 
@@ -39,6 +39,11 @@ class Dmabuf:
     fd: int
     offset: int
     nbytes: int
+
+    def __post_init__(self) -> None:
+        within("fd", self.fd, 0, (1 << 31) - 1)
+        for name in ("offset", "nbytes"):
+            within(name, getattr(self, name), 0, 1 << 63)
 
     @property
     def region(self) -> Region:
@@ -120,7 +125,7 @@ class MR(Handle):
         keys may change: read `lkey` and `rkey` again. No request may be using the region.
         """
         self.check_open()
-        if pd is not None and pd.ctx is not self.ctx:
+        if pd is not None and instance("pd", pd, type(self.pd)).ctx is not self.ctx:
             raise InvalidValueError(f"{pd} belongs to another context: use one made from {self.ctx}")
         region = self._region if obj is None else region_at(obj, nbytes)
         if region is None:

@@ -6,8 +6,10 @@ import asyncio
 import threading
 from collections.abc import Generator
 
+from ..arguments import instance
+from ..closing import end_block
+from ..limits import within_limits
 from ..providers import PortConfig, compile_for
-from .arguments import instance
 from .context import Context, open
 
 
@@ -42,9 +44,9 @@ class Opening:
         self._context = await self._open()
         return self._context
 
-    async def __aexit__(self, *exc: object) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         assert self._context is not None
-        await asyncio.shield(asyncio.to_thread(self._context.close))
+        await asyncio.shield(asyncio.to_thread(end_block, error, self._context.close))
 
     async def _open(self) -> Context:
         loop = asyncio.get_running_loop()
@@ -68,7 +70,8 @@ class Opening:
             else:
                 opened.set_exception(error)
 
-        threading.Thread(target=run, name="gpunetio open").start()
+        with within_limits("a device"):
+            threading.Thread(target=run, name="gpunetio open").start()
         try:
             ctx = await asyncio.shield(opened)
         except asyncio.CancelledError:

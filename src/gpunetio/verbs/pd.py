@@ -5,12 +5,12 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
+from ..arguments import instance, within
 from ..enums import Access, QpSendDbrMode, QpType, SrqType
 from ..errors import InvalidValueError
 from ..formats.packet import GRH
 from .ah import AddressHandle, sender_of
 from .ah_attr import AhAttr
-from .arguments import instance
 from .cq import CQ
 from .dpa import AnyDpa, AnyDpaCompletion
 from .handle import Handle
@@ -42,7 +42,7 @@ class PD(Handle):
                 self.pdn = provider.alloc_pd()
                 undo.callback(provider.dealloc_pd, self.pdn)
             else:
-                self.pdn = imported
+                self.pdn = within("pdn", imported, 0, (1 << 24) - 1)
             self._opened(f"PD {self.pdn:#x} of {ctx.name}", undo)
 
     def register(

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypedDict
 
+from ..arguments import flags, instance, member, whole, within
 from ..enums import Access, AddrType, QpAtomicType, QpAttrMask, QpSendDbrMode, QpState, QpType
 from ..errors import BadStateError, InvalidValueError, NotFoundError, NotSupportedError
 from ..interrupts import deferred
 from .ah import with_type
 from .ah_attr import AhAttr
-from .arguments import flags, instance, member, whole, within
 from .devx.posting import Posting
 from .devx.ring import Ring
 from .dpa import AnyDpa
@@ -116,6 +116,7 @@ class QP(Handle, ABC):
     context: object
     psn: int
     asked_state: QpState
+    rules: Callable[[QpState, QpState, QpType], Transition]  # which attributes a transition takes
     opaque: MR | None = None  # of a queue pair with `memcpy`: the buffer that its MEMCPY requests name
 
     def __init__(self, pd: PD, attr: QpInitAttr):
@@ -134,6 +135,7 @@ class QP(Handle, ABC):
         self._posting: Posting | None = None
         self.asked_state = QpState.RST  # the last state requested here, without asking the device
         self.psn = _new_psn()
+        self.rules = transition
         with ExitStack() as undo:
             self._create(undo)
             self._opened(f"QP {self.qpn:#x} of {ctx.name}", undo)
@@ -192,7 +194,7 @@ class QP(Handle, ABC):
         claimed = _M.CURRENT_STATE in mask
         current = member("current_state", attr.current_state, QpState) if claimed else now.current_state
         following = current if wanted is None else wanted
-        move = transition(current, following, self.type)
+        move = self.rules(current, following, self.type)
         move.check(mask, self.type)
         if _M.PATH_MTU in mask:
             attr = replace(attr, path_mtu=mtu_bytes("path_mtu", attr.path_mtu))

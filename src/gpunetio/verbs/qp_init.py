@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from ..arguments import instance, member, whole, within
 from ..enums import QpSendDbrMode, QpType
 from ..errors import InvalidValueError, NotSupportedError
 from ..formats.wqe import ATOMIC_SEG, AV_SEG, CTRL_SEG, DATA_SEG, INLINE_HEADER, RADDR_SEG, SEGMENT, WQEBB
 from ..memory import round_up
-from .arguments import instance, member, whole, within
 from .cq import CQ
 from .device_attr import DeviceAttributes
 from .devx.ring import check_places
@@ -19,12 +19,17 @@ from .umem import UMEM
 
 _MAX_SQ_BYTES = 0x7FFF_FFFF
 _MIN_RQ_BYTES = 64
+_MAX_SEND_WQE = 63 * SEGMENT  # `ds` of a control segment has 6 bits (PRM), whatever max_wqe_sz_sq says
 _USER_INDEX_BITS = 24
 _SIZES = ("sq_wr", "rq_wr", "send_max_sges", "receive_max_sges", "max_inline_data", "user_index")
 _SWITCHES = (
     "sq_sig_all", "external_datapath", "core_direct_master", "emulate_no_dbr_ext", "cqe_inline",
     "cqe_inline_responses", "memcpy",
 )  # fmt: skip
+_OBJECTS = {
+    "send_cq": CQ, "receive_cq": CQ, "srq": SRQ, "external_uar": UAR, "dpa": AnyDpa,
+    "send_dpa_completion": AnyDpaCompletion, "receive_dpa_completion": AnyDpaCompletion,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +96,7 @@ class QpInitAttr:
 
     def typed(self) -> QpInitAttr:
         """Return them with ints and enumeration members. InvalidValueError names a value of the wrong type."""
-        for name, kind in (("send_cq", CQ), ("receive_cq", CQ), ("srq", SRQ), ("external_uar", UAR)):
+        for name, kind in _OBJECTS.items():
             if getattr(self, name) is not None:
                 instance(name, getattr(self, name), kind)
         check_places(self.external_umem, self.external_dbr_umem)
@@ -185,12 +190,16 @@ def queue_sizes(attr: QpInitAttr, device: DeviceAttributes) -> QueueSizes:
     if attr.sq_wr:
         headers = _header_bytes(QpType(attr.qp_type))
         sges = _at_least_one("send_max_sges", attr.send_max_sges)
-        wqe = _send_wqe_bytes(QpType(attr.qp_type), sges, attr.max_inline_data)
-        if wqe > device.max_wqe_sz_sq:
+        most_wqe = min(device.max_wqe_sz_sq, _MAX_SEND_WQE)
+        wqe = headers + max(DATA_SEG.size * sges, round_up(INLINE_HEADER.size + attr.max_inline_data, SEGMENT))
+        if wqe > most_wqe:
             raise InvalidValueError(
                 f"send_max_sges = {attr.send_max_sges} and max_inline_data = {attr.max_inline_data} make a send WQE of "
-                f"{wqe} bytes: the device takes at most {device.max_wqe_sz_sq}"
+                f"{wqe} bytes: the device takes at most {most_wqe}"
             )
+        if not QpType(attr.qp_type).datagrams:  # room for an atomic
+            wqe = max(wqe, headers + ATOMIC_SEG.size + DATA_SEG.size * sges)
+        wqe = round_up(wqe, WQEBB)
         sq_bytes = _next_power_of_two(attr.sq_wr * wqe)
         most = 1 << device.log_max_qp_sz
         if attr.sq_wr > _MAX_SQ_BYTES // device.max_wqe_sz_sq or sq_bytes // WQEBB > most:
@@ -198,7 +207,7 @@ def queue_sizes(attr: QpInitAttr, device: DeviceAttributes) -> QueueSizes:
                 f"sq_wr = {attr.sq_wr} of {wqe} bytes make {sq_bytes // WQEBB} basic blocks of 64 bytes: the device "
                 f"holds at most {most}; ask for fewer requests, or smaller ones"
             )
-        max_inline = wqe - (headers + INLINE_HEADER.size)
+        max_inline = min(wqe, most_wqe) - (headers + INLINE_HEADER.size)
     return QueueSizes(
         rq_bytes, rq_bytes // rq_stride if rq_stride else 0, rq_stride, sq_bytes, sq_bytes // WQEBB, max_inline
     )
@@ -207,14 +216,6 @@ def queue_sizes(attr: QpInitAttr, device: DeviceAttributes) -> QueueSizes:
 def _header_bytes(qp_type: QpType) -> int:
     """Return the bytes before the data of a WRITE or, for datagrams, of a SEND."""
     return CTRL_SEG.size + (AV_SEG.size if qp_type.datagrams else RADDR_SEG.size)
-
-
-def _send_wqe_bytes(qp_type: QpType, sges: int, max_inline: int) -> int:
-    """Return the size of the largest WQE that a send queue must hold: an atomic's segments, or inline data."""
-    headers = _header_bytes(qp_type)
-    gather = headers + (0 if qp_type.datagrams else ATOMIC_SEG.size) + DATA_SEG.size * sges
-    inline = headers + round_up(INLINE_HEADER.size + max_inline, SEGMENT)
-    return round_up(max(gather, inline), WQEBB)
 
 
 def _next_power_of_two(n: int) -> int:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cache
 
+from ..arguments import instance, member, whole, within
 from ..enums import MtuSize, QpAtomicType, QpAttrMask, QpState, QpType
 from ..errors import InvalidValueError, UnexpectedError
 from ..formats import commands as c
@@ -14,7 +15,6 @@ from ..formats.commands import PM_STATE_MIGRATED, Opcode, OptParam, PrmMtu
 from ..formats.contexts import ADS, QPC
 from ..formats.layout import BitStruct, Fields
 from .ah_attr import AhAttr
-from .arguments import instance, member, whole, within
 from .device_attr import DeviceAttributes
 
 _log = logging.getLogger(__name__)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 
+from ..arguments import instance
 from ..enums import QpType, WrOpcode
 from ..errors import InvalidValueError
 from ..formats.commands import ServiceType
 from ..formats.operations import OPERATIONS, Operation
 from ..formats.wqe import MAX_TRANSFER
 from .ah import AddressHandle
-from .arguments import instance
 from .work import RecvWr, SendWr, Sge
 
 U24, U32, U64 = 1 << 24, 1 << 32, 1 << 64

@@ -8,10 +8,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from ..arguments import instance, member, whole, within
 from ..enums import SrqType
 from ..errors import InvalidValueError, NotSupportedError
 from ..interrupts import deferred
-from .arguments import member, whole, within
 from .devx.ring import Ring, check_places
 from .handle import Handle
 from .umem import UMEM
@@ -112,6 +112,8 @@ class SRQ(Handle, ABC):
         BadWrError names the first refused request; those before it are posted.
         """
         self.check_open()
+        for request in requests:
+            instance("request", request, RecvWr)
         self._post(requests)
 
     @abstractmethod

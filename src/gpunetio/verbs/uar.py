@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
+from ..arguments import member
 from ..enums import UarAllocationType
 from ..formats.doorbell import UAR_NO_DBR_OFFSET
-from .arguments import member
 from .commands import command
 from .handle import Handle
 

@@ -16,9 +16,9 @@ from ..state.objects import GID_ROW
 from ..state.tables import Table
 from .command import DONE, OUT_BYTES, Call, Capabilities, Command
 from .objects import Objects
+from .port import MAX_GID
 from .syndromes import CommandError, CommandSyndrome
 
-MAX_GID = 16
 UDP_SPORTS = 0xC000, 0xFFFF  # the lowest and the highest UDP source port of a QP (IBTA annex A17.4.3)
 _GID_TABLE_CODE = (MAX_GID // 8).bit_length() - 1  # as the capability encodes it: 8 << code entries
 

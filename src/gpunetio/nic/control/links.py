@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Container, Hashable
 from importlib import import_module
 from typing import Protocol, runtime_checkable
@@ -12,6 +13,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from ...errors import NoMemoryError, NotFoundError
+from ...fabric.faults import Faults
 from ...fabric.claims import claimant
 from ...fabric.injector import Injector
 from ...fabric.frames import pipe_size
@@ -85,6 +87,7 @@ class Links:
         self._link_to_lan = link_to_lan
         self.memory = HostMemory(MAX_WIRES * WIRE.size, shared=True)
         self._wires: list[Wire] = []
+        self._injected_before = Counter[str](dict.fromkeys(_INJECTED, 0))  # by wires that are released
         self._to_itself = 0
         self.lost = []
         self._kind = self._port.config.wire_kind
@@ -100,16 +103,23 @@ class Links:
             self.lan.close()
         self.memory.close()
 
-    @staticmethod
-    def _release(wire: Wire) -> None:
+    def _release(self, wire: Wire) -> None:
+        self._injected_before.update(self._injected_by(wire))
         wire.close()
         if wire.injector:
             wire.injector.close()
 
+    @staticmethod
+    def _injected_by(wire: Wire) -> dict[str, int]:
+        record = wire.injector.record if wire.injector else None
+        return {kind: 0 if record is None else int(record[kind]) for kind in _INJECTED}
+
     def injected(self) -> dict[str, int]:
-        """Return how many faults the wires of this moment have injected, by kind."""
-        records = [wire.injector.record for wire in self._wires if wire.injector]
-        return {kind: sum(int(record[kind]) for record in records) for kind in _INJECTED}
+        """Return how many faults the wires have injected, by kind: also those to NICs that have left."""
+        counts = self._injected_before.copy()
+        for wire in self._wires:
+            counts.update(self._injected_by(wire))
+        return dict(counts)
 
     # --- laying and leaving ----------------------------------------------------------------------------------------
 
@@ -117,7 +127,7 @@ class Links:
         """Open a wire and give it to the engine. Return its address."""
         address, row = self._free_slot(), wire.row()
         tx = wire.open(row)
-        if faults := self._port.config.faults:
+        if isinstance(faults := self._port.config.faults, Faults):
             wire.injector = Injector(faults, tx, *wire.gids, make_icrc=not wire.adds_icrc)
             row["faults"] = wire.injector.address
             tx = wire.injector.from_nic
@@ -237,6 +247,11 @@ class Links:
         link = None if address.is_link_local else self._connect(address, port.source_address(source))
         return 0 if link is None else self.add_link(link)
 
+    @property
+    def take_own(self) -> bool:
+        """Whether packets from the NIC to itself come over its wire."""
+        return self._to_others.takes_own
+
     def to_others(self) -> Wire:
         """Return the wire to all peers that have none of their own. It opens when it is first needed."""
         if self._to_others.address == 0:
@@ -337,3 +352,7 @@ class Links:
         if self._kind.routed and not can_reach(address) and claimant(address) is None:
             raise NotFoundError(f"{self._name} has no route to {address}: see `ip route get {address}`")
         return self._to_others.mac_of(gid)
+
+    def seek_mac(self, gid: bytes) -> bool:
+        """Return whether `mac_of` would not wait for a neighbour, and have the neighbour asked if it would."""
+        return not self._kind.ethernet or self._to_others.seek_mac(gid)

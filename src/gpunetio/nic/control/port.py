@@ -8,12 +8,13 @@ import fcntl
 import re
 import socket
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
 
+from ...arguments import instance, member, path, text, truth, whole
 from ...enums import LinkLayer
 from ...errors import InvalidValueError
 from ...fabric import interface
@@ -30,6 +31,8 @@ _SIOCGIFCONF = 0x8912
 _IFREQ_SIZE, _MAX_INTERFACES = 40, 1024
 _LAST_UNICAST_LID = 0xBFFF  # IBTA 4.1.3
 _LAST_PART_ID = 0xFFFF
+MAX_GID = 16  # entries of the GID table
+MOST_ADDRESSES = MAX_GID - 1  # beside the link-local GID
 MOST_WORKERS = 16
 MOST_COPIERS = 31
 CPU, TWIN = "cpu", "twin"
@@ -119,7 +122,8 @@ class PortConfig:
     `mtu`          MTU of the link in bytes (the path MTU is smaller); 0 means the MTU of the addresses' interface
     `link_layer`   ETHERNET (RoCE v2), or INFINIBAND, which reaches only software NICs of this host
     `lid`          LID of an InfiniBand port; 0 means the last 16 bits of its first address
-    `faults`       faults to inject into outgoing frames, or None
+    `faults`       faults to inject into outgoing frames, or None; stored as Faults. A string as for `--faults` will do:
+                   "loss=0.01,seed=7"
     `capture`      a pcap file that receives every packet sent or received, for Wireshark, or None; if it is a folder, a
                    new file there, NIC-PID.pcap, each time the NIC is opened
     `workers`      threads that serve the NIC's queues; 0 means one for each four cores, and four at most
@@ -139,7 +143,7 @@ class PortConfig:
     mtu: int = 0
     link_layer: LinkLayer = LinkLayer.ETHERNET
     lid: int = 0
-    faults: Faults | None = None
+    faults: Faults | str | None = None
     capture: str | Path | None = None
     part_id: int = CONNECTX_7
     workers: int = 0
@@ -149,37 +153,59 @@ class PortConfig:
     copiers: int = 0
 
     def __post_init__(self) -> None:
-        addresses = (self.addresses,) if isinstance(self.addresses, str) else tuple(self.addresses)
-        object.__setattr__(self, "addresses", addresses)
-        for text in addresses:
-            _parse(text)
+        self._set("addresses", _addresses(self.addresses))
+        self._set("wire", text("wire", self.wire))
         check_wire(self.wire)
+        self._set("mtu", whole("mtu", self.mtu))
         if self.mtu and not _SMALLEST_LINK_MTU <= self.mtu <= _LARGEST_LINK_MTU:
             raise InvalidValueError(
                 f"mtu = {self.mtu} bytes: a link has {_SMALLEST_LINK_MTU} to {_LARGEST_LINK_MTU} bytes; 0 means the "
                 "MTU of the interface"
             )
-        if not 0 <= self.part_id <= _LAST_PART_ID:
-            raise InvalidValueError(f"part_id = {self.part_id:#x}: PCI device ids have 16 bits")
-        if not 0 <= self.workers <= MOST_WORKERS:
-            raise InvalidValueError(
-                f"workers = {self.workers}: a NIC has 1 to {MOST_WORKERS} threads; 0 takes as many as suit the machine"
-            )
-        check_engine(self.engine)
-        if not 0 <= self.copiers <= MOST_COPIERS:
-            raise InvalidValueError(f"copiers = {self.copiers}: a worker has 0 to {MOST_COPIERS} SMs that only copy")
-        if self.copiers and not self.on_gpu:
-            raise InvalidValueError(f"copiers = {self.copiers} with engine 'cpu': only with 'gpu', SMs copy")
-        if self.on_gpu and not self.wire_kind.neighbours:
-            raise InvalidValueError(
-                f"wire = {self.wire!r} with engine {self.engine!r}: packets of descriptors go through the CPU, which "
-                "does not reach the memory of queues on a GPU; such a NIC has the wire 'auto', to NICs of this host"
-            )
+        self._set("link_layer", member("link_layer", self.link_layer, LinkLayer))
+        self._set("lid", whole("lid", self.lid))
         if not 0 <= self.lid <= _LAST_UNICAST_LID:
             raise InvalidValueError(
                 f"lid = {self.lid:#x}: unicast LIDs are 1 to {_LAST_UNICAST_LID:#x}; 0 takes it from the address"
             )
+        if isinstance(self.faults, str):
+            self._set("faults", Faults.parse(self.faults))
+        elif self.faults is not None:
+            instance("faults", self.faults, Faults, str)
+        if self.capture is not None:
+            self._set("capture", path("capture", self.capture))
+        self._set("part_id", whole("part_id", self.part_id))
+        if not 0 <= self.part_id <= _LAST_PART_ID:
+            raise InvalidValueError(f"part_id = {self.part_id:#x}: PCI device ids have 16 bits")
+        self._set("workers", whole("workers", self.workers))
+        if not 0 <= self.workers <= MOST_WORKERS:
+            raise InvalidValueError(
+                f"workers = {self.workers}: a NIC has 1 to {MOST_WORKERS} threads; 0 takes as many as suit the machine"
+            )
+        for name in ("promiscuous", "send_scheduling"):
+            self._set(name, truth(name, getattr(self, name)))
+        self._set("engine", text("engine", self.engine))
+        check_engine(self.engine)
+        self._set("copiers", whole("copiers", self.copiers))
+        self._check_copiers()
+        self._check_wire_kind()
+
+    def _set(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)  # the way of a frozen dataclass
+
+    def _check_copiers(self) -> None:
+        if not 0 <= self.copiers <= MOST_COPIERS:
+            raise InvalidValueError(f"copiers = {self.copiers}: a worker has 0 to {MOST_COPIERS} SMs that only copy")
+        if self.copiers and not self.on_gpu:
+            raise InvalidValueError(f"copiers = {self.copiers} with engine 'cpu': only with 'gpu', SMs copy")
+
+    def _check_wire_kind(self) -> None:
         kind = self.wire_kind
+        if self.on_gpu and not kind.neighbours:
+            raise InvalidValueError(
+                f"wire = {self.wire!r} with engine {self.engine!r}: packets of descriptors go through the CPU, which "
+                "does not reach the memory of queues on a GPU; such a NIC has the wire 'auto', to NICs of this host"
+            )
         if self.link_layer is LinkLayer.INFINIBAND and not (kind.neighbours or kind.infiniband):
             raise InvalidValueError(
                 f"an InfiniBand port has no {self.wire.partition(':')[0].upper()} wire: RoCE v2 is for link_layer "
@@ -329,6 +355,30 @@ class Port:
         return ip_address(first[:-2] + lid.to_bytes(2, "big"))
 
 
+def _addresses(given: object) -> tuple[str, ...]:
+    """Return the addresses of a port as text, in one form and each of them once."""
+    if isinstance(given, str | IPAddress):
+        given = (given,)
+    if not isinstance(given, Iterable) or isinstance(given, bytes | bytearray):
+        raise InvalidValueError(
+            f"addresses = {given!r} is of type {type(given).__name__}: give IPv4 or IPv6 addresses, as text"
+        )
+    texts = tuple(map(_text_of, given))
+    if len(texts) > MOST_ADDRESSES:
+        raise InvalidValueError(
+            f"{len(texts)} addresses: a port has at most {MOST_ADDRESSES}, because its GID table has {MAX_GID} entries "
+            "and one of them is the link-local GID"
+        )
+    for number, found in enumerate(map(_parse, texts)):
+        if found in map(_parse, texts[:number]):
+            raise InvalidValueError(f"addresses: {found} is there twice")
+    return texts
+
+
+def _text_of(address: object) -> str:
+    return str(address) if isinstance(address, IPAddress) else instance("addresses", address, str)
+
+
 def _parse(text: str) -> IPAddress:
     try:
         return ip_address(text)
@@ -368,14 +418,14 @@ def mac_of(address: IPAddress) -> bytes:
 
 def link_mtu_of(address: IPAddress) -> int:
     """Return the MTU of the interface that has the address, or Ethernet's if none has it."""
-    name = _interface(address)
+    name = interface_of(address)
     return _DEFAULT_LINK_MTU if name is None else interface.mtu_of(name)
 
 
 def speed_of(address: IPAddress) -> int:
     """Return the Mbit/s that the driver reports for the interface of the address, or else what a veth reports."""
     with contextlib.suppress(OSError, ValueError):
-        if (name := _interface(address)) and (speed := int(Path(f"/sys/class/net/{name}/speed").read_text())) > 0:
+        if (name := interface_of(address)) and (speed := int(Path(f"/sys/class/net/{name}/speed").read_text())) > 0:
             return speed
     return _NOMINAL_SPEED
 
@@ -385,7 +435,7 @@ def _rate(speed: int) -> tuple[int, int]:
     return next((codes for most, codes in _RATES if speed <= most), _RATES[-1][1])
 
 
-def _interface(address: IPAddress) -> str | None:
+def interface_of(address: IPAddress) -> str | None:
     """Return the name of the interface that has the address, or None."""
     if isinstance(address, IPv6Address):
         return _interface6(address)

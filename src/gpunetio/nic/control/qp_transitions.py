@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache, reduce
@@ -11,6 +12,7 @@ import numpy as np
 
 from ...enums import Access, QpAtomicType
 from ...errors import BadStateError, InUseError, InvalidValueError
+from ...fabric.frames import egress_of, with_traffic
 from ...formats import commands as cmd
 from ...formats.commands import CapClass, Opcode, OptParam, OptParam32, PrmMtu, QpState, ServiceType, Status
 from ...formats.layout import BitStruct
@@ -29,9 +31,12 @@ from .qp_extension import check_mmo
 from .routes import Routes
 from .syndromes import CommandError, CommandSyndrome
 
+logger: logging.Logger = logging.getLogger("gpunetio.nic")
+
 ACK_TIMEOUT_UNIT_NS = 4096  # IBTA 9.7.6.1.3: 4.096 µs · 2^code; code 0 never times out
 
 
+_DSCP_SHIFT = 2
 _NO_PARAM = OptParam(0)
 
 
@@ -115,6 +120,7 @@ class QpTransitions(Handlers):
     ):
         self._port, self._engine, self._components = hardware.port, hardware.engine, components
         self._qps, self._gids, self._links, self._routes = qps, gids, links, routes
+        self._name = hardware.name
 
     def commands(self) -> Iterable[Command]:
         return (
@@ -168,7 +174,35 @@ class QpTransitions(Handlers):
             qp.udp_sport = sport
         if transition.after is QpState.RTR:
             self._links.drain(int(row["wire"]))
+        if row["remote_row"] and opcode in (Opcode.INIT2RTR_QP, Opcode.RTR2RTS_QP):
+            self._compare_with_peer(qpn, transition.after)
         return DONE
+
+    def _compare_with_peer(self, qpn: int, state: QpState) -> None:
+        """Warn if a queue pair that has entered a state and its peer on this NIC do not fit.
+
+        Requests inside a NIC are executed in one piece, one after another, so nothing fails here. On a card, it does.
+        """
+        own = self._qps.table[qpn]
+        number = int(own["remote_qpn"])
+        if number == qpn or number not in self._qps.table:
+            return
+        peer = self._qps.table[number]
+        if int(peer["remote_qpn"]) != qpn or peer["state"] not in (QpState.RTR, QpState.RTS):
+            return
+        if state is QpState.RTR and own["mtu"] != peer["mtu"]:
+            logger.warning(
+                "%s: QP %#x has a path MTU of %d, and its peer QP %#x one of %d. Over a network, each refuses the "
+                "other's packets: connect both with the same path_mtu",
+                self._name, qpn, own["mtu"], number, peer["mtu"],
+            )  # fmt: skip
+        reader, responder = (own, peer) if state is QpState.RTS else (peer, own)
+        if reader["state"] == QpState.RTS and reader["max_rd"] > responder["max_dest_rd"]:
+            logger.warning(
+                "%s: QP %#x may have %d READs and atomics in flight, but its peer QP %#x accepts %d. A card refuses "
+                "more with a NAK: lower max_rd_atomic, or raise the peer's max_dest_rd_atomic", self._name,
+                reader["qpn"], reader["max_rd"], responder["qpn"], responder["max_dest_rd"],
+            )  # fmt: skip
 
     def _optional(
         self, opcode: Opcode, mailbox: bytes, wanted: bytes, datagrams: bool
@@ -288,7 +322,9 @@ class QpTransitions(Handlers):
             row["mtu"], row["msg_max"] = 128 << _get(context, "mtu"), 1 << _get(context, "log_msg_max")
             row["remote_row"], row["wire"], gid, row["source"] = route
             row["peer_high"], row["peer_low"] = np.frombuffer(gid, np.int64)
-            row["egress"] = self._egress(qpn, int(row["wire"]), gid, int(row["source"]), sport)
+            egress = self._egress(qpn, int(row["wire"]), gid, int(row["source"]), sport)
+            hops = _get(context, f"{_PATH}.hop_limit")
+            row["egress"] = with_traffic.py_func(egress, self._traffic_class(context), hops)
             row["dlid"], row["sl"], row["grh"] = lid, _get(context, f"{_PATH}.sl"), _get(context, f"{_PATH}.grh")
             row["max_dest_rd"] = 1 << _get(context, "log_rra_max")
         if state is QpState.RTS:
@@ -317,11 +353,18 @@ class QpTransitions(Handlers):
             row["sq_psn"] = _get(context, "next_send_psn")
         return row
 
+    def _traffic_class(self, context: bytearray) -> int:
+        """Return the traffic class of a path. On Ethernet that is a DSCP, and room for congestion marks (RFC 3168)."""
+        if self._port.infiniband:
+            return _get(context, f"{_PATH}.tclass")
+        return _get(context, f"{_PATH}.dscp") << _DSCP_SHIFT
+
     def _egress(self, qpn: int, wire: int, gid: bytes, source: int, port: int) -> int:
         """Return the egress of a QP's packets (`Links.egress`)."""
         rows = self._qps.table.given
         try:
-            return self._links.egress(wire, gid, source, port, set(rows["egress"][rows["qpn"] != qpn].tolist()))
+            used = set(egress_of.py_func(rows["egress"][rows["qpn"] != qpn]).tolist())
+            return self._links.egress(wire, gid, source, port, used)
         except (InUseError, InvalidValueError) as error:
             raise CommandError(Status.RESOURCE_BUSY, CommandSyndrome.UDP_SPORT, str(error)) from None
 

@@ -36,12 +36,18 @@ class Routes:
         return wire, *self._links.path(wire, gid, source)
 
     def is_here(self, gid: bytes, lid: int) -> bool:
-        """Return whether the NIC has this GID or, on InfiniBand, this LID."""
+        """Return whether the NIC has this GID or, on InfiniBand, this LID, and reaches it without a wire."""
+        if self._links.take_own:
+            return False
         return lid == self._port.lid if self._port.infiniband else self._gids.has(gid)
 
     def mac_of(self, gid: bytes) -> bytes:
         """Return the MAC behind a GID that can be reached."""
         return self._port.mac if self._gids.has(gid) else self._links.mac_of(gid)
+
+    def seek_mac(self, gid: bytes) -> bool:
+        """Return whether `mac_of` would not wait for a neighbour, and have the neighbour asked if it would."""
+        return self._gids.has(gid) or self._links.seek_mac(gid)
 
     def mac_in_capture(self, gid: bytes) -> bytes:
         """Return the MAC that a capture shows for a GID."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from ...fabric.pcap_reader import LARGEST_RECORD
 from ...formats import ethernet as eth
 from ...formats.commands import Opcode, Status
 from ...formats.ethernet import InlineMode
+from ...formats.packet import ETHERNET
 from ..hardware import Hardware
 from .command import Call, Command, Handlers
 from .guids import node_guid_of, port_guid_of
@@ -20,6 +22,15 @@ _LARGEST_MTU = (1 << 16) - 1 - eth.VPORT_FRAMING
 def mtu_of(port: Port) -> int:
     """Return the most bytes that a frame has behind its MAC header and VLAN tags."""
     return min(port.link_mtu, _LARGEST_MTU)
+
+
+def longest_frame(port: Port) -> int:
+    """Return the bytes of the longest frame that the port takes, without VLAN tags.
+
+    A capture file has frames of any length, also those whose MTU no command can say.
+    """
+    kind = port.config.wire_kind
+    return LARGEST_RECORD if kind.ethernet and kind.file and not port.config.mtu else ETHERNET.size + mtu_of(port)
 
 
 class NicVport(Handlers):

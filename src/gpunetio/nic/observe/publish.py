@@ -45,7 +45,7 @@ def _describe(name: str, fd: int, address: int, offset: int, dtype: np.dtype, ro
 
 def _read_only(memory: HostMemory) -> int:
     """Return a new descriptor of shared memory, which does not allow writing."""
-    return os.open(f"/proc/self/fd/{memory.fd}", os.O_RDONLY | os.O_CLOEXEC)
+    return os.open(f"/proc/thread-self/fd/{memory.fd}", os.O_RDONLY | os.O_CLOEXEC)
 
 
 def copies(tables: Mapping[str, np.ndarray]) -> tuple[Body, list[int]]:

@@ -58,6 +58,7 @@ class Reason(IntEnum):
     WAIT_MODE            = 46
     WAIT_TOO_FAR         = 47
     TSO_HEADERS          = 48
+    WAIT_FAILED          = 49
 
 
 class Explanation(NamedTuple):
@@ -232,6 +233,11 @@ EXPLAIN: dict[Reason, Explanation] = {
         "the WAIT is for a time that is {extra0} ns ahead, but 4 s is the most",
         "a device would take it for a time that has passed; post the WAIT later, and check the format of the time "
         "(ts_format of the SQ)"),
+    Reason.WAIT_FAILED: Explanation(
+        Syndrome.WR_FLUSH,
+        "the WAIT is for CQ {extra0:#x}, where completion {extra1} is an error or did not fit",
+        "an operation that the queue should wait for has failed; its own record says why. Reset its queue, then this "
+        "one"),
     Reason.TSO_HEADERS: Explanation(
         Syndrome.LOCAL_QP_OP,
         "a TSO with mss {extra0} and {extra1} bytes of inline headers cannot be cut into packets",

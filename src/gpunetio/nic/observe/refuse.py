@@ -105,6 +105,12 @@ def wait_mode(nic, opmod, operation):
 
 
 @engine_function
+def failed_wait(nic, cqn, index):
+    """Refuse a WAIT for a CQ that has an error CQE instead, or that has overrun, at `index`."""
+    return _because(nic, Reason.WAIT_FAILED, 0, 0, 0, cqn, index)
+
+
+@engine_function
 def wait_too_far(nic, left):
     """Refuse a WAIT for a time that is so far ahead."""
     return _because(nic, Reason.WAIT_TOO_FAR, 0, 0, 0, left, 0)

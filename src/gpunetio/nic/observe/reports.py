@@ -66,9 +66,10 @@ class ReportService:
 
     def __init__(
         self, name: str, known_key: Callable[[int], bool], cuda_failure: Callable[[int, int], str],
-        look: Callable[[], None] = lambda: None,
+        look: Callable[[], None] = lambda: None, why_not_ready: Callable[[int], str] | None = None,
     ):  # fmt: skip
         self._name, self._known_key, self._cuda_failure = name, known_key, cuda_failure
+        self._why_not_ready = why_not_ready  # the cause of an RNR for the queue pair of that number
         self._look = look  # called when a second passes without a record
         self._memory = HostMemory(RING.size + CAPACITY * ERROR_RECORD.size)
         self.ring = self._memory.address
@@ -83,7 +84,12 @@ class ReportService:
         self._lock = threading.Lock()
         self._stop = self._closed = False
         self._thread = ServiceThread(f"gpunetio {name} reports", self._run)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except BaseException:
+            os.close(self.event)
+            self._memory.close()
+            raise
 
     def _run(self) -> None:
         event = select.poll()
@@ -113,6 +119,8 @@ class ReportService:
         what, cause = text.what.format(**record, cuda=cuda), text.cause
         if reason in (Reason.LKEY_UNKNOWN, Reason.RKEY_UNKNOWN) and self._known_key(_swapped(record["key"])):
             cause = f"this is key {_swapped(record['key']):#x} with its bytes swapped: pass keys in host order"
+        if reason is Reason.RNR and self._why_not_ready:
+            cause = self._why_not_ready(record["qpn"])
         who = _WHO[record["side"]].format(record["qpn"])
         what_failed = _name_of(record["opcode"], record["side"] not in _SENDERS)
         message = (

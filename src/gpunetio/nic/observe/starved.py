@@ -13,6 +13,7 @@ import numpy as np
 from ...enums import QpState
 from ..transport.loopback import ENDLESS_RNR
 from ..state.tables import Table
+from .receivers import why_not_ready
 
 logger: logging.Logger = logging.getLogger("gpunetio.nic")
 
@@ -48,5 +49,5 @@ class Starved:
         logger.warning(
             f"{self._name}: QP {qpn:#x} (requester), WQE {index} waits: QP {int(row['remote_qpn']):#x} of the peer has "
             f"no receive posted. The NIC has retried {int(row['rnr_retries'])} times, and goes on {until}. "
-            "Likely cause: the peer posts its receives too late; post them before the sends."
+            f"Likely cause: {why_not_ready(self._qps, qpn)}."
         )

@@ -14,31 +14,32 @@ from ...formats.ethernet import QueueState
 from .kinds import KINDS
 from .running import Observed
 
-# Heading and field of the columns, in order. A field that a table does not have is left out. Kinds that are missing
-# here show all fields.
+MATTER = 5  # columns that are shown unless more are wanted: with device and process, they fit 80 characters
+# Heading and field of the columns, those that matter first. A field that a table does not have is left out. Kinds that
+# are missing here show all fields.
 _COLUMNS = {
     "qp": (
-        ("qpn", "qpn"), ("state", "state"), ("type", "service"), ("type", "type"), ("pd", "pdn"),
-        ("wire", "wire"), ("peer", "peer_high"), ("remote qpn", "remote_qpn"), ("sq producer", "sq_pi"),
-        ("sq consumer", "sq_ci"), ("unacked psn", "una_psn"), ("next psn", "tx_psn"), ("rq consumer", "rq_ci"),
-        ("send cq", "send_cq"), ("recv cq", "recv_cq"), ("mtu", "mtu"),
+        ("qpn", "qpn"), ("state", "state"), ("type", "service"), ("type", "type"), ("peer", "peer_high"),
+        ("remote qpn", "remote_qpn"), ("sq producer", "sq_pi"), ("sq consumer", "sq_ci"), ("unacked psn", "una_psn"),
+        ("next psn", "tx_psn"), ("rq consumer", "rq_ci"), ("send cq", "send_cq"), ("recv cq", "recv_cq"), ("pd", "pdn"),
+        ("wire", "wire"), ("mtu", "mtu"),
     ),
     "cq": (("cqn", "cqn"), ("entries", "log"), ("producer", "pi"), ("eq", "eqn"), ("error", "error")),
     "srq": (
-        ("srqn", "srqn"), ("pd", "pdn"), ("entries", "log"), ("linked", "linked"), ("taken", "taken"),
-        ("limit", "limit"),
-    ),
-    "mr": (
-        ("key", "key"), ("iova", "iova"), ("address", "addr"), ("length", "nbytes"), ("rights", "access"),
+        ("srqn", "srqn"), ("entries", "log"), ("linked", "linked"), ("taken", "taken"), ("limit", "limit"),
         ("pd", "pdn"),
     ),
+    "mr": (
+        ("key", "key"), ("iova", "iova"), ("length", "nbytes"), ("pd", "pdn"), ("rights", "access"),
+        ("address", "addr"),
+    ),
     "sq": (
-        ("sqn", "qpn"), ("state", "state"), ("pd", "pdn"), ("producer", "sq_pi"), ("consumer", "sq_ci"),
-        ("cq", "send_cq"), ("frames", "frames"), ("bytes", "frame_bytes"),
+        ("sqn", "qpn"), ("state", "state"), ("producer", "sq_pi"), ("consumer", "sq_ci"), ("frames", "frames"),
+        ("bytes", "frame_bytes"), ("cq", "send_cq"), ("pd", "pdn"),
     ),
     "rq": (
-        ("rqn", "rqn"), ("state", "state"), ("pd", "pdn"), ("consumed", "consumed"), ("cq", "cq"), ("frames", "frames"),
-        ("bytes", "frame_bytes"), ("no buffer", "no_buffer"), ("too long", "too_long"), ("not ready", "not_ready"),
+        ("rqn", "rqn"), ("state", "state"), ("consumed", "consumed"), ("frames", "frames"), ("no buffer", "no_buffer"),
+        ("too long", "too_long"), ("not ready", "not_ready"), ("bytes", "frame_bytes"), ("cq", "cq"), ("pd", "pdn"),
     ),
     "gid": (("index", "index"), ("gid", "gid"), ("version", "version"), ("mac", "mac")),
 }  # fmt: skip
@@ -62,7 +63,7 @@ def columns(kind: str, nic: Observed) -> list[tuple[str, str]]:
     names = nic.tables[KINDS[kind]].dtype.names or ()
     found = [(heading, field) for heading, field in _COLUMNS.get(kind, ((n, n) for n in names)) if field in names]
     if kind == "mr" and "addr" not in names and "delta" in names:
-        found.insert(2, ("address", "address"))
+        found.append(("address", "address"))
     if kind == "qp" and not any(heading == "type" for heading, _ in found):
         found.insert(2, ("type", ""))
     return found

@@ -53,7 +53,7 @@ COUNTERS = record("counters", """
     cqes                           i64 engine     CQEs that were written
     lost_error_records             i64 engine     reports that were lost because too many waited
     rx_accepted                    i64 engine     packets that were executed
-    rx_refused                     i64 engine     packets that were answered by a NAK, or that fail a request
+    rx_refused                     i64 engine     packets that were refused, by a NAK if the peer has to know
     rx_unexpected                  i64 requester  responses dropped: nobody waits for them
     rx_link_down                   i64 engine     packets dropped: the port is down
     rx_stale                       i64 engine     packets dropped: from before the QP's last reset

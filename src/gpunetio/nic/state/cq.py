@@ -31,6 +31,9 @@ CQ_ROW = record("cq_row", """
     arm_seen       i64      engine     the last request to arm it that was taken (formats/doorbell.py); -1 is none
     solicited_pi   i64      engine     CQEs up to the last solicited one
     told_pi        i64      engine     CQEs that were there when the last event was raised
+    failed         i64      engine     not 0: an operation has failed since a queue of the CQ was last reset
+    failed_from    i64      engine     index of the error CQE that was first then
+    failed_to      i64      engine     CQEs up to the reset that ended this, while `failed` is 0
     waking         i64      engine     the next CQ_ROW whose thread is woken at the end of the turn (queues/wakeups.py)
 """)
 cq_row_at: View = struct_view(CQ_ROW)

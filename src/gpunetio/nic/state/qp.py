@@ -53,7 +53,7 @@ QP_FIELDS = """
     peer_high      i64      command    first half of the peer's GID, as on the wire
     peer_low       i64      command    second half
     source         i64      command    index of its own GID, as the wire knows it
-    egress         i64      command    what packets leave by (fabric/udp.py)
+    egress         i64      command    `source` of its frames (fabric/frames.py)
     dlid           i64      command    LID of the peer, on InfiniBand
     sl             i64      command    service level, on InfiniBand
     grh            i64      command    not 0: packets have a GRH, on InfiniBand

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...jit.compile import device_function, engine_function
-from ...jit.ops import be32, be64, fence_sys, ld32, ld64, st64
+from ...jit.ops import be32, be64, fence_sys, ld32, ld64
 from ...enums import Access
 from ...formats.commands import QpState, ServiceType
 from ...formats.wqe import DATA_SEG, RADDR_SEG, SEGMENT, WqeOpcode
@@ -20,7 +20,7 @@ from .psn import on_wire
 from .execution import respond
 from ..state.counters import counters_at
 from ..state.worker import worker_at
-from ..state.qp import QP_ROW, qp_row_at
+from ..state.qp import qp_row_at
 from ..queues.local import copy_some, execute_local
 from ..queues.operations import is_local
 from ..queues.wqes import (
@@ -30,17 +30,6 @@ from ..queues.wqes import (
 
 ENDLESS_RNR = 7  # rnr_retry 7 means for ever (IBTA 9.7.5.2.8)
 ENDLESS_NS = 1_000_000  # between retries of a QP that never gives up
-
-
-@engine_function
-def _defer(nic, row, retries, delay_ns, limit, endless):
-    """Try the WQE again later. Return 1, or 0 if the retries counted at `retries` are used up."""
-    if ld64(retries) >= limit and not endless:
-        st64(retries, 0)
-        return 0
-    st64(retries, ld64(retries) + 1)
-    qp_row_at(row).retry_at = worker_at(nic).now + delay_ns
-    return 1
 
 
 @device_function
@@ -62,20 +51,34 @@ def peer_ready(row, peer):
 def _refused(nic, row, index, opcode, ce, reason, rnr_ns):
     """Handle the responder's refusal. Return 1 if the WQE is tried again later, 0 if it has failed."""
     q = qp_row_at(row)
-    counters = counters_at(worker_at(nic).counters)
+    n = worker_at(nic)
+    counters = counters_at(n.counters)
     if reason == Reason.RNR:
         counters.rnr_nak_retry_err += 1
-        if _defer(nic, row, row + QP_ROW.rnr_retries, rnr_ns, q.rnr_retry, q.rnr_retry == ENDLESS_RNR):
+        if q.rnr_retries < q.rnr_retry or q.rnr_retry == ENDLESS_RNR:
+            q.rnr_retries += 1
+            q.retry_at = n.now + rnr_ns
             return 1
+        q.rnr_retries = 0
         refuse.receiver_not_ready(nic, q.rnr_retry)
     elif reason == Reason.NO_RESPONSE:
         counters.local_ack_timeout_err += 1
-        endless = q.timeout_ns == 0  # ack_timeout 0: never give up
-        if _defer(nic, row, row + QP_ROW.retries, ENDLESS_NS if endless else q.timeout_ns, q.retry_cnt, endless):
-            return 1
-        refuse.no_response(nic, q.remote_qpn, q.retry_cnt)
+        q.retries += 1
+        q.retry_at = n.now + (q.timeout_ns if q.timeout_ns != 0 else ENDLESS_NS)
+        return 1
     fail_send(nic, row, index, opcode, ce, reason)
     return 0
+
+
+@engine_function
+def _give_up(nic, row):
+    """Fail the WQE at `sq_next`: the peer has not answered it, and the time of its last retry is over (9.7.6.1.3)."""
+    q = qp_row_at(row)
+    index = q.sq_next
+    control = read_control(wqe_slot(row, index))
+    q.retries = 0
+    fail_send(nic, row, index, control.opcode, control.ce, refuse.no_response(nic, q.remote_qpn, q.retry_cnt))
+    _consume(row, index, control.blocks)
 
 
 @device_function
@@ -236,6 +239,9 @@ def serve(nic, row, budget):
         if worker_at(nic).now < q.retry_at:
             return 0
         q.retry_at = 0
+        if q.retries > q.retry_cnt and q.timeout_ns != 0:  # ack_timeout 0: never give up
+            _give_up(nic, row)
+            return 1
     begun = 0
     finished = 0
     if q.stream != 0:

@@ -355,6 +355,10 @@ class VerbsDevice:
             self._own_pd = pd
         return self._new_ah(self._own_pd, port, Route(dgid, 0, 0, sgid_index, 0, _HOP_LIMIT, 0, True))
 
+    def seek_mac(self, port: int, dgid: bytes) -> bool:
+        """Return True: the kernel resolves addresses."""
+        return True
+
     def create_ah(self, pdn: int, port: int, route: Route) -> NewAh:
         ah = self._new_ah(self.get("PD", pdn), port, route)
         try:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ...arguments import instance, member, octets, whole, within
 from ...enums import Access, QpType, SrqType, UarAllocationType
 from ...errors import DocaError, InvalidValueError
 from ...formats.commands import Opcode, RqType
@@ -18,7 +20,6 @@ from ...formats.wqe import SEGMENT
 from ...memory import round_up
 from ..ah import path_to, with_type
 from ..ah_attr import AhAttr
-from ..arguments import instance, member, whole, within
 from ..commands import command
 from ..cq import CQ
 from ..handle import Handle
@@ -71,7 +72,7 @@ class DevxObject(Handle):
 
     def __init__(self, ctx: Context, name: str, mailbox: bytes, out_size: int, uses: Iterable[Handle]):
         super().__init__(ctx)
-        self._use(ctx, *uses)
+        self._use(ctx, *(instance("uses", used, Handle) for used in instance("uses", uses, Iterable)))
         self.name = name
         self._destroyed = False
         provider = ctx.provider
@@ -126,12 +127,12 @@ class DevxObject(Handle):
     def modify_raw(self, mailbox: bytes | bytearray, out_size: int) -> bytes:
         """Do the same with mailboxes that you pack and unpack yourself."""
         self.check_open()
-        return self.ctx.provider.devx_obj_modify(self._handle, bytes(mailbox), whole("out_size", out_size))
+        return self.ctx.provider.devx_obj_modify(self._handle, octets("mailbox", mailbox), whole("out_size", out_size))
 
     def query_raw(self, mailbox: bytes | bytearray, out_size: int) -> bytes:
         """Do the same with mailboxes that you pack and unpack yourself."""
         self.check_open()
-        return self.ctx.provider.devx_obj_query(self._handle, bytes(mailbox), whole("out_size", out_size))
+        return self.ctx.provider.devx_obj_query(self._handle, octets("mailbox", mailbox), whole("out_size", out_size))
 
     def _carry_out(self, opcode: Opcode, fields: Fields, call: Callable[[bytes, int], bytes]) -> Fields:
         opcode = member("opcode", opcode, Opcode)
@@ -155,6 +156,8 @@ class Devx:
 
     def __init__(self, ctx: Context):
         self._ctx = ctx
+        self._domain: DevxObject | None = None
+        self._allocating = threading.Lock()
 
     def __repr__(self) -> str:
         return f"<DEVX of {self._ctx}>"
@@ -177,9 +180,10 @@ class Devx:
 
     def create_raw(self, mailbox: bytes | bytearray, out_size: int, *, uses: Iterable[Handle] = ()) -> DevxObject:
         """Create an object with an input that you pack yourself; its output has `out_size` bytes."""
+        mailbox = octets("mailbox", mailbox)
         opcode = int.from_bytes(mailbox[:2], "big")
         name = _NAMES.get(opcode) or f"command {opcode:#05x}"
-        return DevxObject(self._ctx, name, bytes(mailbox), whole("out_size", out_size), uses)
+        return DevxObject(self._ctx, name, mailbox, whole("out_size", out_size), uses)
 
     def command(self, opcode: Opcode, **fields: object) -> Fields:
         """Run a command that concerns no object (`mlx5dv_devx_general_cmd`), and return its output."""
@@ -191,7 +195,7 @@ class Devx:
 
     def command_raw(self, mailbox: bytes | bytearray, out_size: int) -> bytes:
         """Do the same with mailboxes that you pack and unpack yourself."""
-        return self._ctx.provider.general_cmd(bytes(mailbox), whole("out_size", out_size))
+        return self._ctx.provider.general_cmd(octets("mailbox", mailbox), whole("out_size", out_size))
 
     # --- what commands name ------------------------------------------------------------------------------------------
 
@@ -206,6 +210,16 @@ class Devx:
     def query_eqn(self, vector: int = 0) -> int:
         """Return the number of a completion vector's event queue (`mlx5dv_devx_query_eqn`). The driver owns it."""
         return self._ctx.provider.query_eqn(whole("vector", vector))
+
+    def transport_domain(self) -> DevxObject:
+        """Return the transport domain that TIRs and TISs of this context share (ALLOC_TRANSPORT_DOMAIN).
+
+        It is allocated at the first call, and closes with the context.
+        """
+        with self._allocating:
+            if self._domain is None or self._domain.closed:
+                self._domain = self.create(Opcode.ALLOC_TRANSPORT_DOMAIN)
+            return self._domain
 
     def address_path(self, ah: AhAttr, port: int = 1) -> Fields:
         """Return the address path (ADS) of a QPC to a peer, with the MAC of its GID.
@@ -254,7 +268,8 @@ class Devx:
 
     def doorbell_register(self, uar: UAR, qp: DevxObject) -> int:
         """Return the address where a QP's send doorbell is rung, by 8 bytes or by BlueFlame."""
-        return self._ctx.provider.doorbell_register(instance("uar", uar, UAR).page, qp.number)
+        page, number = instance("uar", uar, UAR).page, instance("qp", qp, DevxObject).number
+        return self._ctx.provider.doorbell_register(page, number)
 
     def ring_sends(self, uar: UAR, qp: DevxObject, record: int, producer: int) -> None:
         """Announce all WQEs of a send ring up to index `producer`: in the QP's doorbell record at `record`, then in the

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
+from ...arguments import instance
 from ...enums import LinkLayer, SendFlags, WcOpcode, WcStatus, WrOpcode
 from ...errors import InvalidValueError
 from ...formats.doorbell import PI_MASK, QP_DBREC
@@ -33,7 +34,6 @@ from ...formats.wqe import (
     FenceMode,
     WqeOpcode,
 )  # fmt: skip
-from ..arguments import instance
 from ..requests import (
     OPERATIONS_OF,
     U24,

@@ -8,10 +8,10 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Protocol
 
 from ... import compiler
+from ...arguments import instance, whole
 from ...enums import Access, RingMemory
 from ...errors import InvalidValueError
 from ...memory import HostMemory, round_up
-from ..arguments import instance, whole
 from ..commands import command
 from ..umem import UMEM
 

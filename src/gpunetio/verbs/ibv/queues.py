@@ -10,11 +10,11 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
+from ...arguments import instance
 from ...enums import SendFlags, WcOpcode, WrOpcode
 from ...errors import InvalidValueError
 from ...formats.operations import Operation
 from ...providers.plain_verbs import Entries, PlainVerbs, Refused, Send
-from ..arguments import instance
 from ..devx.posting import Form, Note, Packed, Posting, Request, Sent, WorkQueue
 from ..requests import (
     U32,

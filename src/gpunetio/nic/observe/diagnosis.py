@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ..nic.nic import SoftNic
-from ..nic.observe.kinds import KINDS
-from ..nic.observe.words import cells, columns, is_right
+from ..nic import SoftNic
+from .kinds import KINDS
+from .words import cells, columns, is_right
 
 _QP = "qp"
 

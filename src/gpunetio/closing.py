@@ -1,0 +1,39 @@
+"""What happens at the end of a `with` block: the object is closed, and an error of the block stays the one raised."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Self
+
+from .errors import DocaError
+
+
+def end_block(error: BaseException | None, close: Callable[[], None]) -> None:
+    """Close what a `with` block has opened. `error` is what the block raised.
+
+    An object often cannot close because of that error: what else the block made was not closed. So if the block failed,
+    the refusal to close becomes a note of its error (PEP 678) instead of hiding it.
+    """
+    try:
+        close()
+    except DocaError as refusal:
+        if error is None:
+            raise
+        note = f"Then close() failed: {type(refusal).__name__}: {refusal}"
+        if str(refusal) != str(error) and note not in getattr(error, "__notes__", ()):  # of objects within each other
+            error.add_note(note)
+
+
+class Closing:
+    """An object that the end of a `with` block closes."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release what the object holds. Idempotent."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        end_block(error, self.close)
