@@ -100,7 +100,7 @@ def compile_for(name: str, copy: Path, made: Path) -> None:
     if missing:  # the commands also run what they compile
         raise ValueError(f"this machine cannot run code for {name}: it lacks {', '.join(missing)}")
     environment = os.environ | {
-        "PYTHONPATH": str(copy),
+        "PYTHONPATH": os.pathsep.join(filter(None, (str(copy), os.environ.get("PYTHONPATH")))),
         "NUMBA_CPU_NAME": baseline.cpu,
         "NUMBA_CPU_FEATURES": ",".join(f"+{feature}" for feature in baseline.features),
         "NUMBA_CACHE_DIR": "",  # the cache is beside the source, in __pycache__

@@ -6,6 +6,7 @@ Unset means WARNING, so that errors explain themselves.
 
 import logging
 import os
+import sys
 
 _LEVELS = (logging.CRITICAL,) * 3 + (logging.ERROR, logging.WARNING, logging.INFO, logging.INFO, logging.DEBUG)
 # The levels of DOCA (`doca_log_level`), which the samples take: DISABLE, CRITICAL, ERROR, WARNING, INFO, DEBUG, TRACE.
@@ -15,6 +16,7 @@ DOCA_LEVELS = {
 }  # fmt: skip
 
 logger: logging.Logger = logging.getLogger("gpunetio")
+_compiling: logging.Logger = logging.getLogger("gpunetio.compile")
 
 
 def level_from_environment(text: str | None) -> int:
@@ -28,3 +30,10 @@ def configure() -> None:
     handler.setFormatter(logging.Formatter("%(asctime)s [%(levelname)s] %(name)s: %(message)s"))
     logger.addHandler(handler)
     logger.setLevel(level_from_environment(os.environ.get("DOCA_GPUNETIO_LOG")))
+
+
+def tell_who_waits(message: str) -> None:
+    """Tell the user who waits for the compiler: in the log at INFO, and on stderr unless GPUNETIO_QUIET forbids it."""
+    _compiling.info(message)
+    if sys.stderr is not None and not os.environ.get("GPUNETIO_QUIET"):
+        print(f"gpunetio: {message}", file=sys.stderr, flush=True)

@@ -282,7 +282,7 @@ KERNELS: dict[str, tuple[Callable, int]] = {
     "packet_headers": (packet_headers, 5),
     "receive_udp": (receive_udp.py_func, 9),
     "receive_tcp": (receive_tcp.py_func, 11),
-    "receive_icmp": (receive_icmp.py_func, 12),
+    "receive_icmp": (receive_icmp.py_func, 13),
     "serve_http": (serve_http.py_func, 4),
     "exclusive_async_put": (exclusive_async_put, 7),
     "engine": (gpunetio_slice, 3),

@@ -6,6 +6,7 @@ import importlib.util
 import json
 import logging
 import os
+import pickle
 import subprocess
 import sys
 import threading
@@ -18,6 +19,7 @@ import pytest
 from gpunetio import device
 from gpunetio.jit import cache, progress, units
 from gpunetio.jit.compile import engine_function
+from gpunetio.kept import write_kept
 from gpunetio.nic import engine, step
 from nic_rig import until
 
@@ -206,6 +208,112 @@ def test_half_a_file_is_ignored(tmp_path, told, ending, left):
         assert sum(double.stats.cache_hits.values()) == hits
     (message,) = told()
     assert f"compiled code in {tmp_path}/__pycache__ cannot be read (" in message
+
+
+@pytest.mark.parametrize("ending", [".nbi", ".nbc"])
+@pytest.mark.parametrize("share", [0.0, 0.2, 0.5, 0.8])
+def test_bytes_that_are_wrong_are_ignored(tmp_path, told, ending, share):
+    """In the middle of machine code they would end the process."""
+    fresh(tmp_path)(4)
+    (damaged,) = (file for file in files(tmp_path) if file.suffix == ending)
+    contents = damaged.read_bytes()
+    at = int(share * len(contents))
+    damaged.write_bytes(contents[:at] + bytes(byte ^ 0xFF for byte in contents[at : at + 8]) + contents[at + 8 :])
+    for hits in (0, 1):
+        double = fresh(tmp_path)
+        assert double(4) == 8
+        assert sum(double.stats.cache_hits.values()) == hits
+    (message,) = told()
+    assert "cannot be read (it is damaged: its checksum is wrong): it is compiled again and replaced" in message
+
+
+class Planted:
+    """An object whose pickle makes a file."""
+
+    def __init__(self, made: Path):
+        self._made = made
+
+    def __reduce__(self):
+        return Path.touch, (self._made,)
+
+
+def plant(folder: Path, made: Path) -> None:
+    """Replace an index, as somebody would who may write it: checksums are no secret."""
+    (index,) = (file for file in files(folder) if file.suffix == ".nbi")
+    write_kept(index, pickle.dumps(Planted(made)))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to another user")
+@pytest.mark.parametrize("what", ["owner of the folder", "owner of the file", "mode of the folder", "mode of the file"])
+def test_code_of_another_user_is_not_loaded(tmp_path, told, monkeypatch, what):
+    """It is compiled; where the folder is not trusted, it is kept in the user's cache."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    source = tmp_path / "source"
+    source.mkdir()
+    fresh(source)(4)
+    plant(source, tmp_path / "made")
+    folder, (index,) = source / "__pycache__", (file for file in files(source) if file.suffix == ".nbi")
+    path = folder if "folder" in what else index
+    os.chown(path, 65534, 65534) if "owner" in what else path.chmod(0o777)
+    assert fresh(source)(4) == 8
+    assert not (tmp_path / "made").exists()
+    assert told()
+    assert all("belongs to nobody" in said or "can be written by others (mode 777)" in said for said in told())
+    again = fresh(source)
+    assert again(4) == 8
+    assert sum(again.stats.cache_hits.values()) == 1
+
+
+def test_what_the_planted_index_does(tmp_path, told):
+    """Where it is trusted, it does what it says, or the test before would show nothing."""
+    fresh(tmp_path)(4)
+    plant(tmp_path, tmp_path / "made")
+    fresh(tmp_path)(4)
+    assert (tmp_path / "made").exists()
+
+
+def test_code_beside_a_source_of_another_user(tmp_path, told):
+    """Who runs a program trusts its owner anyway, as root does with a checkout that a container shares."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can give files to another user")
+    fresh(tmp_path)(4)
+    for path in (tmp_path, tmp_path / "__pycache__", *files(tmp_path)):
+        os.chown(path, 65534, 65534)
+    again = fresh(tmp_path)
+    assert again(4) == 8
+    assert sum(again.stats.cache_hits.values()) == 1
+    assert told() == []
+
+
+TOGETHER = """
+import sys
+
+import plain
+
+print("ready", flush=True)
+sys.stdin.readline()
+plain.double(4)
+print(sum(plain.double.stats.cache_misses.values()))
+"""
+
+
+def test_processes_that_start_together_compile_once(tmp_path):
+    (tmp_path / "plain.py").write_text(PLAIN)
+    children = [
+        subprocess.Popen(
+            [sys.executable, "-c", TOGETHER], cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            env=os.environ | {"NUMBA_CACHE_DIR": ""},
+        ) for _ in range(3)
+    ]  # fmt: skip
+    for child in children:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "ready\n"
+    for child in children:
+        assert child.stdin is not None
+        child.stdin.write("\n")
+        child.stdin.flush()
+    assert sorted(int(child.communicate(timeout=100)[0]) for child in children) == [0, 0, 1]
+    assert [file.suffix for file in sorted((tmp_path / "__pycache__").glob(".*"))] == []  # the lock
 
 
 def test_a_full_disk_keeps_nothing(tmp_path, told, monkeypatch):

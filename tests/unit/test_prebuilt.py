@@ -69,7 +69,7 @@ def package(tmp_path, monkeypatch):
 
 
 def forget() -> None:
-    for asked in prebuilt.found, prebuilt.usable:
+    for asked in prebuilt.found, prebuilt.usable, prebuilt.tell_why_not:
         asked.cache_clear()
 
 
@@ -102,25 +102,36 @@ def test_the_wheels_code_is_used(package, told, caplog):
 
 
 @pytest.mark.parametrize(
-    ("changes", "why_not"),
+    ("changes", "why_not", "cure"),
     [
-        ({"features": HERE.features + ",+avx1024"}, "this processor lacks avx1024"),
-        ({"triple": "riscv64-linux"}, f"it was compiled for riscv64-linux, and this is {HERE.triple}"),
-        ({"versions": HERE.versions | {"Numba": "0.1"}}, f"with Numba 0.1, and this is Numba {HERE.versions['Numba']}"),
-        ({"versions": HERE.versions | {"Python": "cpython-399"}}, f"this is Python {sys.implementation.cache_tag}"),
-        ({"versions": HERE.versions | {"llvmlite": "9"}}, "it was compiled with llvmlite 9"),
+        ({"features": HERE.features + ",+avx1024"}, "this processor lacks avx1024", ""),
+        ({"triple": "riscv64-linux"}, f"it was compiled for riscv64-linux, and this is {HERE.triple}", ""),
+        ({"versions": HERE.versions | {"Numba": "0.1"}}, f"with Numba 0.1, and this is Numba {HERE.versions['Numba']}",
+         "(to use it: pip install numba==0.1)"),
+        ({"versions": HERE.versions | {"Python": "cpython-399"}}, f"this is Python {sys.implementation.cache_tag}", ""),
+        ({"versions": HERE.versions | {"llvmlite": "9"}}, "it was compiled with llvmlite 9",
+         "(to use it: pip install llvmlite==9)"),
     ],
 )  # fmt: skip
-def test_code_that_does_not_fit_is_not_used(package, told, caplog, changes, why_not):
-    """It is compiled here, and only the debug log and the doctor tell why."""
-    caplog.set_level(logging.DEBUG, "gpunetio.compile")
+def test_code_that_does_not_fit_is_not_used(package, told, changes, why_not, cure):
+    """It is compiled here, which is said once, with the cure if it is another compiler; the doctor says so, too."""
     (package / "_prebuilt" / "target.json").write_text(described(**changes))
     assert not is_from_the_wheel(package)
-    assert told() == []
-    assert any(why_not in message for message in caplog.messages)
+    (message,) = told()
+    assert why_not in message
+    assert message.endswith(cure or "it is compiled for this machine, once")
+    assert is_not_compiled_again(package)
+    assert told() == [message]
     baseline, reported = prebuilt.report()
     assert baseline == "this machine"
     assert why_not in reported
+
+
+def is_not_compiled_again(package: Path) -> bool:
+    """Whether `double` is loaded from the machine's cache."""
+    double = loaded(package)
+    assert double(4) == 8
+    return sum(double.stats.cache_hits.values()) == 1
 
 
 FEATURES = st.sets(st.sampled_from(["avx", "avx2", "bmi", "fma", "sse4.2"]))
@@ -187,6 +198,14 @@ def test_a_damaged_wheel(package, told, ending):
     assert not is_from_the_wheel(package)
     (message,) = told()
     assert f"the wheel's compiled code in {package}/_prebuilt/sub cannot be read" in message
+
+
+def test_a_wheel_in_which_others_write(package, told):
+    """Its code is not executed."""
+    (package / "_prebuilt" / "sub").chmod(0o777)
+    assert not is_from_the_wheel(package)
+    (message,) = told()
+    assert "can be written by others (mode 777)" in message
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"cpu": "x86-64"}'])
@@ -280,6 +299,26 @@ def test_the_machine_that_builds_must_be_able_to_run_it(hatch_build, monkeypatch
     with pytest.raises(ValueError, match=r"cannot run code for x86-64-v3: it lacks .*\bavx2\b"):
         hatch_build.compile_for("x86-64-v3", tmp_path, tmp_path / "made")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_on_the_path_of_the_build_stays_there(hatch_build, monkeypatch, tmp_path):
+    """A front end of builds may put the compiler there."""
+    ran = []
+
+    def run(command, env, **_):
+        ran.append(env["PYTHONPATH"])
+        return subprocess.CompletedProcess(command, 0, "{}")
+
+    features = dict.fromkeys(hatch_build.BASELINES["x86-64-v3"].features, True)
+    monkeypatch.setattr("llvmlite.binding.get_host_cpu_features", lambda: features)
+    monkeypatch.setattr(hatch_build.subprocess, "run", run)
+    monkeypatch.delenv(hatch_build.GPUS, raising=False)
+    (tmp_path / "made").mkdir()
+    for before, expected in (("/a:/b", f"{tmp_path}:/a:/b"), ("", f"{tmp_path}")):
+        monkeypatch.setenv("PYTHONPATH", before)
+        hatch_build.compile_for("x86-64-v3", tmp_path, tmp_path / "made")
+        assert set(ran) == {expected}
+        ran.clear()
 
 
 @pytest.mark.parametrize(("asked", "version"), [("", "standard"), ("1", "editable")])

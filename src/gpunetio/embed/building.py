@@ -2,25 +2,42 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
+import platform
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..errors import InitializationError, NotSupportedError
+from ..errors import DocaError, InitializationError, NotPermittedError, NotSupportedError
+from ..kept import DamagedError, read_kept, turn_to_make, write_kept
+from ..trusted import make_trusted_folder
 
 HEADER = Path(__file__).with_name("python.h")
 _OPTIONS = ("-std=gnu11", "-O2", "-fPIC", "-shared", "-pthread", "-ldl", f"-I{HEADER.parent}")
 _TIMEOUT = 100
+_CURE = "set XDG_CACHE_HOME to a folder of yours that only you may write"
 
 
 def _cache() -> Path:
     """Return the user's folder for what can be made anew (XDG Base Directory Specification)."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "gpunetio"
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    if not os.path.isabs(base):  # the specification: then ignore it
+        try:
+            base = Path.home() / ".cache"
+        except RuntimeError:
+            raise InitializationError("this user has no home folder: set XDG_CACHE_HOME to a folder of yours") from None
+    return Path(base, "gpunetio")
+
+
+def _digest(source: Path, options: Sequence[str]) -> str:
+    """Return a hash of all that decides what is in the library: the same home may serve several machines."""
+    headers = sorted({*HEADER.parent.glob("*.h"), *source.parent.glob("*.h")})
+    machine = platform.machine(), os.confstr("CS_GNU_LIBC_VERSION") or ""
+    parts = [path.read_bytes() for path in (source, *headers)] + ["\0".join((*options, *machine)).encode()]
+    return hashlib.sha256(b"\0".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()[:16]
 
 
 def library(name: str, source: Path, user: str, more: Sequence[str] = (), **texts: str) -> Path:
@@ -28,13 +45,12 @@ def library(name: str, source: Path, user: str, more: Sequence[str] = (), **text
 
     `more` are options of the compiler, `texts` macros that expand to string literals. `user` is the command that needs
     the library, for messages.
-    NotSupportedError without a C compiler; InitializationError if the compiler fails or cannot write the file.
+    NotSupportedError without a C compiler; InitializationError if the compiler fails or cannot write the file;
+    NotPermittedError if another user may put a library of theirs in its place.
     """
     options = [*_OPTIONS, *more, *(f"-D{macro}={_literal(text)}" for macro, text in texts.items())]
-    parts = (source.read_bytes(), HEADER.read_bytes(), "\0".join(options).encode())
-    digest = hashlib.sha256(b"\0".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()[:16]
-    made = _cache() / digest / name
-    if made.exists():
+    made = _cache() / _digest(source, options) / name
+    if _is_whole(made):
         return made
     compiler = shutil.which(os.environ.get("CC", "cc"))
     if compiler is None:
@@ -42,23 +58,41 @@ def library(name: str, source: Path, user: str, more: Sequence[str] = (), **text
             f"`{user}` compiles a small library once, and there is no C compiler: install one (apt install gcc), "
             "or name it in the environment variable CC"
         )
-    fresh = made.with_suffix(f".{os.getpid()}.new")  # two processes may compile at once
     try:
-        made.parent.mkdir(parents=True, exist_ok=True)
-        done = subprocess.run(
-            [compiler, source, *options, "-o", fresh], capture_output=True, text=True, timeout=_TIMEOUT, check=False
-        )
-        if done.returncode != 0:
-            raise InitializationError(f"{compiler} cannot compile {source.name}: {done.stderr.strip()}")
-        fresh.replace(made)
+        make_trusted_folder(made.parent, cure=_CURE)
+        with turn_to_make(made, _TIMEOUT):
+            if not _is_whole(made):  # another process may have compiled it meanwhile
+                write_kept(made, _compiled(compiler, source, options))
+    except DocaError:
+        raise
     except OSError as error:
         raise InitializationError(f"{made} cannot be written: {error.strerror}") from None
-    except subprocess.TimeoutExpired:
-        raise InitializationError(f"{compiler} did not compile {source.name} within {_TIMEOUT} s") from None
-    finally:
-        with contextlib.suppress(OSError):
-            fresh.unlink()
     return made
+
+
+def _is_whole(library: Path) -> bool:
+    """Return whether a library is there, and is as it was written. NotPermittedError if it is not trusted."""
+    try:
+        read_kept(library, cure=_CURE)
+    except NotPermittedError:
+        raise
+    except (OSError, DamagedError):
+        return False
+    return True
+
+
+def _compiled(compiler: str, source: Path, options: Sequence[str]) -> bytes:
+    with tempfile.TemporaryDirectory(prefix="gpunetio-") as folder:
+        made = Path(folder, "made.so")
+        try:
+            done = subprocess.run(
+                [compiler, source, *options, "-o", made], capture_output=True, text=True, timeout=_TIMEOUT, check=False
+            )
+        except subprocess.TimeoutExpired:
+            raise InitializationError(f"{compiler} did not compile {source.name} within {_TIMEOUT} s") from None
+        if done.returncode != 0:
+            raise InitializationError(f"{compiler} cannot compile {source.name}: {done.stderr.strip()}")
+        return made.read_bytes()
 
 
 def _literal(text: str) -> str:

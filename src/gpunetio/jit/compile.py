@@ -13,8 +13,9 @@ from numba.core import event
 
 from ..errors import InvalidValueError
 from .cache import LazyCache
+from .frozen import Watch
 from .progress import Progress
-from .stamps import PACKAGE, is_ours, stamp
+from .stamps import PACKAGE, is_ours
 from .units import PlainCode, UnitCompiler
 
 event.register("numba:compile", Progress())
@@ -38,11 +39,10 @@ def need_integers(function: str, names: Sequence[str], found: Sequence[types.Typ
 class DeviceFunction(Protocol):
     """A compiled function. It takes integers and structures, and returns one of these, a tuple of them, or nothing.
 
-    `py_func` is the same function in Python, and `stamp` says what it was compiled from.
+    `py_func` is the same function in Python.
     """
 
     py_func: Callable[..., Any]
-    stamp: str
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:  # Numba infers the types
         """Call it: from compiled code, or from Python on the host."""
@@ -94,10 +94,20 @@ def _compiled(fn: Callable[..., object], forceinline: bool) -> DeviceFunction:
     compiled: Any = njit(
         nogil=True, error_model="numpy", forceinline=forceinline, no_cfunc_wrapper=True, **plain
     )(fn)  # type: ignore[call-overload]  # fmt: skip
-    compiled.stamp = stamp(fn)
+    watch = Watch(fn)
     if source.exists:
-        compiled._cache = LazyCache(fn, compiled.stamp)
-    units = compiled.units = compiled._compiler = UnitCompiler(compiled, compiled.stamp)
+        cache = compiled._cache = LazyCache(fn, watch)
+        compile_in_turn = compiled.compile
+
+        def compile(signature):
+            """Compile it, or load what another process has compiled."""
+            try:
+                return compile_in_turn(signature)
+            finally:
+                cache.end_turn()
+
+        compiled.compile = compile
+    units = compiled.units = compiled._compiler = UnitCompiler(compiled, watch)
     names = fn.__code__.co_varnames
 
     def types_of_call(args, kws):

@@ -13,7 +13,6 @@ import hashlib
 import importlib
 import inspect
 import logging
-import os
 import re
 import subprocess
 import sys
@@ -22,9 +21,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ..errors import DriverError
+from ..kept import DamagedError, read_kept, turn_to_make, write_kept
+from ..log import tell_who_waits
 from . import prebuilt
-from .cache import cache_of
-from .stamps import stamp
+from .cache import cache_of, owner_beside
+from .frozen import stamp
 
 logger: logging.Logger = logging.getLogger("gpunetio.compile")
 
@@ -37,20 +38,36 @@ def cubin(kernel: Callable[..., None], capability: tuple[int, int], options: Seq
 
     `options` are nvJitLink's. DriverError if it does not compile.
     """
-    name = _name(kernel, capability, options)
-    kept = cache_of(kernel, stamp(kernel))
-    folders = [Path(kept.cache_path) if kept else None, prebuilt.folder_of(inspect.getfile(kernel))]
-    for folder in filter(None, folders):
-        with contextlib.suppress(OSError):
-            return (folder / name).read_bytes()
-    logger.warning("compiling %s for sm_%d%d, which takes about a minute (once)", kernel.__name__, *capability)
-    with tempfile.TemporaryDirectory(prefix="gpunetio-") as folder:
-        file = Path(folder, name)
+    name, source = _name(kernel, capability, options), inspect.getfile(kernel)
+    cache = cache_of(kernel, stamp(kernel))
+    folder = Path(cache.cache_path) if cache else None
+    for place in filter(None, (folder, prebuilt.folder_of(source))):
+        if (found := _kept(place / name, source)) is not None:
+            return found
+    with contextlib.ExitStack() as stack:
+        if folder:
+            stack.enter_context(turn_to_make(folder / name))
+            if (found := _kept(folder / name, source)) is not None:  # another process has compiled it meanwhile
+                return found
+        target = "sm_" + "".join(map(str, capability))
+        tell_who_waits(f"compiling {kernel.__name__} for {target}, which takes about a minute; once for this machine")
+        file = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gpunetio-")), name)
         compile_to(file, kernel, capability, options)
         made = file.read_bytes()
-    if folders[0]:
-        _keep(folders[0] / name, made)
+        if folder:
+            _keep(folder / name, made, source)
     return made
+
+
+def _kept(file: Path, source: str) -> bytes | None:
+    """Return the contents of a file that is there, trusted and whole."""
+    try:
+        return read_kept(file, owner_beside(source, file.parent))
+    except FileNotFoundError:
+        return None
+    except (OSError, DamagedError) as error:
+        logger.warning("%s is not used (%s): it is compiled again", file, error)
+        return None
 
 
 def compile_to(
@@ -72,18 +89,17 @@ def _name(kernel: Callable[..., None], capability: tuple[int, int], options: Seq
     return f"{kernel.__name__}.sm_{capability[0]}{capability[1]}.{of}.cubin"
 
 
-def _keep(file: Path, made: bytes) -> None:
+def _keep(file: Path, made: bytes, source: str) -> None:
     """Write a file if that is possible, and delete those that it replaces."""
     *described, _, _ = file.name.split(".")
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
         for old in file.parent.glob(f"{'.'.join(described)}.*.cubin"):
             old.unlink(missing_ok=True)
-        part = file.with_suffix(f".{os.getpid()}")
-        part.write_bytes(made)
-        part.replace(file)
+        write_kept(file, made, owner_beside(source, file.parent))
     except OSError as error:
-        logger.warning("%s cannot be written (%s): every process compiles it again", file, error.strerror)
+        logger.warning(
+            "%s cannot be written (%s): every process compiles it again", file, error.strerror or error
+        )  # fmt: skip
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -74,8 +74,17 @@ class CudaFunction(CUDADispatcher):
 
 
 @functools.cache
+def _made(function: Any) -> dict[str, CudaFunction]:
+    return {}
+
+
 def _cuda_function(function: Any) -> CudaFunction:
-    return CudaFunction(function)
+    """Return a function for CUDA kernels, with the values that it freezes now."""
+    made, digest = _made(function), function.units.watch.now().digest
+    if digest not in made:
+        made.clear()
+        made[digest] = CudaFunction(function)
+    return made[digest]
 
 
 @functools.cache

@@ -55,6 +55,12 @@ class Target:
         missing = _names(self.features) - _names(here.features)
         return f"this processor lacks {', '.join(sorted(missing))}" if missing else ""
 
+    def cure(self, here: Target) -> str:
+        """Return how to have the compiler that the code was compiled with; "" if that is the one here."""
+        other = [name for name in ("Numba", "llvmlite") if self.versions.get(name) != here.versions.get(name)]
+        wanted = " ".join(f"{name.lower()}=={self.versions.get(name)}" for name in other)
+        return f" (to use it: pip install {wanted})" if wanted else ""
+
     def magic_tuple(self) -> tuple[str, str, str]:
         """Return what names the target in Numba's cache, as a code generator does."""
         return self.triple, self.cpu, self.features
@@ -100,6 +106,18 @@ def usable() -> Target | None:
     why_not = target.why_not(here())
     logger.debug("the wheel's compiled code is for %s; %s", target.baseline, why_not or "it is used")
     return None if why_not else target
+
+
+@functools.cache  # say it once
+def tell_why_not() -> None:
+    """Log why the wheel's code is not used, now that something has to be compiled instead."""
+    target = found()
+    if target is None or os.environ.get(IGNORED):
+        return
+    logger.warning(
+        "the compiled code that came with gpunetio is not used: %s; it is compiled for this machine, once%s",
+        target.why_not(here()), target.cure(here()),
+    )  # fmt: skip
 
 
 @contextlib.contextmanager

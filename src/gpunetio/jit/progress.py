@@ -8,9 +8,6 @@ keeps the lines off stderr.
 from __future__ import annotations
 
 import inspect
-import logging
-import os
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,9 +17,8 @@ from typing import Any
 from numba.core.dispatcher import Dispatcher
 from numba.core.event import Listener
 
+from ..log import tell_who_waits
 from .cache import keeps_nothing
-
-logger: logging.Logger = logging.getLogger("gpunetio.compile")
 
 PATIENCE = 1.0  # seconds before the first line
 PERIOD = 15.0  # seconds between lines
@@ -39,7 +35,7 @@ class Progress(Listener):
     def on_start(self, event: Any) -> None:
         self._depth += 1
         root = (event.data or {}).get("dispatcher")
-        if self._depth == 1 and hasattr(root, "stamp"):
+        if self._depth == 1 and hasattr(root, "units"):
             self._over = threading.Event()
             threading.Thread(target=_tell, args=(root, self._over), name="gpunetio compiling", daemon=True).start()
 
@@ -55,10 +51,7 @@ def _tell(root: Dispatcher, over: threading.Event) -> None:
     while not over.wait(pause):
         pause = PERIOD
         done = sum(part.units.done for part in parts)
-        message = f"compiling {_name(root)}, {done} of {len(parts)} functions; {_how_often(root)}"
-        logger.info(message)
-        if sys.stderr is not None and not os.environ.get("GPUNETIO_QUIET"):
-            print(f"gpunetio: {message}", file=sys.stderr, flush=True)
+        tell_who_waits(f"compiling {_name(root)}, {done} of {len(parts)} functions; {_how_often(root)}")
 
 
 def parts_of(root: Dispatcher) -> Iterator[Dispatcher]:

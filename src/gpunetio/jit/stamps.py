@@ -1,6 +1,7 @@
-"""The stamp of compiled code: a hash of all that it may contain, and of what compiled it.
+"""The stamp of the package's compiled code: a hash of all that it may contain, and of what compiled it.
 
-Numba's cache checks only the function's own file, so after an edit of a callee stale code would run.
+Numba's cache checks only the function's own file, so after an edit of a callee stale code would run. What functions of
+programs contain besides the package's code is found by frozen.py.
 """
 
 from __future__ import annotations
@@ -9,12 +10,10 @@ import functools
 import hashlib
 import os
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import llvmlite
 import numba
-from numba.core.dispatcher import Dispatcher
 
 PACKAGE = Path(__file__).parents[1]
 
@@ -82,23 +81,4 @@ def stamp_of(file: str) -> str:
     digest = hashlib.sha256(f"numba {numba.__version__}, llvmlite {llvmlite.__version__}".encode())
     for source in _sources_of(file):
         digest.update(_read(source)[0])
-    return digest.hexdigest()
-
-
-def stamp(fn: Callable[..., object]) -> str:
-    """Return the stamp of a function.
-
-    Outside this package, it covers the function's file, its callees, and the whole device library, which programs
-    import.
-    """
-    file = fn.__code__.co_filename
-    if is_ours(file):
-        return stamp_of(file)
-    digest = hashlib.sha256(stamp_of(str(PACKAGE / "device" / "__init__.py")).encode())
-    if Path(file).is_file():
-        digest.update(Path(file).read_bytes())
-    for name in fn.__code__.co_names:
-        callee = fn.__globals__.get(name)
-        if isinstance(callee, Dispatcher):
-            digest.update(getattr(callee, "stamp", "").encode())
     return digest.hexdigest()

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import functools
 import importlib
+import inspect
 import operator
 from collections.abc import Iterator
+from types import FunctionType
 from typing import Any
 
 from llvmlite import binding as llvm
@@ -24,7 +26,9 @@ from numba.core.environment import lookup_environment
 from numba.core.typing.templates import make_concrete_template
 
 from ..compiler import little_garbage_collection
-from .cache import Cache, CacheImpl, keeps_nothing
+from .cache import Cache, CacheImpl, LazyCache, keeps_nothing
+from .frozen import Watch, check_foreign
+from .stamps import is_ours
 from .wrapping import let_wrap
 
 Types = tuple[Any, ...]
@@ -167,6 +171,7 @@ def _has_name(origin: tuple[Any, Types]) -> bool:
 
 class _PartCache(Cache):
     _impl_class = _PartImpl
+    _takes_turns = False  # who compiles the root has the turn
 
     def _index_key(self, sig: Any, codegen: Any) -> Any:
         return ("part", *super()._index_key(sig, codegen))
@@ -197,41 +202,69 @@ class PlainCode(compiler.CompilerBase):
 class UnitCompiler(_FunctionCompiler):
     """Compiles a function as a root when Python asks for it, and as a part when a caller is typed."""
 
-    def __init__(self, function: Any, stamp: str):
+    def __init__(self, function: Any, watch: Watch):
         by = function._compiler
         super().__init__(by.py_func, by.targetdescr, by.targetoptions, by.locals, by.pipeline_class)
-        self._dispatcher, self._stamp = function, stamp
+        self._dispatcher, self.watch = function, watch
         self.parts: dict[Types, Any] = {}
+        self._parts_of = ""  # the digest of what they have frozen
 
     @functools.cached_property
     def _cache(self) -> Any:
         """The cache of the parts. Most programs need none: they load roots."""
         none = keeps_nothing(self._dispatcher._cache)
-        return NullCache() if none else _PartCache(self.py_func, self._stamp)
+        return NullCache() if none else LazyCache(self.py_func, self.watch, _PartCache)
 
     def _compile_core(self, args: Types, return_type: Any, part: bool = False) -> Any:
         flags: Any = compiler.Flags()
         self.targetdescr.options.parse_as_flags(flags, self.targetoptions)
         flags.no_compile = flags.no_cpython_wrapper = part
         context = self.targetdescr.target_context
-        unit = Unit(context.codegen(), self.py_func.__qualname__)
+        function = self._labelled()
+        unit = Unit(context.codegen(), function.__qualname__)
         # Ethernet frames take a tenth less time with it, and RDMA, in the root of all other services, a tenth more.
         unit.inlines = hasattr(self._dispatcher, "extension")
         unit.enable_object_caching()
         with little_garbage_collection():
             return compiler.compile_extra(
-                self.targetdescr.typing_context, context, self.py_func, args, return_type, flags, self.locals, unit,
+                self.targetdescr.typing_context, context, function, args, return_type, flags, self.locals, unit,
                 self.pipeline_class,
             )  # fmt: skip
+
+    def _labelled(self) -> Any:
+        """Return the function by a name that contains what it freezes. Symbols of the machine code contain that name.
+
+        Code that was compiled with other values, perhaps by another process, would otherwise have the same symbols.
+        """
+        function = self.py_func
+        if is_ours(function.__code__.co_filename):
+            return function
+        frozen = self.watch.now()
+        check_foreign(frozen)
+        labelled = FunctionType(
+            function.__code__, function.__globals__, function.__name__, function.__defaults__, function.__closure__
+        )
+        labelled.__kwdefaults__, labelled.__module__ = function.__kwdefaults__, function.__module__
+        labelled.__qualname__ = f"_{frozen.digest[:16]}.{function.__qualname__}"
+        return labelled
 
     @property
     def done(self) -> bool:
         """Whether the function is compiled, for some types, in this process."""
         return bool(self.parts or self._dispatcher.overloads)
 
+    def _follow_changes(self) -> None:
+        """Forget what was compiled with other values than those of now."""
+        digest = self.watch.now().digest
+        if digest != self._parts_of:
+            self.parts.clear()
+            self.pysig = inspect.signature(self.py_func)  # with its defaults
+            self._parts_of = digest
+
     @global_compiler_lock
     def part(self, args: Types) -> Any:
         """Return the function as a part, for arguments of these types."""
+        self._follow_changes()
         found = self.parts.get(args)
         if found is None:
             context = self.targetdescr.target_context
@@ -256,12 +289,14 @@ class UnitCompiler(_FunctionCompiler):
         unit, fndesc = part.library, part.fndesc
         unit.symbol = fndesc.mangled_name
         if _has_name(unit.origin):
-            unit.symbol = f"{_PREFIX}{'.'.join(_name(unit.origin))}({', '.join(map(str, unit.origin[1]))})"
+            name = f"{unit.origin[0].py_func.__module__}.{unit.name}"
+            unit.symbol = f"{_PREFIX}{name}({', '.join(map(str, unit.origin[1]))})"
             unit.rename(fndesc.mangled_name, unit.symbol)
             fndesc.mangled_name = unit.symbol
 
     def call_template(self, args: Types, kws: dict[str, Any]) -> tuple[Any, ...]:
         """Return what types a call: as a dispatcher's `get_call_template`, but of the part."""
+        self._follow_changes()
         pysig, args = self.fold_argument_types(args, kws)
         name = self.py_func.__name__
         template = make_concrete_template(

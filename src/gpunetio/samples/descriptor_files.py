@@ -25,6 +25,7 @@ from typing import Self
 from ..errors import InvalidValueError, NotSupportedError, TimedOutError
 from ..interrupts import deferred
 from ..rendezvous import PeerError, PeerInterrupted
+from ..trusted import open_input
 
 PERSON_SECONDS = 600.0  # for a person to start the other end, or to copy a file
 LOOK_SECONDS = 0.01
@@ -207,9 +208,12 @@ def _write(path: Path, contents: bytes) -> None:
 
 
 def _parse(path: Path) -> _File | None:
-    """Return what a file says, or None if it is missing or incomplete. InvalidValueError for any other file."""
+    """Return what a file says, or None if it is missing or incomplete. InvalidValueError for any other file.
+
+    NotPermittedError for one of another user: its connection would lead to their process.
+    """
     try:
-        with path.open("rb") as file:
+        with open(open_input(path), "rb") as file:
             raw = file.read(_MOST_BYTES)
     except FileNotFoundError:
         return None

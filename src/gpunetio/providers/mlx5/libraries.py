@@ -14,7 +14,8 @@ from ctypes import c_void_p as void_p
 from dataclasses import dataclass
 from typing import Any
 
-from ...errors import NotSupportedError
+from ...errors import NotPermittedError, NotSupportedError
+from ...trusted import load_library
 from . import structs as s
 
 _context, _device, _pd, _mr, _ah = map(POINTER, (s.ibv_context, s.ibv_device, s.ibv_pd, s.ibv_mr, s.ibv_ah))
@@ -124,7 +125,9 @@ class Library:
         self.functions = functions
         self._cure = f"install {package} of rdma-core, or name another file with {variable}"
         try:
-            self._library = ctypes.CDLL(self.path)
+            self._library = load_library(self.path)
+        except NotPermittedError:
+            raise
         except OSError as error:
             raise NotSupportedError(f"{self.path} cannot be loaded ({error}): {self._cure}") from None
         for name, function in functions.items():

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import DocaErrorCode, NotSupportedError, error_of
+from ...trusted import load_library
 from .signatures import COMMON, GPUNETIO, RESULTS, VERBS, Area, Types
 
 VARIABLE = "DOCA_SDK_LIB_PATH"
@@ -85,7 +86,7 @@ class Sdk:
             for needed in _IN_ORDER[: _IN_ORDER.index(name)]:
                 self._library(needed)
             try:
-                library = ctypes.CDLL(str(Path(self.folder, name)), os.RTLD_NOW | os.RTLD_GLOBAL)
+                library = load_library(str(Path(self.folder, name)), os.RTLD_NOW | os.RTLD_GLOBAL)
             except OSError as error:
                 library = error
             self._libraries[name] = library

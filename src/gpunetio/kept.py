@@ -1,0 +1,101 @@
+"""Files that are made once, at some expense, and kept for later processes: compiled code.
+
+Each ends with a checksum of the rest, which what loads the files takes no notice of: a pickle ends at its full stop,
+and the sections of an ELF file are found by their offsets. Processes that start together make such a file once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import logging
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from .log import tell_who_waits
+from .trusted import CURE, read_trusted, write_trusted
+
+logger: logging.Logger = logging.getLogger("gpunetio.compile")
+
+PATIENCE = 600.0  # seconds; compiling the software NIC takes less, even on a slow machine with other work
+_LOOK = 0.05  # seconds between two looks whether it is our turn
+_TOLD_AFTER = 1.0  # seconds
+_CHECKSUM = 16  # bytes
+
+
+class DamagedError(ValueError):
+    """A file is not as it was written."""
+
+
+def _checksum(contents: bytes) -> bytes:
+    return hashlib.blake2b(contents, digest_size=_CHECKSUM).digest()
+
+
+def unsealed(sealed: bytes) -> bytes:
+    """Return what was written. DamagedError if the checksum is wrong, as in a file that was cut or overwritten."""
+    contents, checksum = sealed[:-_CHECKSUM], sealed[-_CHECKSUM:]
+    if checksum != _checksum(contents):
+        raise DamagedError("it is damaged: its checksum is wrong")
+    return contents
+
+
+def read_kept(path: Path, owner: int | None = None, cure: str = CURE) -> bytes:
+    """Return the contents of a file. DamagedError, or an error of `read_trusted`."""
+    return unsealed(read_trusted(path, owner, cure))
+
+
+def write_kept(path: Path, contents: bytes, owner: int | None = None) -> None:
+    """Write a file, as `write_trusted` does."""
+    write_trusted(path, contents + _checksum(contents), owner)
+
+
+@contextlib.contextmanager
+def turn_to_make(path: Path, patience: float = PATIENCE) -> Iterator[None]:
+    """Keep other processes from making the file during the block. If one is making it, wait until it is done.
+
+    A process that has waited `patience` seconds goes ahead without its turn, and so does one that cannot lock a file
+    there. The turn of a process that dies ends.
+    """
+    lock = path.with_name(f".{path.name}.lock")
+    fd = _locked(lock, patience, path.name)
+    try:
+        yield
+    finally:
+        if fd is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(lock)
+            os.close(fd)
+
+
+def _locked(lock: Path, patience: float, what: str) -> int | None:
+    """Return the descriptor of the locked file; None if it cannot be had."""
+    start, told = time.monotonic(), False
+    with contextlib.suppress(OSError):  # nothing can be written there, or the file system has no locks
+        while (waited := time.monotonic() - start) < patience:
+            if (fd := _try_to_lock(lock)) is not None:
+                return fd
+            if waited > _TOLD_AFTER and not told:
+                told = True
+                tell_who_waits(f"compiling {what} is another process's turn: waiting until it is done")
+            time.sleep(_LOOK)
+        logger.warning("another process has not compiled %s within %g s: this one does", what, patience)
+    return None
+
+
+def _try_to_lock(lock: Path) -> int | None:
+    """Return the descriptor of the locked file; None while another process has it."""
+    fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+    kept = False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # Who had the lock has removed the file at the end. The next processes lock the file that is there now.
+        kept = os.path.samestat(os.fstat(fd), os.stat(lock))
+    except (BlockingIOError, FileNotFoundError):
+        pass
+    finally:
+        if not kept:
+            os.close(fd)
+    return fd if kept else None
