@@ -167,24 +167,53 @@ def test_each_operation_waits_for_its_own_completion(gpu: Gpu, what):
         peer.close()
 
 
-def test_the_counter_counts_errors_as_ends(counting: Counting):
-    """An operation that fails ends, too: WAIT is for its completion, whatever that says; who posted it hears EIO."""
+def refuse_three(c: Counting, what: str) -> None:
+    """Post operations with a wrong key: the main queue fails, the companion is flushed, and the counter stays."""
+    refused = c.keys(nbytes=8, what=what) | {"rkey": 0, "sig_rkey": 0}
+    waits: list[list[Call]] = [[{"what": "wait_all", "qp": qp}] for qp in (c.group.main, c.group.companion)]
+    assert run(c.gpu, [[refused]] * 3 + waits, sharing=GPU).ravel().tolist()[3:] == [device.EIO] * 2
+    assert c.counter() == 0
+    main, companion = c.group.main.last_error(), c.group.companion.last_error()
+    assert main is not None
+    assert companion is not None
+    assert companion.syndrome == Syndrome.WR_FLUSH
+    if not c.group.main.cq.collapsed:  # where the flush errors have overwritten the first one
+        assert main.syndrome == Syndrome.REMOTE_ACCESS
+
+
+@pytest.mark.parametrize(  # each has a kernel of its own to compile
+    "what", [pytest.param(what, marks=pytest.mark.slow if i else ()) for i, what in enumerate(FUNCTIONS)]
+)
+def test_failed_operations_are_not_counted(counting: Counting, what):
+    """As on a ConnectX-7: an error of the main queue flushes the companion (NVIDIA/nccl#2383)."""
+    counting.begin_anew()
+    refuse_three(counting, what)
+
+
+def test_failed_operations_of_another_nic_are_not_counted(counting: Counting):
     c = counting
     c.begin_anew()
-    program: list[list[Call]] = [
-        [c.keys(nbytes=8, what="put_counter")],
-        [c.keys(nbytes=8, what="put_counter", rkey=0)],
-        [{"what": "wait", "qp": c.group.main, "ref": 0}],
-        [{"what": "wait", "qp": c.group.main, "ref": 1}],
-        [{"what": "wait_all", "qp": c.group.companion}],
-    ]
-    results = run(c.gpu, program, sharing=GPU).ravel().tolist()
-    collapsed = c.group.main.cq.collapsed  # of which the first completion may be overwritten by then
-    assert results[3:] == [device.EIO, device.OK]
-    assert results[2] == device.OK or collapsed
-    error = c.group.main.last_error()
-    assert error is not None
-    assert (error.index, error.syndrome) == (1, Syndrome.REMOTE_ACCESS)
+    with verbs.open("soft1") as far, c.gpu.create_qp(far.create_pd(), 8) as peer:
+        c.reset(c.group.main)
+        c.group.main.connect(peer)
+        refuse_three(c, "put_counter")
+        c.reset(c.group.main)
+
+
+def test_a_failure_after_a_success(counting: Counting):
+    """What was complete before the failure is counted, and so is what follows the reset of both queues."""
+    c = counting
+    c.begin_anew()
+    good = c.keys(nbytes=8, what="put_counter")
+    steps = [[good], *wait_steps(c.group.main, c.group.companion, 1, 0), [good | {"rkey": 0}]]
+    steps.append([{"what": "wait_all", "qp": c.group.companion}])
+    assert run(c.gpu, steps, sharing=GPU).ravel().tolist()[-1] == device.EIO
+    assert c.counter() == 1
+    c.reset(c.group.main, c.group.companion, *c.peers)
+    for end, peer in zip((c.group.main, c.group.companion), c.peers, strict=True):
+        end.connect(peer)
+    again = run(c.gpu, [[good], *wait_steps(c.group.main, c.group.companion, 1, 0)], sharing=GPU).ravel()
+    assert not again.any()
     assert c.counter() == 2
 
 

@@ -206,7 +206,8 @@ class Model:
         self.main.connect(self.peer, rights, False)
         self.peer.connect(self.main, rights, False)
         self.ring = bytearray(DEPTH * 64)
-        self.reserved = self.counted = self.receives = self.taken = 0
+        self.reserved = self.receives = self.taken = 0
+        self.companion: list[int] = []  # what its WQEs end with
 
     def failed(self, index: int) -> bool:
         return self.done.cqes[index].opcode == REQ_ERR
@@ -234,8 +235,20 @@ class Model:
     def wait_all(self) -> int:
         return self.wait(self.reserved - 1) if self.reserved else OK
 
-    def count(self, at: int, value: int) -> None:
-        """The companion's atomic, which finds the main queue's completion, whatever that says."""
+    def companion_has_room(self) -> bool:
+        """Whether the slots of the companion's next two WQEs are free: what was in them has not failed."""
+        previous = len(self.companion) + 1 - DEPTH
+        return previous < 0 or self.companion[previous] == OK
+
+    def fill_companion(self, failed: bool = False) -> None:
+        """Two WQEs of the companion, a WAIT and an atomic, or NOPs. Once one has failed, all do."""
+        self.companion += [EIO if failed or EIO in self.companion else OK] * 2
+
+    def count(self, ticket: int, at: int, value: int) -> None:
+        """The companion's WAIT, and its atomic unless an operation up to this one has failed."""
+        self.fill_companion(any(cqe.opcode == REQ_ERR for cqe in self.done.cqes[: ticket + 1]))
+        if self.companion[-1] == EIO:
+            return
         old = self.there[at : at + 8]
         self.here[at : at + 8] = old
         self.there[at : at + 8] = (int.from_bytes(old, "little") + value & (1 << 64) - 1).to_bytes(8, "little")
@@ -380,9 +393,11 @@ class Writer:
             wqes = [(NOP, b"", 0, 0)] * (1 if what == "get" else len(wqes)) + (
                 wqes[1:] if what == "get" else []
             )
-        result = model.post(wqes, skip)
-        if result >= 0 and what in COUNTED and valid:
-            model.count(self.counter, value)
+        result = EIO if what in COUNTED and not model.companion_has_room() else model.post(wqes, skip)
+        if what in COUNTED and result >= 0 and valid:
+            model.count(result, self.counter, value)
+        elif what in COUNTED and model.companion_has_room():
+            model.fill_companion()
         if result >= 0 and not valid:
             result = EINVAL
         if result >= 0 and blocking and model.failed(result):
@@ -481,7 +496,7 @@ class Writer:
 
     def finish(self) -> None:
         self.add("wait_all", self.model.wait_all())
-        self.add("wait_all", OK, qp=self.machine.companion)
+        self.add("wait_all", self.model.companion[-1] if self.model.companion else OK, qp=self.machine.companion)
 
 
 def compare(machine: Machine, model: Model) -> None:

@@ -31,6 +31,7 @@ from gpunetio.formats.cqe import CqeOpcode, Syndrome
 from gpunetio.formats.ethernet import QueueState, TimestampFormat
 from gpunetio.formats.wqe import WAIT_MASK, WaitMode, WqeOpcode
 from gpunetio.nic.observe.reasons import Reason
+from nic_rig import until
 
 TSO, MPSW, WAIT = WqeOpcode.TSO, WqeOpcode.ENHANCED_MPSW, WqeOpcode.WAIT
 TIME = WaitMode.TIME
@@ -92,6 +93,22 @@ def test_tso_refused(port, mss, l4, more):
     """No mss, no TCP, or more than headers."""
     port.sq.post(eth(headers(port.l2, V4, l4) + more, mss=mss), port.put(0, bytes(500)), opcode=TSO)
     fails(port, Syndrome.LOCAL_QP_OP, Reason.TSO_HEADERS)
+
+
+def test_a_tso_of_tiny_segments_lets_other_queues_send():
+    """Both are announced while the NIC is paused. The other queue's packet does not wait for all of 2,000 segments."""
+    with opened(port=PortConfig(mtu=1500, workers=1)) as ctx:
+        port = Port(ctx)
+        other = Sq(port.make, Cq(port.make))
+        port.nic.pause()
+        port.sq.post(eth(headers(port.l2, V4, TCP()), mss=8), port.put(0, bytes(16_000)), opcode=TSO)
+        packet = bytes(port.l2 / V4 / UDP(sport=7) / b"other")
+        other.post(eth(packet[:18]), port.put(20_000, packet[18:]))
+        port.nic.resume()
+        (short,), (long,) = other.done(), port.sq.done()
+        assert opcode_of(short) == opcode_of(long) == CqeOpcode.REQ
+        assert int(short["timestamp"]) < int(long["timestamp"])
+        assert port.nic.counters["tx_frames"] == 2001
 
 
 def test_tso_beyond_the_mtu(port):
@@ -230,6 +247,20 @@ def test_wait_for_a_cq(ctx):
     other.done()
     other.post(wait_cq(port.sq.cq.made.number, 0), opcode=WAIT)
     assert error_of(other.done()[0]) == (Syndrome.LOCAL_QP_OP, Reason.WQE_OPCODE)
+
+
+def test_wait_for_a_cq_where_a_send_has_failed(ctx):
+    """The packet behind the WAIT is not sent."""
+    port = Port(ctx, cd_master=1)
+    other = Sq(port.make, Cq(port.make))
+    frame = bytes(port.l2 / V4 / UDP(sport=1))
+    other.post(bytes(16), opcode=TSO)
+    assert error_of(other.done()[0])[0] == Syndrome.LOCAL_QP_OP
+    port.sq.write(wait_cq(other.cq.made.number, 0), opcode=WAIT)
+    port.sq.post(eth(), port.put(0, frame))
+    assert error_of(port.sq.done()[0]) == (Syndrome.WR_FLUSH, Reason.WAIT_FAILED)
+    until(lambda: port.sq.state == QueueState.ERR, "the SQ to fail")
+    assert not port.nic.sqs[port.sq.number]["frames"]
 
 
 # --- random programs -------------------------------------------------------------------------------------------------

@@ -356,7 +356,7 @@ class Programs:
         dwords = queue.sq.view(">u4").reshape(-1, 16)[queue.last % SQ, :2].tolist()
         ds = queue.index - queue.last << 2
         return dwords[0] >> 8 & 0xFFFF == queue.last & 0xFFFF and dwords[1] >> 8 == queue.qp.qpn and (
-            ds - 4 < dwords[1] & 0x3F <= ds
+            ds - 4 < (dwords[1] & 0x3F or dwords[1] & 0x40) <= ds
         )
 
 

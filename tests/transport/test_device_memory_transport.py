@@ -12,7 +12,7 @@ from gpunetio.nic.dma.staging import ABANDONED, SLOT_BYTES, SLOTS
 from gpunetio.nic.observe.reasons import Reason
 from gpunetio.nic.state.counters import PACKET_FATES
 from gpunetio.nic.state.dma_stream import SLOT
-from nic_rig import READ, REMOTE_ACCESS, REQ, WRITE, error_of, raddr, until, view
+from nic_rig import LOCAL_QP_OP, READ, REMOTE_ACCESS, REQ, WRITE, error_of, raddr, until, view
 from transport_rig import (
     ACK,
     ACKNOWLEDGE,
@@ -145,6 +145,21 @@ def test_a_read_fails_when_nothing_of_it_is_on_its_way(peer, lab):
     lab.gpu["hangs"] = 0
     assert error_of(p.queue.done.next()) == (REMOTE_ACCESS, Reason.NAK_REMOTE_ACCESS)
     assert np.all(lab.device_there.bytes[:MTU] == 7)
+
+
+@pytest.mark.parametrize("changed", [2 * SLOT_BYTES - 8, SLOT_BYTES, 8])
+def test_a_wqe_that_is_changed_while_its_bytes_are_staged(peer, lab, changed):
+    """A message that is longer than a staging slot is fetched in parts, and its WQE is read again for each."""
+    p = peer(mtu=MTU)
+    write_from_gpu(lab, p, 2 * SLOT_BYTES)
+    sent = p.drain()
+    assert sent
+    p.queue.sq[32:36] = list(changed.to_bytes(4, "big"))  # byte_count, behind control segment and remote address
+    while not (done := p.queue.done.poll()):
+        p.ack(sent[-1].psn)
+        sent += p.drain()
+        assert len(sent) < 2 * SLOT_BYTES // MTU, "the changed WQE was sent to its end"
+    assert error_of(done) == (LOCAL_QP_OP, Reason.WQE_MALFORMED)
 
 
 # --- slots -----------------------------------------------------------------------------------------------------------

@@ -8,9 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gpunetio.nic.observe.reasons import Reason
 from nic_rig import (
     CS,
     FA,
+    LOCAL_LENGTH,
+    LOCAL_QP_OP,
     MASKED_CS,
     MASKED_FA,
     OPMOD,
@@ -21,6 +24,7 @@ from nic_rig import (
     WRITE,
     WRITE_IMM,
     atomic,
+    error_of,
     masked_cs,
     masked_fa,
     raddr,
@@ -102,6 +106,19 @@ def test_long_message_stays_within_the_window(peer):
     same(packets, write_packets(p.lab.here.bytes.tobytes(), 256, p.psn, VA, RKEY))
     p.ack(packets[-1].psn)
     completed(p, 0)
+
+
+@pytest.mark.parametrize("changed", [SIZE - 256, SIZE // 2, 4096, 1, 0])
+def test_a_wqe_that_is_changed_while_it_is_sent(peer, changed):
+    """Each burst reads it again. If its length is another one, nothing more of it is sent."""
+    p = peer(mtu=256)
+    request(p, WRITE, SIZE)
+    sent = p.drain()
+    assert len(sent) == p.lab.window
+    p.queue.sq[32:36] = list(changed.to_bytes(4, "big"))  # byte_count, behind control segment and remote address
+    p.ack(sent[-1].psn)
+    assert error_of(p.queue.done.next()) in ((LOCAL_QP_OP, Reason.WQE_MALFORMED), (LOCAL_LENGTH, Reason.LENGTH))
+    assert not p.drain()
 
 
 def test_atomic_requests(peer):

@@ -320,6 +320,28 @@ def test_a_nic_that_is_gone(two):
     ah.close()
 
 
+def test_a_datagram_too_long_for_a_shared_receive(two):
+    """It is dropped, and the receive is there for whoever comes next: another queue pair of the same shared queue."""
+    a, b = two()
+    c = End(b.ctx, {"shared": True})
+    other = c.pd.create_qp(
+        qp_type=QpType.UD, sq_wr=1, send_cq=c.cq, receive_cq=c.cq, srq=c.qp.init_attr.srq, rq_wr=0
+    )
+    other.to_rts(qkey=QKEY)
+    ah = a.handle_to(c)
+    c.expect(GRH + 100, wr_id=7)
+    before = b.ctx.provider.nic.counters["resp_local_length_error"]
+    for _ in range(3):
+        a.send(c, ah, 101)
+        assert a.next().status == WcStatus.SUCCESS
+    until(lambda: b.ctx.provider.nic.counters["resp_local_length_error"] == before + 3, "three datagrams")
+    assert c.qp.state == QpState.RTS
+    a.send(c, ah, 100, remote_qpn=other.qpn)
+    done = c.next()
+    assert (done.status, done.wr_id, done.byte_len, done.qp_num) == (WcStatus.SUCCESS, 7, GRH + 100, other.qpn)
+    other.close()
+
+
 def test_shared_with_a_connection(two):
     """An RC queue pair of the same NICs uses the same wire."""
     a, b = two()

@@ -195,6 +195,88 @@ def test_for_its_own_queue(bench):
     assert outcomes(bench.cq, 3) == [(OK, WRITTEN), (OK, WAITED), (OK, WRITTEN)]
 
 
+# --- failures --------------------------------------------------------------------------------------------------------
+
+
+FLUSHED = WcStatus.WR_FLUSH_ERR
+
+
+def fail_in_gate(bench: Bench) -> None:
+    """Complete a receive in the gate with an error: it is too short for its message."""
+    before = int(bench.gate_row["pi"])
+    bench.gated.receive(bench.here.at(2048, 4))
+    bench.opener.post(SEND, bench.there.at(3072, 8))
+    until(lambda: bench.gate_row["pi"] > before, "an error in the gate")
+
+
+def connect_gated(bench: Bench) -> None:
+    for queue in (bench.gated, bench.opener):
+        queue.reset()
+    connect(bench.opener, bench.gated)
+
+
+@BOTH
+@pytest.mark.parametrize("posted_first", [True, False])
+def test_what_waits_for_a_failure_is_flushed(bench, posted_first):
+    """A ConnectX-7 flushes the queue (NVIDIA/nccl#2383): nothing behind the WAIT is executed."""
+    bench.open()
+    if not posted_first:
+        fail_in_gate(bench)
+    bench.wait(1)
+    bench.write()
+    if posted_first:
+        assert bench.held()
+        fail_in_gate(bench)
+    assert statuses(bench.cq, 2) == [FLUSHED] * 2
+    assert bench.qp.state == QpState.ERR
+    assert bench.arrived() == 0
+
+
+@BOTH
+def test_completions_before_the_failure(bench):
+    """What was complete is a success, whatever has failed since. An index that will never be there does not hang."""
+    bench.open(2)
+    fail_in_gate(bench)
+    bench.wait(1)
+    bench.write()
+    bench.wait(900)
+    assert statuses(bench.cq, 3) == [OK, OK, FLUSHED]
+    assert bench.arrived() == 1
+
+
+@BOTH
+@pytest.mark.parametrize("start", [0, (1 << 32) - 2])
+def test_completions_after_a_reset(bench, start):
+    """The reset of the queue that failed ends it; what completed as an error stays one."""
+    bench.gate_row["pi"] = start
+    fail_in_gate(bench)
+    connect_gated(bench)
+    failed = int(bench.gate_row["pi"]) - start
+    bench.open(3)
+    bench.wait(start + failed + 1)
+    bench.write()
+    assert statuses(bench.cq, 2) == [OK, OK]
+    bench.wait(start)
+    assert statuses(bench.cq, 1) == [FLUSHED]
+
+
+@BOTH
+def test_for_a_cq_that_has_overrun(names):
+    """No completion follows an overrun, so nothing that is behind the WAIT is executed."""
+    with ExitStack() as stack:
+        near, far = (stack.enter_context(verbs.open(name)) for name in names)
+        bench = Bench(near, far)
+        full = near.create_cq(1, overrun=CqOverrun.DISABLE)
+        queue = Queue(bench.near, send_cq=full)
+        connect(queue, Queue(bench.far))
+        bench.qp.post_send(wait_cq_pi(full, 2 * full.entries))
+        bench.write()
+        for _ in range(full.entries + 1):
+            queue.post(NOP)
+        assert statuses(bench.cq, 2) == [FLUSHED] * 2
+        assert bench.arrived() == 0
+
+
 @BOTH
 def test_a_chain_of_queues(names):
     """Each copies what the one before it has written; they are posted last to first."""

@@ -89,7 +89,7 @@ def test_two_nics_on_tap_devices_and_a_bridge(lan, addresses, tmp_path):
             packet.has(eth_src=macs[own if mine else peer], eth_dst=macs[peer if mine else own])
             assert icrc_fits(packet.raw), packet.fields
             if addresses is V4:
-                packet.has(ip_checksum=1, ttl=64, id=0)
+                packet.has(ip_checksum=1, ttl=255, id=0)  # the hop limit of paths (DOCA's default)
         asked = [Ether(packet.raw) for packet in packets if packet.opcode is None]
         kind = ARP if addresses is V4 else ICMPv6ND_NS
         assert any(kind in frame for frame in asked), "the capture shows how the peer was found"
@@ -212,7 +212,7 @@ def test_nobody_answers(nic, station, monkeypatch):
             nic.nic.mac_of(gid_of(ip_address(address)))
         question = station.hear(lambda frame, what=what: what in frame)
         assert question.src == mac_text(nic.nic.mac)
-    assert nic.nic.links._to_others._wire.neighbours._wanted == {}
+    assert nic.nic.links._to_others._wire.neighbours._known == {}
 
 
 def test_who_was_not_asked_is_not_learned(nic, station):

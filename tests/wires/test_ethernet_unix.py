@@ -7,7 +7,8 @@ import socket
 import time
 
 import pytest
-from scapy.layers.l2 import ARP, Ether
+from scapy.layers.inet6 import ICMPv6ND_NA, ICMPv6ND_NS, ICMPv6NDOptSrcLLAddr, IPv6
+from scapy.layers.l2 import ARP, Dot1AD, Dot1Q, Ether
 
 from gpunetio import PortConfig, verbs
 from gpunetio.errors import InUseError, InvalidValueError, NotFoundError, OperatingSystemError, TimedOutError
@@ -97,6 +98,31 @@ def test_two_processes(path):
             assert child.ask("bytes", SIZE) == a.here.bytes.tobytes().hex()
     finally:
         child.close()
+
+
+@pytest.mark.parametrize("tags", [Dot1Q(vlan=5, prio=3), Dot1AD(vlan=7) / Dot1Q(vlan=5)], ids=["one", "two"])
+def test_questions_in_a_vlan_are_answered_there(path, tags):
+    """By ARP and by neighbour discovery. Nobody there is a neighbour: a queue pair's packets have no tags."""
+    wanted = bytes(Ether() / tags)[12:-2]
+    port = PortConfig(addresses=(V4[0], "fd09::1"), wire=f"unix:{path}")
+    with verbs.open("soft0", port=port) as ctx, contextlib.closing(Qemu.dial(path).sock) as sock:
+        qemu, l2 = Qemu(sock), Ether(src=STATION, dst="ff:ff:ff:ff:ff:ff") / tags
+        qemu.send(l2 / ARP(op=2, hwsrc=STATION, psrc=V4[1], pdst=V4[0]))
+        qemu.send(l2 / ARP(hwsrc=STATION, psrc=V4[1], pdst=V4[0]))
+        answer = qemu.hear()
+        assert bytes(answer)[12:].startswith(wanted + b"\x08\x06")
+        assert (answer.dst, answer[ARP].op, answer[ARP].psrc, answer[ARP].hwsrc) == (STATION, 2, V4[0], answer.src)
+        solicitation = IPv6(src="fd09::2", dst="ff02::1:ff00:1", hlim=255) / ICMPv6ND_NS(tgt="fd09::1")
+        qemu.send(l2 / solicitation / ICMPv6NDOptSrcLLAddr(lladdr=STATION))
+        answer = qemu.hear()
+        assert bytes(answer)[12:].startswith(wanted + b"\x86\xdd")
+        assert (answer.dst, answer[ICMPv6ND_NA].tgt) == (STATION, "fd09::1")
+        wire = ctx.provider.nic.wire_to_others()._wire
+        with pytest.raises(NotFoundError, match="nobody on unix"):
+            wire.neighbours.resolve(bytes(10) + b"\xff\xff" + bytes((10, 9, 0, 2)), 0.1)
+        qemu.send(l2 / ARP(op=2, hwsrc=STATION, psrc=V4[1], pdst=V4[0]))
+        assert ARP in qemu.hear()  # the question, without tags
+        assert wire.neighbours._known == {}
 
 
 @pytest.mark.parametrize("pieces", [1, 3, 46])

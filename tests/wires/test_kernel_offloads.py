@@ -37,7 +37,7 @@ pytestmark = pytest.mark.root
 
 PACKET_VNET_HDR = 15  # linux/if_packet.h
 VIRTIO = struct.Struct("=BBHHHH")  # flags, gso_type, hdr_len, gso_size, csum_start, csum_offset (linux/virtio_net.h)
-NEEDS_CSUM, TCPV4, TCPV6, ECN = 1, 1, 4, 0x80
+NEEDS_CSUM, TCPV4, TCPV6, UDP_L4, ECN = 1, 1, 4, 5, 0x80
 SIOCETHTOOL, ETHTOOL_STXCSUM, ETHTOOL_STSO = 0x8946, 0x17, 0x1E  # linux/ethtool.h
 UDP_SEGMENT = 103  # linux/udp.h
 SO_RCVBUFFORCE = 33  # asm-generic/socket.h
@@ -130,7 +130,7 @@ def pattern(nbytes: int) -> bytes:
 
 @pytest.mark.parametrize("l3", [V4, V6], ids=["ipv4", "ipv6"])
 @pytest.mark.parametrize("tagged", [False, True], ids=["", "tagged"])
-@pytest.mark.parametrize(("nbytes", "mss"), [(1001, 1000), (65000, 1400), (3000, 8)])
+@pytest.mark.parametrize(("nbytes", "mss"), [(1001, 1000), (65000, 1400), (3000, 48), (1024, 8)])
 def test_segments_of_tcp(end, l3, tagged, nbytes, mss):
     if nbytes // mss > end.receives:
         nbytes = end.receives * mss
@@ -143,6 +143,35 @@ def test_segments_of_tcp(end, l3, tagged, nbytes, mss):
     end.hand(frame, NEEDS_CSUM, kind, start + 32, mss, start, 16)
     expected = segments(l2, l3, tcp, payload, mss)
     assert end.frames(len(expected)) == expected
+
+
+def counts(end: End) -> tuple[int, int]:
+    return end.nic.counters["rx_frames"], end.nic.counters["rx_frame_malformed"]
+
+
+@pytest.mark.parametrize(("l4", "kind", "too_small"), [(TCP, TCPV4, 47), (UDP, UDP_L4, 400)], ids=["tcp", "udp"])
+def test_a_frame_does_not_become_thousands(end, l4, kind, too_small):
+    """128 segments are always allowed. TCP may have more of 48 bytes: TCP_MIN_SND_MSS, UDP_MAX_SEGMENTS of Linux."""
+    head, offset = (20, 16) if l4 is TCP else (8, 6)
+
+    def hand(nbytes: int, mss: int) -> None:
+        end.hand(bytes(L2 / V4 / l4(sport=1, dport=2) / pattern(nbytes)), NEEDS_CSUM, kind, 34 + head, mss, 34, offset)
+
+    before = counts(end)
+    try:
+        hand(60_000, 1)
+    except OSError as error:
+        pytest.skip(f"this kernel makes no such frames: {error}")
+    hand(129 * too_small, too_small)
+    last = bytes(L2 / V4 / UDP(sport=9, dport=9) / b"whole")
+    end.hand(last, 0, 0, 0, 0, 0, 0)
+    assert end.frames(1) == [last]
+    frames, malformed = counts(end)
+    assert (frames - before[0], malformed - before[1]) == (3, 2)
+    hand(128, 1)
+    end.hand(last, 0, 0, 0, 0, 0, 0)
+    assert end.frames(129)[-1] == last
+    assert counts(end)[1] == malformed
 
 
 def test_partial_checksums_and_order(end):

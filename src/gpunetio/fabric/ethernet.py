@@ -87,6 +87,7 @@ class EthernetWire:
             for end in (self._silent, *others):
                 undo.callback(end.close)
             self.record["thread"] = engine.fileno()
+            undo.enter_context(contextlib.closing(engine))
             self.neighbours = Neighbours(name, mac, gids, thread, self._send, self._lose)
             undo.callback(self.neighbours.join)
             undo.callback(engine.close)  # which ends the thread
@@ -179,9 +180,9 @@ class EthernetWire:
 
         Port 0 is RoCE's. If all sources are taken, one that is not in `used` makes room; those for RoCE's port stay,
         because address handles use them. `settle` must return only when nobody is in `transmit_frames`. NotFoundError
-        if the neighbour does not answer.
+        if the neighbour was never heard: it is resolved before, as the NIC is locked now.
         """
-        key = self.neighbours.resolve(gid), index, port or ROCE_UDP_PORT
+        key = self.neighbours.last(gid), index, port or ROCE_UDP_PORT
         if (known := self._egresses.get(key)) is not None:
             return known
         if len(self._egresses) < EGRESSES:

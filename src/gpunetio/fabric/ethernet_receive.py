@@ -103,8 +103,7 @@ def _read_pipe(w):
         if place <= 0:
             break
         a = arrived_at(w.arrived + ARRIVED.size * count)
-        nbytes = pipe_end_at(w.rx).nbytes
-        a.frame, a.nbytes, a.cut = place + PACKET, min(nbytes, READ_ROOM), nbytes > READ_ROOM
+        a.frame, a.nbytes, a.cut = place + PACKET, pipe_end_at(w.rx).nbytes, 0
         consume(w.rx)
         count += 1
     w.credit -= count

@@ -11,7 +11,9 @@ from .ethernet_records import (
     EGRESS, EGRESSES, FILE, LENGTH, PIPE, SEND_SLOT, SENDING, STREAM, egress_at, ethernet_wire_at, send, send_slot_at,
     sendmsg, write, writev,
 )  # fmt: skip
-from .frames import ETHERNET_FRAME, PACKET, consume, frame_at, next_frame, pipe_end_at, release
+from .frames import (
+    ETHERNET_FRAME, PACKET, class_of, consume, egress_of, frame_at, hop_limit_of, next_frame, pipe_end_at, release,
+)  # fmt: skip
 from .icrc import header_crc
 from .ip_headers import put_ipv4, put_ipv6
 from .udp_records import (
@@ -131,9 +133,9 @@ def _damage(frame):
 def _egress_of(wire, frame):
     """Return the EGRESS of a packet, or 0 when it cannot be sent."""
     w, f = ethernet_wire_at(wire), frame_at(frame)
-    if f.source < 0 or f.source >= EGRESSES or f.nbytes < BTH.size or f.nbytes + ICRC_SIZE > MAX_MESSAGE:
+    if egress_of(f.source) >= EGRESSES or f.nbytes < BTH.size or f.nbytes + ICRC_SIZE > MAX_MESSAGE:
         return 0
-    egress = w.egresses + EGRESS.size * f.source
+    egress = w.egresses + EGRESS.size * egress_of(f.source)
     version = egress_at(egress).version
     if version == 0 or (version == 4 and not is_mapped(f.peer_high, f.peer_low)):
         return 0
@@ -150,11 +152,13 @@ def _put_headers(wire, egress, frame, nbytes, h):
     length = UDP.size + nbytes + ICRC_SIZE
     if e.version == 4:
         st16(h + ETHERNET.ether_type, be16(ETHER_TYPE_IPV4))
-        put_ipv4(ip, e.gid_low, f.peer_low, length)
+        put_ipv4(ip, e.gid_low, f.peer_low, length, class_of(f.source), hop_limit_of(f.source))
         udp = ip + IPV4.size
     else:
         st16(h + ETHERNET.ether_type, be16(ETHER_TYPE_IPV6))
-        put_ipv6(ip, e.gid_high, e.gid_low, f.peer_high, f.peer_low, length)
+        put_ipv6(
+            ip, e.gid_high, e.gid_low, f.peer_high, f.peer_low, length, class_of(f.source), hop_limit_of(f.source)
+        )
         udp = ip + IPV6.size
     st16(udp + UDP.source_port, be16(e.port))
     st16(udp + UDP.destination_port, be16(ROCE_UDP_PORT))

@@ -31,6 +31,11 @@ LARGE_FRAME = Entry("large_frame", 64, """
 """)
 large_frame_at: View = struct_view(LARGE_FRAME)
 
+# Bounds on the segments of a frame: 65,000 segments of one byte would keep all other traffic of the NIC waiting. UDP
+# may have MOST_SEGMENTS (UDP_MAX_SEGMENTS of linux/udp.h). TCP may have more if each has LEAST_SEGMENT bytes, the
+# smallest MSS with which Linux sends (TCP_MIN_SND_MSS). A few smaller ones may be what the kernel has merged (GRO).
+MOST_SEGMENTS, LEAST_SEGMENT = 128, 48
+
 # An offload is a VIRTIO_NET in one word: `flags`, `gso_type`, then in 16 bits each `checksum_offset`, `gso_bytes` and
 # `checksum_start`.
 _GSO_SHIFT, _OFFSET_SHIFT, _GSO_BYTES_SHIFT, _START_SHIFT = 8, 16, 32, 48
@@ -104,7 +109,7 @@ def set_tcp(tcp, offset, first, last):
 
 @engine_function
 def begin_cutting(large, frame, nbytes, offload):
-    """Prepare a frame for `cut`. Return 0 if it cannot be cut."""
+    """Prepare a frame for `cut`. Return 0 if it cannot be cut, or is to become too many segments."""
     g = large_frame_at(large)
     g.frame, g.next, g.count = frame, 0, 0
     g.l3 = ETHERNET.size + tag_bytes(frame, nbytes)
@@ -124,8 +129,11 @@ def begin_cutting(large, frame, nbytes, offload):
     else:
         return 0
     g.payload = nbytes - g.head
-    g.count = (g.payload + g.gso_bytes - 1) // g.gso_bytes
-    return 1 if g.payload > 0 else 0
+    count = (g.payload + g.gso_bytes - 1) // g.gso_bytes
+    if g.payload <= 0 or (count > MOST_SEGMENTS and (kind == GSO_UDP or g.gso_bytes < LEAST_SEGMENT)):
+        return 0
+    g.count = count
+    return 1
 
 
 @engine_function

@@ -112,7 +112,7 @@ TX_SLOT = Entry("tx_slot", 128 + 16 * MAX_SEGMENTS, """
     position        0  i64
     frames          8  i64
     name           16  raw[28]
-    control        48  raw[24]
+    control        48  raw[72]
     iov           128  i64
 """)
 
@@ -160,11 +160,13 @@ CMSGHDR = Entry("cmsghdr", 16, """
     level           8  i32
     type           12  i32
 """)
-SEGMENT_CONTROL = 24  # CMSG_SPACE of UDP_SEGMENT's u16
+CONTROL = 24  # CMSG_SPACE of a value of up to 8 bytes
 GRO_CONTROL = 64  # room for UDP_GRO's int
 
 AF_INET, AF_INET6 = 2, 10
 SOL_UDP, UDP_SEGMENT, UDP_GRO = 17, 103, 104
+IPPROTO_IP, IP_TOS, IP_TTL = 0, 1, 2
+IPPROTO_IPV6, IPV6_HOPLIMIT, IPV6_TCLASS = 41, 52, 67
 MSG_TRUNC, MSG_DONTWAIT, MSG_NOSIGNAL = 0x20, 0x40, 0x4000
 EINTR, EIO, EAGAIN, EINVAL, EMSGSIZE = 4, 5, 11, 22, 90
 

@@ -9,11 +9,14 @@ from __future__ import annotations
 from ..jit.compile import device_function, engine_function
 from ..jit.ops import be16, ld8, ld64, st8, st16, st32, st64
 from ..formats.packet import BTH, ICRC_SIZE, ROCE_UDP_PORT
-from .frames import PACKET, consume, frame_at, next_frame, pipe_end_at, release
+from .frames import (
+    HOP_LIMIT, PACKET, class_of, consume, egress_of, frame_at, hop_limit_of, next_frame, pipe_end_at, release,
+)  # fmt: skip
 from .icrc import header_crc, packet_icrc, with_ip_id
 from .udp_records import (
-    AF_INET, AF_INET6, CMSGHDR, EAGAIN, EGRESSES, EINTR, EINVAL, EIO, EMSGSIZE, GSO_ON, GSO_REFUSED,
-    GSO_TRYING_WITHOUT, IOVEC, MAX_MESSAGE, MAX_SEGMENTS, MMSGHDR, MSG_DONTWAIT, SEGMENT_CONTROL, SOCKADDR_IN,
+    AF_INET, AF_INET6, CMSGHDR, CONTROL, EAGAIN, EGRESSES, EINTR, EINVAL, EIO, EMSGSIZE, GSO_ON,
+    GSO_REFUSED, GSO_TRYING_WITHOUT, IOVEC, IP_TOS, IP_TTL, IPPROTO_IP, IPPROTO_IPV6, IPV6_HOPLIMIT, IPV6_TCLASS,
+    MAX_MESSAGE, MAX_SEGMENTS, MMSGHDR, MSG_DONTWAIT, SOCKADDR_IN,
     SOCKADDR_IN6, SOL_UDP, TX_MESSAGES, TX_SLOT, UDP_SEGMENT, errno, iovec_at, is_mapped, mmsghdr_at, sendmmsg,
     tx_slot_at, udp_socket_at, udp_wire_at,
 )  # fmt: skip
@@ -56,9 +59,9 @@ def transmit(wire):
 def _socket_for(wire, frame):
     """Return the socket by which a frame leaves, or 0 when it cannot be sent."""
     w, f = udp_wire_at(wire), frame_at(frame)
-    if f.source < 0 or f.source >= EGRESSES:
+    if egress_of(f.source) >= EGRESSES:
         return 0
-    row = ld64(w.socket_of + 8 * f.source)
+    row = ld64(w.socket_of + 8 * egress_of(f.source))
     if row == 0 or f.nbytes < BTH.size or f.nbytes + ICRC_SIZE > MAX_MESSAGE:
         return 0
     if udp_socket_at(row).version == 4 and not is_mapped(f.peer_high, f.peer_low):
@@ -106,15 +109,34 @@ def _fill(wire, row, frame, slot, header):
     t.frames = k
     h.name_length = _write_name(slot + TX_SLOT.name, s.version, high, low, s.scope)
     h.iov_length = k
-    h.control_length = 0
+    control = slot + TX_SLOT.control
+    end = _put_traffic(control, s.version, source)
     if k > 1:
-        control = slot + TX_SLOT.control
-        st64(control + CMSGHDR.nbytes, CMSGHDR.size + 2)
-        st32(control + CMSGHDR.level, SOL_UDP)
-        st32(control + CMSGHDR.type, UDP_SEGMENT)
-        st16(control + CMSGHDR.size, size + ICRC_SIZE)
-        h.control_length = SEGMENT_CONTROL
+        end = _put_control(end, SOL_UDP, UDP_SEGMENT, 2, size + ICRC_SIZE)
+    h.control_length = end - control
     return frame
+
+
+@device_function
+def _put_traffic(control, version, source):
+    """Write control messages with what a frame's `source` says of traffic class and hop limit. Return their end."""
+    four = version == 4
+    level = IPPROTO_IP if four else IPPROTO_IPV6
+    if class_of(source) != 0:
+        control = _put_control(control, level, IP_TOS if four else IPV6_TCLASS, 4, class_of(source))
+    if hop_limit_of(source) != HOP_LIMIT:
+        control = _put_control(control, level, IP_TTL if four else IPV6_HOPLIMIT, 4, hop_limit_of(source))
+    return control
+
+
+@device_function
+def _put_control(control, level, kind, nbytes, value):
+    """Write a control message with a value of `nbytes`, 4 at most. Return its end."""
+    st64(control + CMSGHDR.nbytes, CMSGHDR.size + nbytes)
+    st32(control + CMSGHDR.level, level)
+    st32(control + CMSGHDR.type, kind)
+    st32(control + CMSGHDR.size, value)
+    return control + CONTROL
 
 
 @device_function

@@ -8,7 +8,7 @@ from ..formats.commands import QpState
 from ..formats.doorbell import PI_MASK, UAR_CQ_OFFSET, UAR_NO_DBR_OFFSET, UAR_REG_HALF, UAR_REG_OFFSET
 from ..formats.packet import PSN_BITS
 from . import work_queues
-from .queues.completion import resize_cq
+from .queues.completion import recover_cq, resize_cq
 from .queues.doorbells import announce, announced, clear_line, go_on
 from .queues.events import hear_arm_registers, raise_event, scan_arm_records, serve_arm_register
 from .dma.streams import at_work, serve_streams, start_streams
@@ -101,6 +101,18 @@ def _modify(nic, row, source, expected_state):
 
 
 @engine_function
+def _forget(nic, row):
+    """Forget what a QP that is reset or destroyed has begun."""
+    q = qp_row_at(row)
+    forget_pending(nic, row)
+    recall_sent(row)
+    return_shared(row)
+    free_slots(nic, row)
+    recover_cq(q.send_cq)
+    recover_cq(q.recv_cq)
+
+
+@engine_function
 def _remove(nic, row):
     remove(nic, row)
     _clear_positions(nic, row)
@@ -129,18 +141,12 @@ def _apply(nic):
         if qp_row_at(row).state == QpState.ERR:
             work_queues.serve(qp_row_at(row).kind, nic, qp_row_at(row).work_queue)
     elif op == RESET_QP:
-        forget_pending(nic, row)
-        recall_sent(row)
-        return_shared(row)
-        free_slots(nic, row)
+        _forget(nic, row)
         _set_up(row, n.command_src)
         _clear_positions(nic, row)
         wake(row)
     elif op == REMOVE_QP:
-        forget_pending(nic, row)
-        recall_sent(row)
-        return_shared(row)
-        free_slots(nic, row)
+        _forget(nic, row)
         _remove(nic, row)
     elif op == RAISE_EVENT:
         event = event_at(n.command_src)

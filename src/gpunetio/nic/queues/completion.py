@@ -95,6 +95,8 @@ def write_cqe(
                 raise_event(nic, c.error_channel, c.error_cookie, EventType.CQ_ERROR, c.cqn, CqErrorSyndrome.OVERRUN)
             c.error = 1
             return refuse.full_cq(nic, c.cqn, 1 << c.log)
+    if syndrome and not c.failed:
+        c.failed, c.failed_from = 1, c.pi
     slot = 0 if c.collapsed else c.pi & ((1 << c.log) - 1)
     cqe = c.addr + (slot << c.shift)
     owner = (c.pi >> c.log) & 1
@@ -115,6 +117,14 @@ def write_cqe(
     if c.channel != 0:
         notify(nic, cq, solicited or syndrome)  # an error counts as solicited (IBTA 11.4.2.2)
     return 0
+
+
+@engine_function
+def recover_cq(cq):
+    """Note that a queue of the CQ is reset or destroyed: completions from now on are of operations after a failure."""
+    c = cq_row_at(cq)
+    if cq != 0 and c.failed:
+        c.failed, c.failed_to = 0, c.pi
 
 
 @engine_function
@@ -166,13 +176,13 @@ def count_error(nic, reason, syndrome, side):
     c = counters_at(worker_at(nic).counters)
     if side != REQUESTER:
         c.resp_cqe_error += 1
-        if reason == Reason.FLUSH:
+        if syndrome == Syndrome.WR_FLUSH:
             c.resp_cqe_flush_error += 1
         if reason == Reason.RECV_TOO_SMALL:
             c.resp_local_length_error += 1
         return
     c.req_cqe_error += 1
-    if reason == Reason.FLUSH:
+    if syndrome == Syndrome.WR_FLUSH:
         c.req_cqe_flush_error += 1
     if syndrome == Syndrome.REMOTE_ACCESS:
         c.req_remote_access_errors += 1

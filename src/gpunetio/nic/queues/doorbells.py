@@ -6,13 +6,13 @@ from ...jit.compile import device_function, engine_function
 from ...jit.ops import be32, be64, fence_acquire_sys, ld64, ld_acquire32, ld_relaxed64, st64, st_release64
 from ...formats.commands import QpState
 from ...formats.doorbell import PI_MASK, QP_DBREC, REGISTER_BYTES, WQE_IDX_SHIFT
-from ...formats.wqe import DS_MASK, WqeOpcode
+from ...formats.wqe import WqeOpcode
 from .completion import REQUESTER, fail_qp, fail_send, record_error
 from ..observe import refuse
 from ..state.nic import nic_at
 from ..state.qp import qp_row_at
 from ..state.work_queue import wake
-from .wqes import index_in, wqe_slot
+from .wqes import ds_in, index_in, wqe_slot
 
 HALF_RANGE = (PI_MASK + 1) // 2
 
@@ -24,7 +24,7 @@ def announced(value):
     Such a WQE begins with its own index. Its ds, which is 0 in a doorbell, says where the next WQE starts. The WQE
     itself is read from the ring, where it must be in any case.
     """
-    return ((value >> 32 + WQE_IDX_SHIFT) + ((value & DS_MASK) + 3 >> 2)) & PI_MASK
+    return ((value >> 32 + WQE_IDX_SHIFT) + (ds_in(value) + 3 >> 2)) & PI_MASK
 
 
 @engine_function

@@ -16,6 +16,7 @@ from ..state.worker import worker_at
 from .operations import segments_of
 
 _CQN_MASK, _INDEX_MASK = 0xFF_FFFF, 0xFFFF_FFFF
+_INDICES = 1 << 32
 _TIME_SEGMENTS = 1 + WAIT_VALUE_SEG.size // SEGMENT
 SECOND = 1_000_000_000  # ns
 FARTHEST = 4 * SECOND  # half of what the mask tells apart
@@ -23,7 +24,11 @@ FARTHEST = 4 * SECOND  # half of what the mask tells apart
 
 @engine_function
 def wait_for_cq(nic, row, wqe, ds):
-    """Return 1 if the CQ has the CQE that a WAIT names, 0 if not yet, or minus a reason (PRM, core-direct)."""
+    """Return 1 if the CQ has the CQE that a WAIT names, 0 if not yet, or minus a reason (PRM, core-direct).
+
+    The WAIT is flushed if an operation that completes into the CQ has failed, at that CQE or before it, since a queue
+    of the CQ was last reset. So a ConnectX-7 flushes NCCL's companion queues after an error of the main queue.
+    """
     n = nic_at(nic)
     cqn = be32(ld32(wqe + SEGMENT + WAIT_SEG.qpn_cqn)) & _CQN_MASK
     cq = cq_where_it_is(nic, n.cqs + (cqn & n.cq_mask) * CQ_ROW.size)
@@ -31,8 +36,20 @@ def wait_for_cq(nic, row, wqe, ds):
         return -refuse.unsupported_operation(nic)
     if ds != segments_of(WqeOpcode.WAIT, 0):
         return -refuse.malformed_wqe(nic, ds)
-    ahead = cq_row_at(cq).pi - be32(ld32(wqe + SEGMENT + WAIT_SEG.max_index))
-    return 1 if 0 < (ahead & _INDEX_MASK) <= _INDEX_MASK >> 1 else 0
+    c = cq_row_at(cq)
+    index = _nearest(c.pi, be32(ld32(wqe + SEGMENT + WAIT_SEG.max_index)))
+    if c.failed_from <= index and (c.failed or index < c.failed_to):
+        return -refuse.failed_wait(nic, cqn, c.failed_from)
+    if index < c.pi:
+        return 1
+    return -refuse.failed_wait(nic, cqn, c.pi) if c.error else 0
+
+
+@device_function
+def _nearest(pi, index):
+    """Return the number of the CQE, without wraps, that the lower 32 bits `index` name: the one nearest to `pi`."""
+    ahead = (index - pi) & _INDEX_MASK
+    return pi + (ahead if ahead <= _INDICES >> 1 else ahead - _INDICES)
 
 
 @device_function

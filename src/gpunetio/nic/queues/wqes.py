@@ -11,7 +11,7 @@ from ...formats.commands import ServiceType
 from ...formats.doorbell import PI_MASK, WQE_IDX_SHIFT
 from ...formats.wqe import (
     ATOMIC_SEG, AV_SEG, BASE_AV_BYTES, CE_SHIFT, CTRL_SEG, DATA_SEG, DS_MASK, EXTENDED_ATOMIC_4, EXTENDED_ATOMIC_8,
-    EXTENDED_AV, FM_SHIFT, INLINE_SEG, MASKED_CS32_SEG, MASKED_CS64_SEG, MASKED_FA32_SEG, MASKED_FA64_SEG,
+    MAX_DS, EXTENDED_AV, FM_SHIFT, INLINE_SEG, MASKED_CS32_SEG, MASKED_CS64_SEG, MASKED_FA32_SEG, MASKED_FA64_SEG,
     MAX_TRANSFER, OPMOD_SHIFT, RADDR_SEG, SEGMENT, WQEBB_SHIFT, CtrlFlags, WqeOpcode,
 )  # fmt: skip
 from .completion import fail_send
@@ -45,10 +45,17 @@ class Control(NamedTuple):
 
 
 @device_function
+def ds_in(qpn_ds):
+    """Return the length in segments of the WQE whose control segment has this dword, or its lower bits."""
+    ds = qpn_ds & DS_MASK
+    return ds if ds != 0 else qpn_ds & MAX_DS
+
+
+@device_function
 def read_control(wqe):
     """Read the control segment of a WQE. Fields that the caller does not use cost nothing."""
     word = be32(ld32(wqe))
-    ds = be32(ld32(wqe + CTRL_SEG.qpn_ds)) & DS_MASK
+    ds = ds_in(be32(ld32(wqe + CTRL_SEG.qpn_ds)))
     flags = ld8(wqe + CTRL_SEG.fm_ce_se)
     return Control(
         word & 0xFF, word >> OPMOD_SHIFT, ds, (ds + 3) >> 2, (flags >> CE_SHIFT) & 3, flags >> FM_SHIFT,
@@ -107,7 +114,7 @@ def check_wqe(nic, row, index):
     qpn_ds = be32(ld_acquire32(wqe + CTRL_SEG.qpn_ds))
     if found != index & PI_MASK or qpn_ds >> 8 != q.qpn:
         return _check_other(nic, row, index)
-    ds = qpn_ds & DS_MASK
+    ds = ds_in(qpn_ds)
     if ds == 0 or index + ((ds + 3) >> 2) > q.sq_pi:
         return refuse.malformed_wqe(nic, ds)
     return 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ...jit.compile import device_function, engine_function
 from ...jit.ops import be16, be32, clock_ns, ld8, ld16, ld32, ld64
 from ...fabric.capture import capture
+from ...fabric.frames import traffic_of
 from ...formats.commands import QpState, ServiceType
 from ...formats.packet import (
     BTH, DEFAULT_PKEY, GRH, GRH_NEXT_HEADER, ICRC_SIZE, LNH_GLOBAL, LNH_LOCAL, LRH, MANUFACTURER, OPERATION_MASK,
@@ -173,8 +174,11 @@ def date_captured(nic, count):
 
 
 @engine_function
-def capture_arrived(nic, wire, packet, nbytes, peer_high, peer_low, damaged):
-    """Capture a packet of a wire whose frames don't say to which of our GIDs they were sent: its QP's path says it."""
+def capture_arrived(nic, wire, packet, nbytes, peer_high, peer_low, damaged, sent):
+    """Capture a packet of a wire whose frames don't say to which of our GIDs they were sent: its QP's path says it.
+
+    `sent` is the frame's `source`, which its sender has set.
+    """
     n = worker_at(nic)
     source = 0
     if nbytes >= BTH.size and not wire_at(wire).infiniband:
@@ -182,6 +186,7 @@ def capture_arrived(nic, wire, packet, nbytes, peer_high, peer_low, damaged):
         q = qp_row_at(qp_row(nic, qpn))
         if q.qpn == qpn and q.wire == wire:
             peer_high, peer_low, source = q.peer_high, q.peer_low, q.source
+    source |= traffic_of(sent)
     capture(n.capture, packet, nbytes, peer_high, peer_low, source, damaged, n.now, 0)
 
 

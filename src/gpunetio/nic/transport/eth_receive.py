@@ -29,7 +29,7 @@ from ..dma.streams import move_now
 from ..extensions import ETHERNET_QUEUES
 from ..observe import refuse
 from ..observe.reasons import Reason
-from ..queues.completion import RECEIVE_QUEUE, count_error, record_error, stage_payload, write_cqe
+from ..queues.completion import RECEIVE_QUEUE, count_error, record_error, recover_cq, stage_payload, write_cqe
 from ..queues.events import raise_event
 from ..state.counters import COUNTERS, counters_at
 from ..state.ethernet import RQ_COUNTS, RQ_SETUP_BYTES, q_counter_row_at, rq_row_at, rqt_row_at, tir_row_at
@@ -464,6 +464,7 @@ def modify_receive_queue(nic, row, source, expected):
         return 0
     copy(row, source, RQ_SETUP_BYTES)
     if r.state == QueueState.RST:
+        recover_cq(r.cq)
         for offset in range(RQ_SETUP_BYTES, RQ_COUNTS, 8):
             st64(row + offset, 0)
     elif r.state == QueueState.ERR and expected != QueueState.ERR:

@@ -22,10 +22,11 @@ from ..state.qp import qp_row_at
 from ..state.wire import wire_at
 from ..state.worker import worker_at
 from ..steering.parse import PROTOCOL, parse
-from .eth_frame import SENT, build_frame, leave, write_checksums
+from .eth_frame import NO_ROOM, SENT, build_frame, leave, write_checksums
 from .lan import load_mac
 
 LOG_MAX_TSO = 18  # of the bytes of a TSO's payload
+_SHARE = 256  # frames that a TSO may send in a turn, so that one with a tiny MSS does not hold up other queues
 _LARGEST = 65535  # bytes of a frame of many segments: what the length of an IPv4 header can say, and less
 
 
@@ -57,7 +58,10 @@ def _leave_uncut(frame, l3, l4, head_bytes, nbytes, mss):
 
 @engine_function
 def send_segments(nic, row, head, head_bytes, mss):
-    """Send the segments that were not sent yet, of what the message lists. Return SENT, NO_ROOM, or minus a reason."""
+    """Send the segments that were not sent yet, of what the message lists. Return SENT, NO_ROOM, or minus a reason.
+
+    NO_ROOM is also for what is left when the WQE has had its share of the turn.
+    """
     n = worker_at(nic)
     s = sq_row_at(row)
     payload = message_at(n.message).nbytes
@@ -67,7 +71,10 @@ def send_segments(nic, row, head, head_bytes, mss):
         return -refuse.segmentation_headers(nic, mss, head_bytes)
     count = max((payload + mss - 1) // mss, 1)
     most = _at_once(nic, row, head, head_bytes, mss)
+    frames = 0
     while s.packets < count:
+        if frames == _SHARE:
+            return NO_ROOM
         offset = s.packets * mss
         packets = min(count - s.packets, most)
         nbytes = min(payload - offset, packets * mss)
@@ -92,5 +99,6 @@ def send_segments(nic, row, head, head_bytes, mss):
             _leave_uncut(frame, l3, l4, head_bytes, total, mss)
         leave(nic, row, frame, total, packets, head_bytes)
         s.packets += packets
+        frames += 1
     s.packets = 0
     return SENT

@@ -15,6 +15,7 @@ from ...jit.ops import be16, be32, ld8, ld16, ld32, ld64, prefetch, st64
 from ..extensions import ETHERNET_QUEUES
 from ..observe import refuse
 from ..observe.reasons import Reason
+from ..queues.completion import recover_cq
 from ..queues.sent import complete_send
 from ..queues.doorbells import poll_doorbell
 from ..queues.wqes import (
@@ -228,6 +229,7 @@ def data_at(inline):
 @engine_function
 def clear_send_queue(row):
     """Forget all positions of an SQ."""
+    recover_cq(qp_row_at(row).send_cq)
     for offset in range(QP_SETUP_BYTES, QP_ROW.size, 8):
         st64(row + offset, 0)
     for offset in range(SQ_STATE, SQ_COUNTS, 8):

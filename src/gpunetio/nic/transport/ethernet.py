@@ -62,7 +62,7 @@ def sort_frame(wire, frame, nbytes):
     if kind == ETHER_TYPE_ARP:
         return COUNTERS.rx_frame_neighbour
     if kind == ETHER_TYPE_VLAN or kind == ETHER_TYPE_SERVICE_VLAN:
-        return COUNTERS.rx_frame_vlan
+        return _sort_tagged(wire, frame, nbytes)
     return COUNTERS.rx_frame_other_protocol
 
 
@@ -81,6 +81,18 @@ def _own_gid(wire, high, low):
         if gid.low == low and gid.high == high:
             return i
     return -1
+
+
+@engine_function
+def _sort_tagged(wire, frame, nbytes):
+    """Sort a frame with VLAN tags: the port answers questions for its addresses in any VLAN, and takes nothing else."""
+    at = ETHERNET.size + tag_bytes(frame, nbytes)
+    kind = be16(ld16(frame + at - 2))
+    if kind == ETHER_TYPE_ARP:
+        return COUNTERS.rx_frame_neighbour
+    if kind == ETHER_TYPE_IPV6 and _sort_ipv6(wire, frame + at, nbytes - at) == COUNTERS.rx_frame_neighbour:
+        return COUNTERS.rx_frame_neighbour
+    return COUNTERS.rx_frame_vlan
 
 
 @engine_function

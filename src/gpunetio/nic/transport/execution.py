@@ -252,7 +252,7 @@ def resize_shared(srq, source):
 
 @engine_function
 def return_shared(row):
-    """Return the WQE of a half-received message to the shared receive queue when the QP ends."""
+    """Return the WQE of a message to the shared receive queue: when the QP ends, or drops the message."""
     q = qp_row_at(row)
     if q.srq != 0 and q.rx_wqe != 0:
         s = srq_row_at(q.srq)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ...jit.compile import device_function, engine_function
 from ...jit.ops import be16, be32, be64, ld32, ld64, st8, st16, st32, st64
 from ...fabric.capture import capture
-from ...fabric.frames import PACKET, commit, frame_at, reserve
+from ...fabric.frames import PACKET, class_of, commit, frame_at, hop_limit_of, reserve, traffic_of
 from ...formats.commands import ServiceType
 from ...formats.packet import (
     BTH, DEFAULT_PKEY, GRH, GRH_NEXT_HEADER, ICRC_SIZE, LNH_GLOBAL, LNH_LOCAL, LRH, PAD_SHIFT, SERVICE_SHIFT,
@@ -20,8 +20,7 @@ from ..state.qp import qp_row_at
 from ..state.wire import WIRE, wire_at
 
 _MIGRATED = 0x40  # path migration is not used: the state is always "migrated" (IBTA 17.2.8)
-_GRH_VERSION = 6 << 28
-_HOP_LIMIT = 64
+_GRH_VERSION, _CLASS_SHIFT = 6 << 28, 20
 
 
 @device_function
@@ -46,10 +45,10 @@ def _write_link_headers(nic, row, link, nbytes):
         return link + LRH.size
     grh = link + LRH.size
     gid = nic_at(nic).gids + q.source * GID_ROW.size + GID_ROW.gid
-    st32(grh + GRH.version_class_flow, be32(_GRH_VERSION))
+    st32(grh + GRH.version_class_flow, be32(_GRH_VERSION | class_of(q.egress) << _CLASS_SHIFT))
     st16(grh + GRH.payload_length, be16(nbytes - LRH.size - GRH.size + ICRC_SIZE))
     st8(grh + GRH.next_header, GRH_NEXT_HEADER)
-    st8(grh + GRH.hop_limit, _HOP_LIMIT)
+    st8(grh + GRH.hop_limit, hop_limit_of(q.egress))
     st64(grh + GRH.sgid, ld64(gid))
     st64(grh + GRH.sgid + 8, ld64(gid + 8))
     st64(grh + GRH.dgid, q.peer_high)
@@ -111,7 +110,8 @@ def close_packet(nic, row, bth, nbytes, payload):
     c.rdma_tx_bytes += payload
     if n.capture != 0 and not wire_at(q.wire).whole_frames:
         link = link_bytes(row)
-        capture(n.capture, bth - link, nbytes + link, q.peer_high, q.peer_low, q.source, 0, n.now, 1)
+        source = q.source | traffic_of(q.egress)
+        capture(n.capture, bth - link, nbytes + link, q.peer_high, q.peer_low, source, 0, n.now, 1)
     commit(q.wire + WIRE.tx)
 
 

@@ -90,7 +90,7 @@ def take_frames(nic, wire):
             peer_high, peer_low = f.peer_high, f.peer_low
         intact = nbytes < BTH.size or _undamaged(nic, wire, frame, nbytes)
         if n.capture != 0:
-            capture_arrived(nic, wire, frame + PACKET, nbytes, peer_high, peer_low, 0 if intact else 1)
+            capture_arrived(nic, wire, frame + PACKET, nbytes, peer_high, peer_low, 0 if intact else 1, f.source)
         if intact:
             reference, life = f.reference, f.life
             at = pipe_end_at(end).position

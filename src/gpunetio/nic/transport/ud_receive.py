@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from ...jit.compile import device_function, engine_function
 from ...jit.ops import be32, ld8, ld16, ld32, ld64, st16, st32, st64
+from ...fabric.frames import HOP_LIMIT
 from ...fabric.ip_headers import put_ipv4, put_ipv6
 from ...fabric.udp_records import is_mapped
 from ...formats.commands import ServiceType
@@ -16,6 +17,7 @@ from ...formats.cqe import CQE64, CQE_ROCE_IPV4, CQE_ROCE_IPV6, GRH_SHIFT, INLIN
 from ...formats.packet import (
     BTH, DETH, GRH, ICRC_SIZE, IMM_DT, IPV4, LRH, OPERATION_MASK, PAD_SHIFT, QPN_MASK, SOLICITED, UDP,
 )  # fmt: skip
+from ..observe.reasons import Reason
 from ..queues.completion import stage_payload
 from ..queues.operations import begins, ends, has_imm, header_bytes, is_request, operation_of, receive_cqe_of
 from ..state.counters import counters_at
@@ -23,7 +25,7 @@ from ..state.worker import worker_at
 from ..state.objects import GID_ROW
 from ..state.qp import qp_row_at
 from ..state.wire import wire_at
-from .execution import complete_receive, fail_scatter, receive_scatter, receives_posted
+from .execution import complete_receive, fail_scatter, receive_scatter, receives_posted, return_shared
 
 _IPV4_AT = GRH.size - IPV4.size
 
@@ -34,7 +36,7 @@ def _put_ipv4(header, source, destination, nbytes):
     st64(header, 0)
     st64(header + 8, 0)
     st32(header + 16, 0)
-    put_ipv4(header + _IPV4_AT, source, destination, nbytes)
+    put_ipv4(header + _IPV4_AT, source, destination, nbytes, 0, HOP_LIMIT)
 
 
 @engine_function
@@ -56,7 +58,7 @@ def _global_header(nic, wire, packet, link, nbytes, peer_high, peer_low):
     if is_mapped(high, low):
         _put_ipv4(header, peer_low, low, length)
         return header
-    put_ipv6(header, peer_high, peer_low, high, low, length)
+    put_ipv6(header, peer_high, peer_low, high, low, length, 0, HOP_LIMIT)
     return header
 
 
@@ -106,6 +108,11 @@ def take_datagram(nic, row, wire, packet, link, nbytes, peer_high, peer_low):
     reason = receive_scatter(nic, row, 0, total, header, GRH.size if header != 0 else 0)
     if reason == 0:
         reason = receive_scatter(nic, row, GRH.size, total, at, size)
+    if reason == Reason.RECV_TOO_SMALL:  # a stranger's fault: dropped in silence (IBTA 9.9.3, class D), as in rxe
+        return_shared(row)
+        c.resp_local_length_error += 1
+        c.rx_refused += 1
+        return
     if reason != 0:
         fail_scatter(nic, row, reason)
         c.rx_refused += 1

@@ -7,6 +7,7 @@ Datagrams to queue pairs of the same NIC take a wire to itself, so they are pack
 from __future__ import annotations
 
 from ...jit.compile import device_function, engine_function
+from ...fabric.frames import with_traffic
 from ...jit.ops import be16, be32, ld8, ld16, ld32, ld64, st32
 from ...formats.commands import QpState
 from ...formats.packet import BTH, DETH, IMM_DT, OWN_Q_KEY, QPN_MASK, SERVICE_SHIFT, UD_SERVICE
@@ -114,7 +115,10 @@ def _aim(nic, message, av):
     p = path_at(path)
     c = qp_row_at(message + MESSAGE.connection)
     c.remote_qpn = qpn & QPN_MASK
-    c.wire, c.egress, c.source = p.wire, p.egress, p.source
+    c.wire, c.source = p.wire, p.source
+    c.egress = p.egress
+    if qpn & EXTENDED_AV:
+        c.egress = with_traffic(p.egress, ld8(av + AV_SEG.tclass), ld8(av + AV_SEG.hop_limit))
     c.peer_high, c.peer_low = p.peer_high, p.peer_low
     c.dlid, c.sl, c.grh = lid, ld8(av + AV_SEG.stat_rate_sl) & 0xF, 0
     if infiniband and route & AV_GRH:

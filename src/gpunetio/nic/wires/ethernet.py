@@ -92,6 +92,9 @@ class Ethernet(Wire):
     def mac_of(self, gid: bytes) -> bytes:
         return self._wire.neighbours.resolve(gid)
 
+    def seek_mac(self, gid: bytes) -> bool:
+        return self._wire.neighbours.seek(gid) is not None
+
     @property
     def drained(self) -> bool:
         return not self._wire.record["marked"]

@@ -67,6 +67,7 @@ class Replay(Wire):
     kind: int = PIPES
     window: int = 128
     peer: Hashable = "replay"
+    takes_own: bool = True  # as they were captured on a card in loopback
     gids: tuple[bytes, bytes]
 
     def __init__(self, port: Port):

@@ -119,7 +119,11 @@ class UnixStream(Ethernet):
             self._free.set()
             self._stop, self._stopped = socket.socketpair()
             self._thread = ServiceThread(f"gpunetio {self.name} listener", self._accept)
-            self._thread.start()
+            try:
+                self._thread.start()
+            except BaseException:
+                self.close()
+                raise
         return tx
 
     def _accept(self) -> None:

@@ -20,7 +20,8 @@ class Wire(ABC):
     `kind` says how the engine serves the wire. `window` limits the packets that a QP has in flight. `peer` is who is at
     the other end. `gids` are this end's and the peer's; the latter is ANY_PEER if the wire leads to any number of
     peers. `adds_icrc`: packets get their ICRC from the wire, so a fault injector must not add one. `whole_frames`:
-    captures show the frames on the wire, with all their headers.
+    captures show the frames on the wire, with all their headers. `takes_own`: packets from the NIC to itself also come
+    over the wire.
 
     `events` are descriptors of notifiers (fabric/notifier.py) that wake the engine; `sockets` wake it when they are
     readable. `notify_fd` wakes the engine at the other end; 0 if none sleeps there.
@@ -34,6 +35,7 @@ class Wire(ABC):
     gids: tuple[bytes, bytes]
     adds_icrc: bool = False
     whole_frames: bool = False
+    takes_own: bool = False
     events: tuple[int, ...] = ()
     sockets: tuple[int, ...] = ()
     notify_fd: int = 0
@@ -78,6 +80,10 @@ class Wire(ABC):
     def mac_of(self, gid: bytes) -> bytes:
         """Return the MAC of the peer with this GID: on wires without Ethernet, the one that its address gives it."""
         return mac_of(address_of(gid))
+
+    def seek_mac(self, gid: bytes) -> bool:
+        """Return whether `mac_of` would not wait, and have the neighbour asked if it would."""
+        return True
 
     @property
     def drained(self) -> bool:
