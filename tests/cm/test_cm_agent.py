@@ -2,17 +2,21 @@
 
 import asyncio
 import threading
+import traceback
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 
 from gpunetio import PortConfig, cm, verbs
-from gpunetio.cm.gsi import _PATHS
-from gpunetio.enums import QpType, SendFlags, WrOpcode
+from gpunetio.cm.gsi import GeneralServices
+from gpunetio.cm.ways import _PATHS
+from gpunetio.enums import QpState, QpType, SendFlags, WrOpcode
 from gpunetio.errors import BadStateError, DriverError, InUseError
 from gpunetio.formats.cm import MAD_BYTES
 from gpunetio.formats.packet import GSI_Q_KEY, GSI_QPN, IPV4_MAPPED
-from gpunetio.verbs import AddressHandle, AhAttr, Context, SendWr
+from gpunetio.verbs import AddressHandle, AhAttr, Context, SendWr, Sge
+from nic_rig import until
 from udp_rig import own_address
 
 pytestmark = pytest.mark.soft_nic
@@ -67,23 +71,74 @@ def test_one_agent_of_a_nic(two):
         assert manager(b)
 
 
-def test_a_queue_pair_1_that_fails(two):
-    """Whoever waits has the reason, and so has whoever comes later. The context closes all the same."""
+def test_a_queue_pair_1_that_fails(two, caplog):
+    """It begins anew, and connections come about again."""
+    a, b = two
+    with cm.listen(b, PORT) as listener:
+        connected(listener, a)
+        for _ in range(3):
+            gsi_of(b).to_error()
+            until(lambda: gsi_of(b).state == QpState.RTS, "another life of queue pair 1")
+            connected(listener, a)
+    assert "WR_FLUSH_ERR" in caplog.text
+    assert "works again" in caplog.text
+
+
+def test_a_queue_pair_1_that_does_not_recover(two, monkeypatch):
+    """Whoever waits has the reason, and so has whoever comes later, each in an error of its own."""
     a, b = two
     listener = cm.listen(b, PORT)
-    (gsi,) = (user for user in b.users if isinstance(user, verbs.QP) and user.type == QpType.GSI)
-    gsi.to_error()
-    for _ in range(2):
-        with pytest.raises(DriverError, match="WR_FLUSH_ERR"):
-            listener.accept(timeout=10)
-    with pytest.raises(DriverError, match="WR_FLUSH_ERR"):
-        asyncio.run(listener.accept_async(timeout=10))
-    with pytest.raises(DriverError, match="WR_FLUSH_ERR"):
-        cm.connect(new_qp(b), address(a), PORT)
+
+    def restart(services: GeneralServices) -> None:
+        raise DriverError("the device does not answer")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(GeneralServices, "restart", restart)
+        gsi_of(b).to_error()
+        errors = []
+        for _ in range(50):
+            with pytest.raises(DriverError) as caught:
+                listener.accept(timeout=10)
+            errors.append(caught.value)
+        assert len(set(map(id, errors))) == 50
+        assert len({len(traceback.extract_tb(error.__traceback__)) for error in errors}) == 1
+        with pytest.raises(DriverError, match=r"WR_FLUSH_ERR|the device does not answer"):
+            asyncio.run(listener.accept_async(timeout=10))
+        with pytest.raises(DriverError, match=r"WR_FLUSH_ERR|the device does not answer"):
+            cm.connect(new_qp(b), address(a), PORT)
+    until(lambda: gsi_of(b).state == QpState.RTS, "another life of queue pair 1")
+    connected(listener, a)
+    gsi_of(b).to_error()
     listener.close()
     b.close()
-    with pytest.raises((BadStateError, DriverError)):
+    with pytest.raises(BadStateError, match="closed"):
         listener.accept()
+
+
+def gsi_of(ctx: Context) -> verbs.QP:
+    (gsi,) = (user for user in ctx.users if isinstance(user, verbs.QP) and user.type == QpType.GSI)
+    return gsi
+
+
+@pytest.mark.parametrize("nbytes", [257, 1000, 4096])
+def test_datagrams_that_no_receive_holds(two, nbytes):
+    """A UD SEND of a stranger with the public Q_Key, which is longer than a MAD (IBTA 13.5.3.1: 256 bytes)."""
+    a, b = two
+    with cm.listen(b, PORT) as listener:
+        cq, pd = a.create_cq(64), a.create_pd()
+        memory = np.ones(nbytes, np.uint8)
+        region = pd.register(memory)
+        qp = pd.create_qp(qp_type=QpType.UD, sq_wr=8, send_cq=cq, receive_cq=cq)
+        qp.to_rts(qkey=GSI_Q_KEY)
+        ah = pd.create_ah(AhAttr(gid=b.query_gid()))
+        before = b.provider.nic.counters["resp_local_length_error"]
+        qp.post_send(SendWr(
+            opcode=WrOpcode.SEND, sges=(Sge(region.address, nbytes, region.lkey),), ah=ah, remote_qpn=GSI_QPN,
+            remote_qkey=GSI_Q_KEY, flags=SendFlags.SIGNALED,
+        ))  # fmt: skip
+        until(lambda: b.provider.nic.counters["resp_local_length_error"] == before + 1, "the datagram")
+        assert gsi_of(b).state == QpState.RTS
+        connected(listener, a)
 
 
 def test_what_is_no_message(two):
@@ -115,6 +170,8 @@ def test_address_handles_are_not_kept_for_ever(two):
         agent = next(user for user in a.users if str(user).startswith("connection manager"))
         for number in range(_PATHS + 300):
             gid = IPV4_MAPPED + bytes([127, 200, number >> 8, number & 0xFF])
-            agent.reach(cm.path.Path(gid))
+            found: list[object] = []
+            agent.find(cm.path.Path(gid), found.append, lambda: found.append(None))  # noqa: B023
+            until(lambda: found, "the way")  # noqa: B023
         assert sum(isinstance(user, AddressHandle) for user in a.users) <= _PATHS
         connected(listener, a)

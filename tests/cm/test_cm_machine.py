@@ -2,14 +2,14 @@
 
 import pytest
 
-from cm_machines import PORT, Flying, World, accept_all, gid, watch
-from gpunetio.cm.communication import Service, State, Terms
+from cm_machines import PORT, Flying, Host, World, accept_all, gid, watch
+from gpunetio.cm.communication import Communication, Service, State, Terms
 from gpunetio.cm.event import EventType
 from gpunetio.cm.ip_service import IpHeader
 from gpunetio.cm.messages import pack, parse
 from gpunetio.cm.path import Path
 from gpunetio.cm.times import Times
-from gpunetio.errors import BadStateError, InUseError, TooBigError
+from gpunetio.errors import BadStateError, InUseError, NotFoundError, TooBigError
 from gpunetio.formats.cm import (
     DREP_PRIVATE,
     DREQ_PRIVATE,
@@ -280,6 +280,47 @@ def test_a_full_backlog_leaves_requests_unanswered_and_peers_ask_again(world):
     world.advance()
     world.run()
     assert second.state is State.ESTABLISHED
+
+
+@pytest.mark.parametrize("space", [PortSpace.TCP, PortSpace.UDP])
+def test_no_source_keeps_others_out_of_a_backlog(world, space):
+    """One that has most of a full backlog makes room. Its peer asks again, and others are left alone."""
+    host, flood, honest = world.host(1, watch), world.host(2), world.host(3)
+    host.listen(backlog=8, space=space)
+
+    def ask(source: Host) -> Communication:
+        if space is PortSpace.TCP:
+            return source.connect(host)
+        return source.machine.resolve(Path(host.gid), PORT, source.notify)
+
+    for _ in range(20):
+        ask(flood)
+    world.run()
+    assert len(host.machine) == len(host.listening.waiting) == 8
+    ask(honest)
+    world.run()
+    waiting = {communication.path.gid for communication in host.listening.waiting}
+    assert waiting == {flood.gid, honest.gid}
+    assert len(host.machine) == len(host.listening.waiting) == 8
+    assert [told[-1].type for told in host.events.values() if len(told) > 1] == [EventType.UNREACHABLE]
+    ask(honest)  # it has one already
+    world.run()
+    assert sum(communication.path.gid == honest.gid for communication in host.listening.waiting) == 1
+    host.machine.stop_listening(host.listening)
+    assert len(host.machine) == len(host.listening.waiting) == 0
+
+
+def test_a_way_that_does_not_exist(world):
+    host = world.host(1)
+    nobody = Path(gid(9))
+    connection = host.machine.connect(nobody, PORT, host.terms(), host.notify)
+    question = host.machine.resolve(nobody, PORT, host.notify)
+    for made in (connection, question):
+        host.machine.no_way(made, NotFoundError("nobody answers"))
+        (event,) = host.events[made]
+        assert (event.type, str(event.why)) == (EventType.UNREACHABLE, "nobody answers")
+    host.machine.no_way(connection, NotFoundError("twice"))
+    assert host.holds_nothing()
 
 
 def test_who_stops_listening_refuses_who_waits(world):

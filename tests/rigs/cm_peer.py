@@ -13,6 +13,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from types import TracebackType
 from typing import Any
@@ -22,7 +23,7 @@ from gpunetio.cm.machine import Machine
 from gpunetio.verbs import QP, Context
 
 FAST = cm.Times(response_timeout=14, packet_life=8, retries=3)  # 66 ms, four times
-_SENT = 0.05  # seconds until what was posted is on its way
+_SENT = 0.15  # seconds: messages are on their way, and FAST has not given up yet
 
 
 class Peer:
@@ -66,15 +67,20 @@ def new_qp(ctx: Context) -> QP:
 
 
 def _die_at(step: str) -> None:
-    """Make a method of the machine end the process, before or after it does its work."""
+    """Make a method of the machine end the process, before it does its work, or after, when its messages are sent."""
     name, _, when = step.partition(":")
     original = getattr(Machine, name)
 
-    def dying(self: Machine, *args: Any, **kwargs: Any) -> None:
-        if when == "after":
-            original(self, *args, **kwargs)
-            time.sleep(_SENT)
+    def die() -> None:
+        time.sleep(_SENT)  # the manager's threads send meanwhile
         os.kill(os.getpid(), signal.SIGKILL)
+
+    def dying(self: Machine, *args: Any, **kwargs: Any) -> Any:
+        if when == "before":
+            os.kill(os.getpid(), signal.SIGKILL)
+        Machine.receive = lambda *arrived: None  # type: ignore[method-assign]  # it hears nothing any more
+        threading.Thread(target=die, daemon=True).start()
+        return original(self, *args, **kwargs)
 
     setattr(Machine, name, dying)
 

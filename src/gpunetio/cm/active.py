@@ -91,7 +91,7 @@ class Active:
         )  # fmt: skip
         found.ack_timeout = ack_timeout(fields["target_ack_delay"], found.times.packet_life)
         common.know(found, remote_id, guid)
-        common.tell(found, EventType.RESPONSE, fields["private_data"])
+        common.tell_when_reached(found, found.data_path or path, EventType.RESPONSE, fields["private_data"])
 
 
 def request_of(own: Terms, times: Times, service: int, path: Path, source: bytes) -> Fields:

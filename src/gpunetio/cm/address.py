@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from ipaddress import IPv4Address, IPv6Address, ip_address
 
+from ..arguments import instance, within
 from ..errors import InvalidValueError, NotFoundError
 from ..formats.packet import IPV4_MAPPED
-from ..arguments import within
 from ..verbs.context import Context
+from ..verbs.pd import PD
 
 _LAST_PORT = 0xFFFF
 
@@ -35,6 +36,11 @@ def own_gid(ctx: Context, port_num: int, gid_index: int) -> bytes:
             "shows, or give the port's interface an address"
         )
     return bytes(gid)
+
+
+def context_of(where: Context | PD) -> Context:
+    """Return the context at which, or at whose domain, a program listens or asks."""
+    return instance("where", where, Context, PD).ctx
 
 
 def check_port(port: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import math
 import os
@@ -13,14 +14,18 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from ..errors import BadStateError, DocaError, DriverError, TimedOutError
+from ..arguments import deadline, number, whole
+from ..errors import BadStateError, DocaError, DriverError, TimedOutError, again
 from ..interrupts import deferred
 from ..service import ServiceThread
+from ..verbs.ah import AddressHandle
 from ..verbs.handle import Handle
+from .arrivals import Arrivals
 from .gsi import GeneralServices
 from .machine import Machine
 from .path import Path
 from .rdmacm import KernelMachine
+from .ways import PATIENCE, Tell, Ways
 
 if TYPE_CHECKING:
     from ..verbs.context import Context
@@ -33,6 +38,9 @@ T = TypeVar("T")
 
 _LAST_WORDS = 1.0  # seconds
 
+_AT_ONCE = 32  # messages that the machine takes in before others have their turn
+_RESTART = 1.0  # seconds between two tries to begin anew
+
 _agents: dict[tuple[Context, int], Agent] = {}
 _opening = threading.Lock()  # of agents
 
@@ -42,35 +50,60 @@ class _Side(Protocol):
 
     machine: Machine
 
+    @property
+    def changes(self) -> tuple[int, ...]:
+        """Return what differs after something has happened that somebody may wait for."""
+        ...
+
     def fileno(self) -> int:
-        """Return the descriptor that is readable when `take` has work."""
+        """Return the descriptor that is readable when there is work."""
         ...
 
-    def take(self) -> None:
-        """Let the machine take in what has happened since the last call. An error ends the agent."""
+    def listen(self) -> None:
+        """Take what has arrived. The agent's thread calls it, and nobody has to wait meanwhile."""
         ...
 
-    def reach(self, path: Path) -> None:
-        """Find the address of a path. NotFoundError if it does not answer."""
+    def handle(self) -> bool:
+        """Let the machine take in a part of what has arrived, and return whether more is left."""
+        ...
+
+    def find(self, path: Path, patience: float, tell: Tell) -> None:
+        """Find the address of a path (`Ways.find`)."""
+        ...
+
+    def restart(self) -> None:
+        """Begin anew after an error. An error if that is not possible."""
         ...
 
 
 class _Own:
     """Queue pair 1 is ours, as on the software NIC."""
 
-    def __init__(self, ctx: Context, port: int, undo: ExitStack):
+    def __init__(self, ctx: Context, port: int, lock: threading.RLock, told: Callable[[], None], undo: ExitStack):
         self._services = GeneralServices(ctx, port, undo)
+        self._arrivals = Arrivals()
+        self._ways = Ways(ctx.name, self._services, lock, told, lambda mad: self.machine.refuses(mad), undo)
         device = ctx.query_device()
         gids = [ctx.query_gid(port, index) for index in range(device.gid_table_size)]
-        self.machine = Machine(device.node_guid, gids, time.monotonic, self._services.send)
-        self.fileno = self._services.fileno
+        self.machine = Machine(device.node_guid, gids, time.monotonic, self._ways.send, self._ways.reach)
+        self.fileno, self.find = self._services.fileno, self._ways.find
 
-    def take(self) -> None:
+    @property
+    def changes(self) -> tuple[int, ...]:
+        return *self.machine.changes, self._services.reaped
+
+    def listen(self) -> None:
         for path, mad in self._services.take():
-            self.machine.receive(path, mad)
+            self._arrivals.add(path, mad, self.machine.knows(path, mad))
 
-    def reach(self, path: Path) -> None:
-        self._services.reach(path)
+    def handle(self) -> bool:
+        self._ways.sweep()
+        for _ in range(min(_AT_ONCE, len(self._arrivals))):
+            self.machine.receive(*self._arrivals.take())
+        return len(self._arrivals) > 0
+
+    def restart(self) -> None:
+        self._services.restart()
 
 
 class _Kernels:
@@ -79,10 +112,28 @@ class _Kernels:
     def __init__(self, ctx: Context, port: int, undo: ExitStack):
         self.machine = KernelMachine(ctx, port)
         undo.callback(self.machine.close)
-        self.fileno, self.take = self.machine.fileno, self.machine.take
+        self.fileno = self.machine.fileno
+        self._looks = itertools.count()
 
-    def reach(self, path: Path) -> None:
+    @property
+    def changes(self) -> tuple[int, ...]:
+        return (next(self._looks),)  # the kernel does not say
+
+    def listen(self) -> None:
         pass
+
+    def handle(self) -> bool:
+        self.machine.take()
+        return False
+
+    def find(self, path: Path, patience: float, tell: Tell) -> None:
+        pass
+
+    def restart(self) -> None:
+        pass
+
+
+def _nothing() -> None: ...
 
 
 class Agent(Handle):
@@ -99,12 +150,13 @@ class Agent(Handle):
         super().__init__(ctx)
         self._use(ctx)
         self.port = port
-        self._changed = threading.Condition(threading.RLock())
+        lock = threading.RLock()
+        self._changed = threading.Condition(lock)
         self._told: set[Callable[[], None]] = set()  # what else is called after a change
         self._failure: DocaError | None = None
         self._stopping = False
         with ExitStack() as undo:
-            self._side = _Own(ctx, port, undo) if ctx.provider.software else _Kernels(ctx, port, undo)
+            self._side = _Own(ctx, port, lock, self._tell, undo) if ctx.provider.software else _Kernels(ctx, port, undo)
             self._machine = self._side.machine
             self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
             undo.callback(os.close, self._wake)
@@ -124,21 +176,34 @@ class Agent(Handle):
 
         InUseError if another program or context has the port's queue pair 1.
         """
+        port = whole("port_num", port)
         with _opening:
             ctx.check_open()
             return _agents.get((ctx, port)) or cls(ctx, port)
 
     # --- for the users -----------------------------------------------------------------------------------------------
 
-    def reach(self, path: Path) -> None:
-        """Find the address of a path. NotFoundError if it does not answer, which may take a while."""
+    def find(self, path: Path, failed: Callable[[DocaError], None], found: Callable[[], None] = _nothing,
+             patience: float = PATIENCE) -> None:  # fmt: skip
+        """Find the address of a path, and do not wait: `found` or `failed` is called, now or by a thread of the agent.
+
+        NotFoundError if nobody answers within `patience` seconds. Queue pair 1 of a card is the kernel's, which finds
+        addresses itself: neither is called.
+        """
+
+        def tell(what: AddressHandle | DocaError) -> None:
+            if isinstance(what, DocaError):
+                failed(what)
+            else:
+                found()
+
         with self._changed:
             self._check()
-            self._side.reach(path)
+            self._side.find(path, patience, tell)
 
     @contextmanager
     def machine(self) -> Iterator[Machine]:
-        """Lend the machine to the caller alone. Raise the error by which the agent has ended."""
+        """Lend the machine to the caller alone. An error if the agent is closed, or has failed and does not recover."""
         with self._changed:
             self._check()
             yield self._machine
@@ -148,9 +213,9 @@ class Agent(Handle):
     def wait(self, ready: Callable[[], T | None], timeout: float, what: str) -> T:
         """Return what `ready` returns when that is not None. `ready` is called while nobody has the machine.
 
-        TimedOutError, which says `what` did not come, after `timeout` seconds. The error by which the agent has ended.
+        TimedOutError, which says `what` did not come, after `timeout` seconds. An error as in `machine`.
         """
-        end = time.monotonic() + timeout
+        end = deadline(timeout)
         with self._changed:
             while (found := ready()) is None:
                 self._check()
@@ -165,6 +230,7 @@ class Agent(Handle):
 
     async def wait_async(self, ready: Callable[[], T | None], timeout: float, what: str) -> T:
         """Return what `wait` returns, without blocking asyncio's event loop."""
+        timeout = number("timeout", timeout)
         loop, changed = asyncio.get_running_loop(), asyncio.Event()
 
         def tell() -> None:
@@ -190,7 +256,7 @@ class Agent(Handle):
 
     def _check(self) -> None:
         if self._failure is not None:
-            raise self._failure
+            raise again(self._failure)
 
     def _tell(self) -> None:
         """Tell those who wait that something may have changed."""
@@ -204,37 +270,64 @@ class Agent(Handle):
         poll = select.poll()
         poll.register(self._side.fileno(), select.POLLIN)
         poll.register(self._wake, select.POLLIN)
-        try:
-            while (due := self._turn()) is not None:
-                sleep = due - time.monotonic()
-                poll.poll(None if sleep == math.inf else max(0, math.ceil(1000 * sleep)))
-        except Exception as error:
-            logger.error("%s ends: %s", self, error)
-            self._end(error if isinstance(error, DocaError) else DriverError(f"{self} has failed: {error!r}"))
+        due: float | None = 0.0
+        while due is not None:
+            sleep = due - time.monotonic()
+            poll.poll(None if sleep == math.inf else max(0, math.ceil(1000 * sleep)))
+            try:
+                due = self._turn()
+            except Exception as error:
+                due = self._recover(error)
 
     def _turn(self) -> float | None:
-        """Handle what has arrived and what is due. Return when the next is due; None when the agent is closed."""
+        """Handle what has arrived and what is due. Return when the next is due; None when the agent is closed.
+
+        The lock is free while datagrams are taken, and after each few that are handled.
+        """
+        _drain(self._wake)
+        if self._failure is None:
+            self._side.listen()
         with self._changed:
             if self._stopping:
                 return None
-            _drain(self._wake)
-            self._side.take()
+            if self._failure is not None:
+                self._side.restart()
+                self._failure = None
+                logger.warning("%s works again", self)
+                self._tell()
+            before = self._side.changes
+            more = self._side.handle()
             due = self._machine.tick()
+            if self._side.changes != before:
+                self._tell()
+            return 0.0 if more else math.inf if due is None else due
+
+    def _recover(self, error: Exception) -> float | None:
+        """Begin anew after an error. Return when to try again; None when the agent is closed.
+
+        Until the queue pair works again, callers are told why not. What was under way is lost, as on a bad network.
+        """
+        with self._changed:
+            if self._stopping:
+                return None
+            first = self._failure is None
+            self._failure = error if isinstance(error, DocaError) else DriverError(f"{self} has failed: {error!r}")
+            if first:
+                defect = not isinstance(error, DocaError)
+                logger.error("%s begins anew after an error: %s", self, error, exc_info=defect)
             self._tell()
-            return math.inf if due is None else due
+            return time.monotonic() + (0.0 if first else _RESTART)
 
     def _stop(self) -> None:
         """End the thread, after peers have heard that connections end, unless they take too long to answer."""
         with suppress(DocaError):
             self.quiet(_LAST_WORDS)
-        self._stopping = True
+        with self._changed:
+            self._stopping = True
         os.eventfd_write(self._wake, 1)
         self._thread.join()
-        self._end(BadStateError(f"{self} is closed"))
-
-    def _end(self, error: DocaError) -> None:
         with self._changed:
-            self._failure = self._failure or error
+            self._failure = BadStateError(f"{self} is closed")
             self._tell()
 
 

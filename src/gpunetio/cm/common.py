@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
-from ..errors import BadStateError, TooBigError
+from ..errors import BadStateError, DocaError, TooBigError
 from ..formats.cm import MESSAGES, Answered, Attribute, RejectReason, private_bytes
 from .communication import Communication, Notify, State
 from .event import Event, EventType
@@ -14,7 +15,11 @@ from .path import Path
 from .timers import Timers
 from .times import Times
 
+# Calls the second argument when a neighbour is known, or the third with the reason why not: at once, or later.
+Reach: TypeAlias = "Callable[[Path, Callable[[], None], Callable[[DocaError], None]], None]"
+
 ASKING = State.REQ_SENT, State.MRA_REQ_RECEIVED  # the peer's ID is not known yet
+_UNDECIDED = State.REQ_RECEIVED, State.MRA_REQ_SENT, State.REP_RECEIVED  # the program has to say something
 _ID_MASK = 0xFFFF_FFFF
 _TRANSACTION_MASK = (1 << 64) - 1
 
@@ -30,15 +35,19 @@ class Common:
     gids: Sequence[bytes]
     clock: Callable[[], float]
     send: Callable[[Path, bytes], None]
+    reach: Reach
+    told: int
 
     def __init__(
-        self, guid: int, gids: Sequence[bytes], clock: Callable[[], float], send: Callable[[Path, bytes], None]
-    ):
-        self.guid, self.gids, self.clock, self.send = guid, gids, clock, send
+        self, guid: int, gids: Sequence[bytes], clock: Callable[[], float], send: Callable[[Path, bytes], None],
+        reach: Reach,
+    ):  # fmt: skip
+        self.guid, self.gids, self.clock, self.send, self.reach = guid, gids, clock, send, reach
         self.timers: Timers[Communication] = Timers()
         self.by_id: dict[int, Communication] = {}
         self.by_remote: dict[tuple[int, int], Communication] = {}
         self.by_qpn: dict[tuple[int, int], Communication] = {}
+        self.told = 0  # events so far
         self._last_id = secrets.randbits(32)  # another process that had this GUID began elsewhere
         self._last_transaction = secrets.randbits(64)
 
@@ -102,7 +111,28 @@ class Common:
 
     def tell(self, communication: Communication, kind: EventType, private_data: bytes = b"", reason: int = 0) -> None:
         """Tell the program."""
+        self.told += 1
         communication.notify(communication, Event(kind, private_data, reason))
+
+    def tell_when_reached(
+        self, communication: Communication, path: Path, kind: EventType, private_data: bytes
+    ) -> None:
+        """Tell the program when there is a way for its queue pair: connecting that does not wait for a neighbour then.
+
+        A communication whose neighbour does not answer is over: its peer is not there.
+        """
+
+        def reached() -> None:
+            if communication.state in _UNDECIDED:
+                self.tell(communication, kind, private_data)
+
+        def silent(why: DocaError) -> None:
+            if communication.state in _UNDECIDED:
+                self.forget(communication)
+                self.told += 1
+                communication.notify(communication, Event(EventType.UNREACHABLE, why=why))
+
+        self.reach(path, reached, silent)
 
     # --- messages ----------------------------------------------------------------------------------------------------
 

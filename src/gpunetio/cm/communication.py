@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import TypeAlias
@@ -12,6 +12,8 @@ from .event import Event
 from .ip_service import IpHeader
 from .path import Path
 from .times import Times
+
+_SHARE = 4  # a source that has more than this part of a full backlog makes room for another source
 
 
 class State(Enum):
@@ -100,6 +102,49 @@ class Communication:
         return f"communication {self.local_id:#010x} ({self.state.name})"
 
 
+class Waiting:
+    """The requests of a listener that it has neither accepted nor rejected, at most `backlog`."""
+
+    def __init__(self, backlog: int):
+        self._backlog, self._count = backlog, 0
+        self._of: dict[bytes, dict[Communication, None]] = {}  # by GID, each in order
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[Communication]:
+        return iter([communication for those in self._of.values() for communication in those])
+
+    def add(self, communication: Communication) -> None:
+        """Add a request."""
+        self._of.setdefault(communication.path.gid, {})[communication] = None
+        self._count += 1
+
+    def discard(self, communication: Communication) -> None:
+        """Take out a request, if it is there."""
+        those = self._of.get(communication.path.gid, {})
+        if communication in those:
+            del those[communication]
+            self._count -= 1
+            if not those:
+                del self._of[communication.path.gid]
+
+    @property
+    def full(self) -> bool:
+        """Return whether there is no room for another request."""
+        return self._count >= self._backlog
+
+    def giving_way(self, gid: bytes) -> Communication | None:
+        """Return the request that makes room, in a full backlog, for one from `gid`; None if none does.
+
+        It is the newest of the source with most, and only for a source that has none: so no source keeps others out.
+        """
+        if gid in self._of:
+            return None
+        most = max(self._of.values(), key=len)
+        return next(reversed(most)) if len(most) > max(1, self._backlog // _SHARE) else None
+
+
 @dataclass(eq=False)
 class Listening:
     """A listener, which takes requests for one service ID: at the address `gid` or, without one, at any of this port.
@@ -114,7 +159,10 @@ class Listening:
     times: Times
     notify: Notify
     ipv4: bool | None = None
-    waiting: set[Communication] = field(default_factory=set)
+    waiting: Waiting = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.waiting = Waiting(self.backlog)
 
     def takes(self, gid: bytes) -> bool:
         """Return whether it takes requests for an address."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
+
+from ..arguments import instance, octets
 from ..interrupts import allowed, deferred
 from ..verbs.qp import QP
 from .address import check_port, gid_of, own_gid, text_of
@@ -23,6 +26,9 @@ def start_connecting(
     The queue pair is in INIT. If the connection fails, `Connection.close` resets it.
     """
     check(qp)
+    instance("parameters", parameters, Parameters)
+    instance("times", times, Times)
+    private_data = octets("private_data", private_data)
     path = Path(gid_of(address), gid_index)
     own_gid(qp.ctx, port_num, gid_index)
     check_port(port)
@@ -30,11 +36,12 @@ def start_connecting(
     agent = Agent.of(qp.ctx, port_num)
 
     def begin(notify: Notify) -> Communication:
-        agent.reach(path)
         own = parameters.terms(qp, port_num, ALL, ALL)
         to_init(qp, port_num, own, parameters)
         with agent.machine() as machine:
-            return machine.connect(path, port, own, notify, private_data=bytes(private_data), times=times)
+            made = machine.connect(path, port, own, notify, private_data=private_data, times=times)
+            agent.find(path, partial(machine.no_way, made))
+            return made
 
     return Connection(agent, qp, parameters, text_of(path.gid), port, ConnectionState.CONNECTING, begin)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from contextlib import ExitStack, suppress
 from enum import Enum, auto
 
-from ..errors import BadStateError, ConnectionRejectedError, DocaError, TimedOutError
+from ..errors import BadStateError, ConnectionRejectedError, DocaError, TimedOutError, again
 from ..formats.cm import RejectReason
 from ..verbs.handle import Handle
 from ..verbs.qp import QP
@@ -86,7 +86,7 @@ class Connection(Handle):
         if self._came_about:  # it may have ended again
             return True
         if self._error is not None:
-            raise self._error
+            raise again(self._error)
         if self.state is ConnectionState.DISCONNECTED or self.closed:
             raise BadStateError(f"{self} has ended before the peer has confirmed")
         return None
@@ -184,7 +184,7 @@ class Connection(Handle):
             why = f"{self.peer} refuses a connection to port {self.port}: {reason_text(event.reason)}"
             self._fail(ConnectionRejectedError(why, event.reason, event.private_data))
         elif event.type is EventType.UNREACHABLE:
-            self._fail(TimedOutError(f"{self.peer} does not answer at port {self.port}"))
+            self._fail(event.why or TimedOutError(f"{self.peer} does not answer at port {self.port}"))
         self._events.append(event)
 
     def _respond(self, communication: Communication, event: Event) -> None:

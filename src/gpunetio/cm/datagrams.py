@@ -76,7 +76,7 @@ class Datagrams:
             there = self._listeners.at(fields["service_id"])
             status = SidrStatus.REJECTED if there else SidrStatus.SERVICE_NOT_SUPPORTED
             self._reply(path, message.transaction_id, fields["request_id"], fields["service_id"], status)
-        elif len(listener.waiting) < listener.backlog:  # the others ask again
+        elif not listener.waiting.full or self._make_room(listener, path):  # the others ask again
             self._request(listener, address, path, message)
 
     def _request(self, listener: Listening, address: IpHeader, path: Path, message: Message) -> None:
@@ -100,6 +100,14 @@ class Datagrams:
             common.tell(found, EventType.RESPONSE, fields["private_data"])
         else:
             common.tell(found, EventType.REJECTED, fields["private_data"], fields["status"])
+
+    def _make_room(self, listener: Listening, path: Path) -> bool:
+        """Let a request of another source go, without an answer, if that has too many. Return whether there is room."""
+        other = listener.waiting.giving_way(path.gid)
+        if other is not None:
+            del self._asked[other.remote_id, other.path.gid]
+            self.expire(other)
+        return other is not None
 
     def give_up(self, communication: Communication) -> None:
         """End a request because the program leaves it."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from ..errors import DocaError
 from ..formats.cm import Answered, Attribute, RejectReason
 from ..formats.layout import Fields
 from .common import ASKING, Common, check_private, check_state, padded_info
-from .communication import Communication, State
-from .event import EventType
+from .communication import Communication, Listening, State
+from .event import Event, EventType
 from .messages import Message, pack
 from .path import Path
 from .times import seconds
@@ -69,6 +70,23 @@ class Ending:
         """Disconnect a connection whose peer has its queue pair in another one now."""
         if communication.state is State.ESTABLISHED:
             self.disconnect(communication)
+
+    def make_room(self, listener: Listening, path: Path) -> bool:
+        """Let a request of another source go, without an answer, if that has too many. Return whether there is room.
+
+        Its peer asks again, and is heard again.
+        """
+        other = listener.waiting.giving_way(path.gid)
+        if other is not None:
+            self._common.forget(other)
+            self._common.tell(other, EventType.UNREACHABLE)
+        return other is not None
+
+    def no_way(self, communication: Communication, why: DocaError) -> None:
+        """End a communication whose peer no message reaches, unless the peer was reached before."""
+        if communication.state in (*ASKING, State.SIDR_REQ_SENT):
+            self._common.forget(communication)
+            communication.notify(communication, Event(EventType.UNREACHABLE, why=why))
 
     def peer_gone(self, communication: Communication) -> None:
         """End a connection whose peer will never answer again."""

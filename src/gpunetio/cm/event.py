@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
+from ..errors import DocaError
+
 
 class EventType(Enum):
     """Kinds of `Event`; those of librdmacm have the same names."""
@@ -23,9 +25,11 @@ class Event:
     """One event of a connection or request.
 
     `reason` is that of REJECTED: a `RejectReason`, or a `SidrStatus` for datagrams. A peer may give numbers that
-    neither has. `private_data` is padded with zeros to what the message has room for.
+    neither has. `private_data` is padded with zeros to what the message has room for. `why` is the error of UNREACHABLE
+    if no message has left for the peer.
     """
 
     type: EventType
     private_data: bytes = field(default=b"", repr=False)
     reason: int = 0
+    why: DocaError | None = field(default=None, repr=False)

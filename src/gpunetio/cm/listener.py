@@ -7,13 +7,13 @@ from collections import deque
 from contextlib import ExitStack, suppress
 from typing import Generic, TypeVar
 
+from ..arguments import within
 from ..errors import BadStateError, DocaError
 from ..formats.cm import PortSpace, RejectReason
-from ..arguments import within
 from ..verbs.context import Context
 from ..verbs.handle import Handle
 from ..verbs.pd import PD
-from .address import check_port, own_gid, text_of
+from .address import check_port, context_of, own_gid, text_of
 from .agent import Agent
 from .communication import Communication
 from .connection import DEADLINE
@@ -64,6 +64,14 @@ class _Listener(Handle, Generic[Asked]):
                 return request
         return None
 
+    def _leave_out(self) -> None:
+        """Leave out peers that have given up, while the program may take requests."""
+        with suppress(IndexError):
+            for _ in range(len(self._requests)):
+                request = self._requests.popleft()
+                if request.waits:
+                    self._requests.append(request)
+
     def _next(self) -> Asked | None:
         if self.closed:
             raise BadStateError(f"{self} is closed")
@@ -76,6 +84,8 @@ class _Listener(Handle, Generic[Asked]):
     def _notify(self, communication: Communication, event: Event) -> None:
         if event.type is EventType.REQUEST:
             self._take_in(communication, event)
+            if len(self._requests) > 2 * self._listening.backlog:  # peers have given up most of them
+                self._leave_out()
 
     @abstractmethod
     def _take_in(self, communication: Communication, event: Event) -> None:
@@ -125,7 +135,7 @@ def listen(
     """
     check_port(port)
     within("backlog", backlog, 1, _MOST_BACKLOG)
-    return Listener(Agent.of(where.ctx, port_num), port, gid_index, backlog, times)
+    return Listener(Agent.of(context_of(where), port_num), port, gid_index, backlog, times)
 
 
 def listen_datagrams(
@@ -134,5 +144,5 @@ def listen_datagrams(
     """Take requests of peers that want to send datagrams to a port (SIDR). The arguments are those of `listen`."""
     check_port(port)
     within("backlog", backlog, 1, _MOST_BACKLOG)
-    return DatagramListener(Agent.of(where.ctx, port_num), port, gid_index, backlog, times)
+    return DatagramListener(Agent.of(context_of(where), port_num), port, gid_index, backlog, times)
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from ..errors import DocaError
 from ..formats.cm import Attribute, PortSpace, RejectReason
 from .active import Active
-from .common import Common
+from .common import Common, Reach
 from .communication import Communication, Listening, Notify, Service, State, Terms
 from .datagrams import Datagrams
 from .ending import Ending
 from .ip_service import service_id
 from .listeners import Listeners
-from .messages import parse
+from .messages import attribute_of, named_by, own_name_in, parse
 from .passive import Passive
 from .path import Path
 from .times import LINUX, Times
@@ -29,7 +30,7 @@ class Machine:
 
     `guid` names the device to peers. `gids` is the port's GID table, which may change; empty entries are zeros. `clock`
     returns seconds. `send(path, mad)` sends one MAD of 256 bytes to queue pair 1 of the peer; it raises nothing, as a
-    MAD may get lost anyway.
+    MAD may get lost anyway. `reach` says when a neighbour is known (`common.Reach`); by default, all are.
 
     What programs must know is told by the `notify` of a communication or listener. Only `receive`, `tick` and
     `peer_gone` call it, so a program's own call never calls it back. `notify` may call the machine.
@@ -39,9 +40,10 @@ class Machine:
     """
 
     def __init__(
-        self, guid: int, gids: Sequence[bytes], clock: Callable[[], float], send: Callable[[Path, bytes], None]
-    ):
-        self._common = Common(guid, gids, clock, send)
+        self, guid: int, gids: Sequence[bytes], clock: Callable[[], float], send: Callable[[Path, bytes], None],
+        reach: Reach = lambda path, reached, silent: reached(),
+    ):  # fmt: skip
+        self._common = Common(guid, gids, clock, send, reach)
         self._listeners = Listeners()
         self._ending = Ending(self._common)
         self._active = Active(self._common, self._ending)
@@ -67,6 +69,23 @@ class Machine:
     def quiet(self) -> bool:
         """Return whether no peer has to answer."""
         return not any(communication.state in _REPEATED for communication in self._common.by_id.values())
+
+    @property
+    def changes(self) -> tuple[int, int]:
+        """Return what differs after something has happened that a program may wait for."""
+        return self._common.told, len(self._common.by_id)
+
+    def knows(self, path: Path, mad: bytes) -> bool:
+        """Return whether a message is about a communication with its sender. This is cheap, and needs no lock."""
+        found = self._common.by_id.get(named_by(mad))
+        return found is not None and found.path.gid == path.gid
+
+    def refuses(self, mad: bytes) -> bool:
+        """Return whether a message of ours is what strangers make this end send: no connection needs it."""
+        attribute = attribute_of(mad)
+        if attribute == Attribute.DREP:
+            return own_name_in(mad) not in self._common.by_id
+        return attribute in (Attribute.REJ, Attribute.MRA)
 
     # --- the wire and the clock --------------------------------------------------------------------------------------
 
@@ -155,6 +174,10 @@ class Machine:
     def give_up(self, communication: Communication) -> None:
         """End a communication in any state, because the program leaves it. The peer is told."""
         self._ender(communication).give_up(communication)
+
+    def no_way(self, communication: Communication, why: DocaError) -> None:
+        """Say that no message gets to the peer: UNREACHABLE follows if this end has asked it."""
+        self._ending.no_way(communication, why)
 
     def peer_gone(self, communication: Communication) -> None:
         """Say that the peer has ended without a word. DISCONNECTED follows if this was a connection."""

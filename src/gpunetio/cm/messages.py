@@ -21,6 +21,12 @@ _HEADER = {
     "base_version": BASE_VERSION, "mgmt_class": CM_CLASS, "class_version": CM_CLASS_VERSION, "method": METHOD_SEND,
 }  # fmt: skip
 _KNOWN = frozenset(Attribute)
+_START = bytes(MAD_HEADER.pack(**_HEADER)[:4])  # up to the method
+_ATTRIBUTE = MAD_HEADER.offset("attribute_id")
+_NAMED: dict[int, int] = {  # where the peer puts this end's name of a communication
+    attribute: MAD_HEADER.size + message.offset("request_id" if attribute is Attribute.SIDR_REP else "remote_comm_id")
+    for attribute, message in MESSAGES.items() if attribute not in (Attribute.REQ, Attribute.SIDR_REQ)
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +45,30 @@ def pack(attribute: Attribute, transaction_id: int, private_data: bytes = b"", *
     return bytes(header + message.pack(private_data=private_data.ljust(private_bytes(message), b"\0"), **fields))
 
 
+def is_message(mad: bytes) -> bool:
+    """Return whether a MAD is a message that is known here. This is cheap: strangers send whatever they like."""
+    return len(mad) == MAD_BYTES and mad.startswith(_START) and mad[_ATTRIBUTE] == 0 and mad[_ATTRIBUTE + 1] in _KNOWN
+
+
+def attribute_of(mad: bytes) -> int:
+    """Return which message a MAD is."""
+    return mad[_ATTRIBUTE + 1]
+
+
+def named_by(mad: bytes) -> int:
+    """Return this end's name of the communication that a message is about; 0 if it begins one, or names none."""
+    at = _NAMED.get(mad[_ATTRIBUTE + 1])
+    return int.from_bytes(mad[at : at + 4], "big") if at is not None else 0
+
+
+def own_name_in(mad: bytes) -> int:
+    """Return the sender's name of the communication that a message is about."""
+    return int.from_bytes(mad[MAD_HEADER.size : MAD_HEADER.size + 4], "big")
+
+
 def parse(mad: bytes) -> Message | None:
     """Return the message of a MAD, or None if it is no request of the connection manager that is known here."""
-    if len(mad) != MAD_BYTES:
+    if not is_message(mad):
         return None
-    header = MAD_HEADER.unpack(mad)
-    if any(header[name] != value for name, value in _HEADER.items()) or header["attribute_id"] not in _KNOWN:
-        return None
-    attribute = Attribute(header["attribute_id"])
-    return Message(attribute, header["transaction_id"], MESSAGES[attribute].unpack(mad, MAD_HEADER.size))
+    attribute = Attribute(mad[_ATTRIBUTE + 1])
+    return Message(attribute, MAD_HEADER.get(mad, "transaction_id"), MESSAGES[attribute].unpack(mad, MAD_HEADER.size))

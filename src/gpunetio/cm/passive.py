@@ -80,7 +80,7 @@ class Passive:
             listener = self._listeners.find(fields["service_id"], address, common.own_gids())
             if address is None or listener is None:
                 common.reject(path, message, RejectReason.CONSUMER)
-            elif len(listener.waiting) < listener.backlog:  # the others ask again
+            elif not listener.waiting.full or self._ending.make_room(listener, path):  # the others ask again
                 self._request(listener, address, path, message)
 
     def _repeated(self, known: Communication, path: Path, message: Message) -> None:
@@ -120,4 +120,4 @@ class Passive:
         made.ack_timeout = fields["primary_local_ack_timeout"]
         common.know(made, fields["local_comm_id"], fields["local_ca_guid"])
         listener.waiting.add(made)
-        common.tell(made, EventType.REQUEST, fields["private_data"][IP_CM.size :])
+        common.tell_when_reached(made, made.data_path, EventType.REQUEST, fields["private_data"][IP_CM.size :])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..arguments import instance
 from ..enums import QpAttrMask, QpState, QpType
 from ..errors import BadStateError, NotSupportedError
 from ..verbs.ah_attr import AhAttr
@@ -22,7 +23,7 @@ _TO_RTS = (
 
 def check(qp: QP) -> None:
     """Raise an error unless the queue pair can be connected."""
-    if qp.type != QpType.RC:
+    if instance("qp", qp, QP).type != QpType.RC:
         raise NotSupportedError(f"{qp} is {qp.type.name}: the connection manager connects RC queue pairs")
     state = qp.state
     if state not in (QpState.RST, QpState.INIT):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..closing import end_block
 from ..errors import BadStateError
 from ..formats.cm import RejectReason, SidrStatus
 from ..interrupts import deferred
@@ -97,9 +98,9 @@ class Request(_Request):
     def __enter__(self) -> Request:
         return self
 
-    def __exit__(self, *exc: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if self.waits:
-            self.reject()
+            end_block(error, self.reject)
 
 
 class DatagramRequest(_Request):
@@ -130,6 +131,6 @@ class DatagramRequest(_Request):
     def __enter__(self) -> DatagramRequest:
         return self
 
-    def __exit__(self, *exc: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if self.waits:
-            self.reject()
+            end_block(error, self.reject)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from functools import partial
 
-from ..errors import ConnectionRejectedError, DocaError, TimedOutError
+from ..arguments import instance, octets
+from ..errors import ConnectionRejectedError, DocaError, TimedOutError, again
 from ..formats.cm import SidrStatus
 from ..verbs.ah_attr import AhAttr
 from ..verbs.context import Context
 from ..verbs.handle import Handle
 from ..verbs.pd import PD
-from .address import check_port, gid_of, own_gid, text_of
+from .address import check_port, context_of, gid_of, own_gid, text_of
 from .agent import Agent
 from .communication import Communication
 from .connection import DEADLINE
@@ -45,10 +47,11 @@ class _Question(Handle):
         self._agent, self._path, self.port = agent, path, port
         self.peer = text_of(path.gid)
         self._answer: Destination | DocaError | None = None
-        agent.reach(path)
         with ExitStack() as undo:
             with agent.machine() as machine:
-                self._communication = machine.resolve(path, port, self._notify, private_data=private_data, times=times)
+                made = machine.resolve(path, port, self._notify, private_data=private_data, times=times)
+                agent.find(path, partial(machine.no_way, made))
+            self._communication = made
             undo.callback(self._end)
             self._opened(f"question for {self.peer} port {port}", undo)
 
@@ -67,11 +70,11 @@ class _Question(Handle):
                 f"{where} takes no datagrams: {name} ({event.reason})", event.reason, event.private_data
             )
         else:
-            self._answer = TimedOutError(f"{where} does not answer")
+            self._answer = event.why or TimedOutError(f"{where} does not answer")
 
     def _answered(self) -> Destination | None:
         if isinstance(self._answer, DocaError):
-            raise self._answer
+            raise again(self._answer)
         return self._answer
 
     def wait(self, timeout: float) -> Destination:
@@ -87,9 +90,11 @@ def _ask(
     where: Context | PD, address: str, port: int, private_data: bytes, gid_index: int, times: Times, port_num: int
 ) -> _Question:
     path = Path(gid_of(address), gid_index)
-    own_gid(where.ctx, port_num, gid_index)
+    ctx = context_of(where)
+    instance("times", times, Times)
+    own_gid(ctx, port_num, gid_index)
     check_port(port)
-    return _Question(Agent.of(where.ctx, port_num), path, port, bytes(private_data), times)
+    return _Question(Agent.of(ctx, port_num), path, port, octets("private_data", private_data), times)
 
 
 def resolve(

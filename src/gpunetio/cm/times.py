@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from ..errors import InvalidValueError
+from ..arguments import within
 
 _LOG_MILLISECOND = 8  # 4.096 us x 2^8 is taken for 1 ms, as Linux does
 _MOST_CODE, _MOST_RETRIES = 31, 15
@@ -43,8 +43,7 @@ class Times:
     def __post_init__(self) -> None:
         for name, most in (("response_timeout", _MOST_CODE), ("packet_life", _MOST_CODE - 1),
                            ("retries", _MOST_RETRIES), ("ack_delay", _MOST_CODE)):  # fmt: skip
-            if not 0 <= getattr(self, name) <= most:
-                raise InvalidValueError(f"{name} = {getattr(self, name)}: it must be 0 to {most}")
+            within(name, getattr(self, name), 0, most)
 
     @property
     def resend(self) -> float:

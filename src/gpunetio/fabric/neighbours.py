@@ -12,12 +12,14 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from ipaddress import IPv4Address, IPv6Address
+from typing import TypeVar
 
 from ..errors import InvalidValueError, NotFoundError
 from ..formats.packet import (
-    ARP, ARP_ETHERNET, ARP_REPLY, ARP_REQUEST, ETHER_TYPE_ARP, ETHER_TYPE_IPV4, ETHER_TYPE_IPV6, ETHERNET, GROUP_MAC,
-    IP_PROTOCOL_ICMPV6, IPV4_MAPPED, IPV6, NEIGHBOUR, NEIGHBOUR_ADVERTISEMENT, NEIGHBOUR_HOP_LIMIT, NEIGHBOUR_OVERRIDE,
-    NEIGHBOUR_SOLICITATION, NEIGHBOUR_SOLICITED, SOURCE_LINK_ADDRESS, TARGET_LINK_ADDRESS,
+    ARP, ARP_ETHERNET, ARP_REPLY, ARP_REQUEST, ETHER_TYPE_ARP, ETHER_TYPE_IPV4, ETHER_TYPE_IPV6,
+    ETHER_TYPE_SERVICE_VLAN, ETHER_TYPE_VLAN, ETHERNET, GROUP_MAC, IP_PROTOCOL_ICMPV6, IPV4_MAPPED, IPV6, NEIGHBOUR,
+    NEIGHBOUR_ADVERTISEMENT, NEIGHBOUR_HOP_LIMIT, NEIGHBOUR_OVERRIDE, NEIGHBOUR_SOLICITATION, NEIGHBOUR_SOLICITED,
+    SOURCE_LINK_ADDRESS, TARGET_LINK_ADDRESS, VLAN_TAG,
 )  # fmt: skip
 from ..service import ServiceThread
 from .ip_headers import internet_checksum
@@ -25,15 +27,18 @@ from .ip_headers import internet_checksum
 logger: logging.Logger = logging.getLogger("gpunetio.fabric")
 
 Gid = bytes
+Entry = TypeVar("Entry")
 PATIENCE = 3.0  # seconds that a neighbour has to answer
 RETRY = 0.25  # seconds between questions
 LIFETIME = 30.0  # seconds after which a neighbour is asked again, as in Linux (base_reachable_time_ms)
+MOST = 1024  # neighbours that are remembered, or asked: strangers make a NIC ask for whom they like
 GONE = 1  # bytes of what the engine sends instead of a frame when the other end is gone
 _BROADCAST = b"\xff" * 6
 _ALL_NODES = IPv6Address("ff02::1").packed
 _SOLICITED_NODE = IPv6Address("ff02::1:ff00:0").packed[:13]
 _LINK_LOCAL = b"\xfe\x80"
 _LARGEST = 1 << 16
+_TAGS = tuple(kind.to_bytes(2, "big") for kind in (ETHER_TYPE_VLAN, ETHER_TYPE_SERVICE_VLAN))
 _INTACT = 0xFFFF  # the checksum of data that contain their checksum
 
 
@@ -96,9 +101,9 @@ class Neighbours:
     ):  # fmt: skip
         self._name, self._mac, self._gids = name, mac, tuple(gids)
         self._frames, self._send, self._on_gone = frames, send, on_gone
-        self._changed = threading.Condition()
-        self._known: dict[Gid, tuple[bytes, float]] = {}  # MAC and time
-        self._wanted: dict[Gid, int] = {}  # how many callers wait for it
+        self._changed = threading.Condition(threading.RLock())
+        self._known: dict[Gid, tuple[bytes, float]] = {}  # MAC and time; the last to be learned is last
+        self._asked: dict[Gid, float] = {}  # when they were asked; the last to be asked is last
         self._thread = ServiceThread(f"gpunetio {name}", self._serve)
         self._thread.start()
 
@@ -117,29 +122,43 @@ class Neighbours:
 
     def resolve(self, gid: Gid, timeout: float = PATIENCE) -> bytes:
         """Return the MAC of a neighbour. NotFoundError if nobody answers within `timeout` seconds."""
-        end, ask_at = time.monotonic() + timeout, 0.0
+        end = time.monotonic() + timeout
         with self._changed:
-            self._wanted[gid] = self._wanted.get(gid, 0) + 1
-            try:
-                while True:
-                    now = time.monotonic()
-                    mac, when = self._known.get(gid, (b"", 0.0))
-                    if mac and now - when < LIFETIME:
-                        return mac
-                    if now >= end:
-                        raise NotFoundError(
-                            f"nobody on {self._name} answers for {_text(gid)} within {timeout:g} s: open the peer "
-                            "first, with this address, on the same network. There is no router: peers must be on the "
-                            "link"
-                        )
-                    if now >= ask_at:
-                        self._send(self._question(gid))
-                        ask_at = now + RETRY
-                    self._changed.wait(min(end, ask_at) - now)
-            finally:
-                self._wanted[gid] -= 1
-                if self._wanted[gid] == 0:
-                    del self._wanted[gid]
+            while (mac := self.seek(gid)) is None:
+                left = end - time.monotonic()
+                if left <= 0:
+                    raise NotFoundError(
+                        f"nobody on {self._name} answers for {_text(gid)} within {timeout:g} s: open the peer first, "
+                        "with this address, on the same network. There is no router: peers must be on the link"
+                    )
+                self._changed.wait(min(left, RETRY))
+            return mac
+
+    def seek(self, gid: Gid) -> bytes | None:
+        """Return the MAC of a neighbour if it is known. If not, ask for it, at most once in RETRY seconds: never wait.
+
+        Whoever seeks calls this again until it is known. InvalidValueError if no own address is of the same kind.
+        """
+        now = time.monotonic()
+        with self._changed:
+            mac, when = self._known.get(gid, (b"", 0.0))
+            if mac and now - when < LIFETIME:
+                return mac
+            if now - self._asked.get(gid, -RETRY) < RETRY:
+                return None
+            question = self._question(gid)
+            _keep(self._asked, gid, now)
+        self._send(question)
+        return None
+
+    def last(self, gid: Gid) -> bytes:
+        """Return the MAC that a neighbour had when it was last heard. NotFoundError if it never was: seek it first."""
+        with self._changed:
+            if gid not in self._known:
+                raise NotFoundError(
+                    f"nobody on {self._name} has answered for {_text(gid)} yet: create an address handle first"
+                )
+            return self._known[gid][0]
 
     def _question(self, gid: Gid) -> bytes:
         here = self._own_for(gid)
@@ -167,14 +186,25 @@ class Neighbours:
     # --- hearing ---------------------------------------------------------------------------------------------------
 
     def _hear(self, frame: bytes) -> None:
-        """Take a frame, of whose header the engine has checked only the EtherType. Malformed ones change nothing."""
-        header, rest = ETHERNET.at(frame), frame[ETHERNET.size :]
-        if header["ether_type"] == ETHER_TYPE_ARP:
-            self._hear_arp(rest)
-        else:
-            self._hear_discovery(rest)
+        """Take a frame, of whose header the engine has checked only the EtherType. Malformed ones change nothing.
 
-    def _hear_arp(self, packet: bytes) -> None:
+        Who asks in a VLAN is answered there. The NIC itself has no neighbours in VLANs.
+        """
+        end = ETHERNET.ether_type
+        while frame[end : end + 2] in _TAGS:
+            end += VLAN_TAG.size
+        tags, rest = frame[ETHERNET.ether_type : end], frame[end + 2 :]
+        if int.from_bytes(frame[end : end + 2], "big") == ETHER_TYPE_ARP:
+            self._hear_arp(rest, tags)
+        else:
+            self._hear_discovery(rest, tags)
+
+    def _answer(self, destination: bytes, tags: bytes, ether_type: int, packet: bytes) -> None:
+        """Send an answer, with the VLAN tags of the question."""
+        header = ethernet(destination, self._mac, ether_type)
+        self._send(header[: ETHERNET.ether_type] + tags + header[ETHERNET.ether_type :] + packet)
+
+    def _hear_arp(self, packet: bytes, tags: bytes) -> None:
         if len(packet) < ARP.size:
             return
         a = ARP.at(packet)
@@ -182,13 +212,13 @@ class Neighbours:
         mac, sender = a["sender_mac"].tobytes(), a["sender_ip"].tobytes()
         if kind != (ARP_ETHERNET, ETHER_TYPE_IPV4, 6, 4) or not _is_station(mac):
             return
-        self._learn(IPV4_MAPPED + sender, mac)
+        self._learn(IPV4_MAPPED + sender, mac, tags)
         target = a["target_ip"].tobytes()
         if a["operation"] == ARP_REQUEST and IPV4_MAPPED + target in self._gids:
             answer = arp(ARP_REPLY, (self._mac, target), (mac, sender))
-            self._send(ethernet(mac, self._mac, ETHER_TYPE_ARP) + answer)
+            self._answer(mac, tags, ETHER_TYPE_ARP, answer)
 
-    def _hear_discovery(self, packet: bytes) -> None:
+    def _hear_discovery(self, packet: bytes, tags: bytes) -> None:
         """Take an IPv6 packet with a solicitation or an advertisement. RFC 4861 7.1 says which ones are valid."""
         ip = IPV6.at(packet)
         source, destination = ip["source"].tobytes(), ip["destination"].tobytes()
@@ -205,23 +235,34 @@ class Neighbours:
             return
         if not asks:
             if mac is not None:
-                self._learn(target, mac)
+                self._learn(target, mac, tags)
             return
         somebody = any(source)  # else it looks whether the address is free (RFC 4862 5.4)
         if somebody and mac is not None:
-            self._learn(source, mac)
+            self._learn(source, mac, tags)
         if target in self._gids and (mac is not None or not somebody):
             to = source if somebody else _ALL_NODES
             flags = NEIGHBOUR_OVERRIDE | (NEIGHBOUR_SOLICITED if somebody else 0)
             answer = _discovery((target, to), NEIGHBOUR_ADVERTISEMENT, flags, target, TARGET_LINK_ADDRESS, self._mac)
-            self._send(ethernet(mac if somebody and mac else _multicast_mac(to), self._mac, ETHER_TYPE_IPV6) + answer)
+            self._answer(mac if somebody and mac else _multicast_mac(to), tags, ETHER_TYPE_IPV6, answer)
 
-    def _learn(self, gid: Gid, mac: bytes) -> None:
+    def _learn(self, gid: Gid, mac: bytes, tags: bytes) -> None:
         """Note the MAC of an address that somebody has asked for, so that strangers cannot fill the table."""
+        if tags:
+            return
         with self._changed:
-            if gid in self._known or gid in self._wanted:
-                self._known[gid] = mac, time.monotonic()
+            if gid in self._known or gid in self._asked:
+                self._asked.pop(gid, None)
+                _keep(self._known, gid, (mac, time.monotonic()))
                 self._changed.notify_all()
+
+
+def _keep(table: dict[Gid, Entry], gid: Gid, entry: Entry) -> None:
+    """Put an entry at the end of a table. If that is full, the first one, which is the oldest, makes room."""
+    table.pop(gid, None)
+    if len(table) >= MOST:
+        del table[next(iter(table))]
+    table[gid] = entry
 
 
 def _multicast_mac(group: Gid) -> bytes:

@@ -1,0 +1,204 @@
+"""Strangers who ask much of a connection manager, or do not answer it: everybody else gets through, in time."""
+
+import contextlib
+import itertools
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from scapy.contrib.roce import BTH
+from scapy.layers.l2 import ARP, Ether
+
+from cm_strangers import frame, req
+from gpunetio import PortConfig, cm, verbs
+from gpunetio.cm import ways
+from gpunetio.cm.agent import Agent
+from gpunetio.cm.messages import parse
+from gpunetio.enums import QpState, QpType, SendFlags, WrOpcode
+from gpunetio.errors import NotFoundError, TimedOutError
+from gpunetio.formats.cm import MAD_BYTES, Attribute
+from gpunetio.verbs import Context
+from lan import mac_text
+from nic_rig import until
+from udp_rig import own_address
+
+pytestmark = pytest.mark.soft_nic
+
+PORT = 7400
+HERE, HONEST, SILENT = "10.9.0.1", "10.9.0.2", "10.9.1.{}"
+MAC = "02:00:00:00:00:05"
+
+
+class Cable:
+    """The other end of a NIC's cable, by hand: it answers ARP for HONEST only. `heard` are the messages that came."""
+
+    def __init__(self, here: Path, there: Path, nic_mac: str):
+        self._there, self._macs = str(here), (MAC, nic_mac)
+        self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._sock.bind(str(there))
+        self._sock.settimeout(0.1)
+        self.heard: list[tuple[str, Attribute]] = []
+        self.asked: set[str] = set()  # by ARP
+        self._stopping = False
+        self._thread = threading.Thread(target=self._serve)
+        self._thread.start()
+
+    def send(self, mad: bytes, source: str) -> None:
+        self._sock.sendto(frame(mad, source, HERE, self._macs), self._there)
+
+    def _serve(self) -> None:
+        while not self._stopping:
+            with contextlib.suppress(TimeoutError):
+                self._take(Ether(self._sock.recv(9000)))
+
+    def _take(self, arrived: Ether) -> None:
+        if ARP in arrived and arrived[ARP].op == 1:
+            self.asked.add(arrived[ARP].pdst)
+            if arrived[ARP].pdst == HONEST:
+                answer = ARP(op=2, hwsrc=MAC, psrc=HONEST, hwdst=arrived.src, pdst=HERE)
+                self._sock.sendto(bytes(Ether(src=MAC, dst=arrived.src) / answer), self._there)
+        elif BTH in arrived:
+            message = parse(bytes(arrived[BTH].payload)[8:][:MAD_BYTES])  # behind the DETH
+            assert message is not None
+            self.heard.append((arrived["IP"].dst, message.attribute))
+
+    def close(self) -> None:
+        self._stopping = True
+        self._thread.join()
+        self._sock.close()
+
+
+@pytest.fixture
+def cable(tmp_path) -> Iterator[tuple[Context, Cable]]:
+    here, there = tmp_path / "here", tmp_path / "there"
+    port = PortConfig(addresses=(HERE,), wire=f"dgram:{here},{there}")
+    with (
+        verbs.open("soft0", port=port) as ctx,
+        contextlib.closing(Cable(here, there, mac_text(ctx.provider.nic.mac))) as end,
+    ):
+        yield ctx, end
+
+
+def new_qp(ctx: Context) -> verbs.QP:
+    cq = ctx.create_cq(8)
+    return ctx.create_pd().create_qp(sq_wr=4, rq_wr=4, send_cq=cq, receive_cq=cq)
+
+
+def took(start: float) -> float:
+    return time.monotonic() - start
+
+
+def test_strangers_who_answer_no_arp(cable):
+    """Nobody waits for them: neither calls with a deadline, nor others who ask."""
+    ctx, end = cable
+    with cm.listen(ctx, PORT) as listener:
+        for number in range(40):  # half of them for the listener, which is told of no request that it cannot accept
+            end.send(req(SILENT.format(number), HERE, PORT + number % 2), SILENT.format(number))
+        until(lambda: len(end.asked) == 40, "a question for each")
+        start = time.monotonic()
+        with pytest.raises(TimedOutError):
+            listener.accept(timeout=0.2)
+        with cm.listen(ctx, PORT + 2):
+            pass
+        end.send(req(HONEST, HERE, PORT + 1), HONEST)
+        until(lambda: end.heard, "an answer")
+        end.send(req(HONEST, HERE, PORT), HONEST)
+        with listener.accept(timeout=2) as request:
+            assert request.peer == HONEST
+        until(lambda: len(end.heard) == 2, "a refusal")
+        assert took(start) < 2.5, "it would be 3 s for each stranger"
+    assert end.heard == 2 * [(HONEST, Attribute.REJ)]
+
+
+def test_requests_of_peers_that_answer_no_arp_are_forgotten(cable, monkeypatch):
+    monkeypatch.setattr(ways, "PATIENCE", 0.3)
+    ctx, end = cable
+    with cm.listen(ctx, PORT, backlog=8) as listener:
+        with Agent.of(ctx).machine() as machine:
+            for number in range(20):
+                end.send(req(SILENT.format(number), HERE, PORT), SILENT.format(number))
+            Agent.of(ctx).wait(lambda: len(machine) == 8 or None, 20, "a full backlog")
+            Agent.of(ctx).wait(lambda: len(machine) == 0 or None, 20, "an empty one")
+        end.send(req(HONEST, HERE, PORT), HONEST)
+        with listener.accept(timeout=20) as request:
+            assert request.peer == HONEST
+
+
+def test_a_peer_that_answers_no_arp(cable, monkeypatch):
+    """Each deadline is kept, and the error says what is wrong."""
+    monkeypatch.setattr(Agent.find, "__defaults__", (*Agent.find.__defaults__[:-1], 0.7))
+    ctx, _ = cable
+    qp, silent = new_qp(ctx), SILENT.format(1)
+    start = time.monotonic()
+    with pytest.raises(TimedOutError, match=r"did not come within 0\.1 s"):
+        cm.connect(qp, silent, PORT, timeout=0.1)
+    with pytest.raises(TimedOutError, match=r"did not come within 0\.1 s"):
+        cm.resolve(ctx, silent, PORT, timeout=0.1)
+    connecting = cm.start_connecting(qp, silent, PORT)
+    assert took(start) < 2.5, "it would be 3 s for each call"
+    for _ in range(2):
+        with pytest.raises(NotFoundError, match=f"nobody answers for {silent}"):
+            connecting.established(timeout=30)
+    assert connecting.get_event(timeout=0).type is cm.EventType.UNREACHABLE
+    connecting.close()
+    assert qp.state == QpState.RST
+    with pytest.raises(NotFoundError, match=f"nobody answers for {silent}"):
+        cm.resolve(ctx, silent, PORT)
+
+
+def test_a_flood_of_requests():
+    """Honest clients connect meanwhile, and one stranger does not fill the backlog."""
+    contexts = [verbs.open(f"soft{i}", port=PortConfig(addresses=(own_address(),))) for i in range(3)]
+    server, client, stranger = contexts
+    stop = threading.Event()
+    flood = threading.Thread(target=strike, args=(stranger, server, stop))
+    try:
+        with cm.listen(server, PORT) as listener:
+            flood.start()
+            until(lambda: server.provider.nic.counters["rx_accepted"] > 500, "the flood")
+            peers: list[str] = []
+            for _ in range(5):
+                qp = new_qp(client)
+                connecting = cm.start_connecting(qp, listener.address, PORT)
+                while (request := listener.accept(timeout=20)).peer != address(client):
+                    peers.append(request.peer)
+                    if len(peers) % 2:
+                        request.reject()  # the others wait for ever
+                accepted = request.accept(new_qp(server))
+                connecting.established(timeout=20)
+                connecting.disconnect(timeout=20)
+                connecting.close()
+                accepted.close()
+            assert set(peers) == {address(stranger)}
+    finally:
+        stop.set()
+        flood.join()
+        for ctx in contexts:
+            ctx.close()
+
+
+def address(ctx: Context) -> str:
+    return str(ctx.provider.nic.port.addresses[0])
+
+
+def strike(stranger: Context, server: Context, stop: threading.Event) -> None:
+    """Send 2,000 REQs a second, each of another connection, and as many for a port where nobody listens."""
+    pd, cq = stranger.create_pd(), stranger.create_cq(64)
+    qp = pd.create_qp(
+        qp_type=QpType.GSI, sq_wr=32, send_cq=cq, receive_cq=cq, max_inline_data=MAD_BYTES
+    )
+    qp.to_rts()
+    ah = pd.create_ah(verbs.AhAttr(gid=server.query_gid()))
+    for number in itertools.count():
+        if stop.is_set():
+            break
+        qp.post_send(verbs.SendWr(
+            opcode=WrOpcode.SEND, inline=req(address(stranger), address(server), PORT + number % 2), ah=ah,
+            remote_qpn=1, remote_qkey=0x8001_0000, flags=SendFlags.SIGNALED,
+        ))  # fmt: skip
+        while not cq.poll():
+            pass
+        time.sleep(0.0005)
