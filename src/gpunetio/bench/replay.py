@@ -76,9 +76,11 @@ def _field(packet: Packet, offset: int, nbytes: int) -> int:
 
 
 def _meaning(packet: Packet) -> Meaning | None:
-    """Return what a request packet asks for; None for responses, and for opcodes that no queue pair of ours has."""
+    """Return what a request packet asks for; None for responses, and for opcodes that no connected queue pair has."""
     opcode = packet.data[packet.bth]
-    return PACKETS.get(PacketOpcode(opcode & OPERATION_MASK)) if opcode in _OPERATIONS else None
+    if opcode not in _OPERATIONS or opcode >> SERVICE_SHIFT not in _SERVICES:
+        return None
+    return PACKETS.get(PacketOpcode(opcode & OPERATION_MASK))
 
 
 @dataclass

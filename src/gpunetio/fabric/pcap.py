@@ -11,6 +11,7 @@ are not known here, and packets between NICs of one host have no ICRC. A damaged
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import itertools
@@ -25,18 +26,21 @@ from pathlib import Path
 
 import numpy as np
 
-from ..jit.compile import engine_function
-from ..jit.ops import ld8
-from ..errors import InUseError, OperatingSystemError, TimedOutError
+from ..trusted import open_output
+from ..errors import InUseError, NotPermittedError, OperatingSystemError, TimedOutError
 from ..formats.packet import (
     BTH, ETHER_TYPE_IPV4, ETHER_TYPE_IPV6, GRH, ICRC_SIZE, IP_PROTOCOL_UDP, IPV4, IPV4_DONT_FRAGMENT, IPV4_MAPPED,
     IPV6, LNH_GLOBAL, LRH, ROCE_UDP_PORT, UDP,
 )  # fmt: skip
+from ..jit.compile import engine_function
+from ..jit.ops import ld8
 from ..memory import HostMemory
 from ..service import ServiceThread
 from .capture import CAPTURE, CAPTURED, WHOLE_FRAME
 from .ip_headers import internet_checksum
-from .frames import PACKET, PIPE_END, consume, next_frame, pipe_end, pipe_size, release
+from .frames import (
+    PACKET, PIPE_END, class_of, consume, egress_of, hop_limit_of, next_frame, pipe_end, pipe_size, release, traffic_of,
+)  # fmt: skip
 
 logger: logging.Logger = logging.getLogger("gpunetio.fabric")
 
@@ -47,7 +51,6 @@ ERF_HEADER = 16
 _MAGIC_NANOSECONDS, _SNAP_LENGTH = 0xA1B23C4D, 1 << 16
 _PERIOD = 0.005  # seconds between looks into the pipe
 _BATCH = 1024  # packets in one write
-_TTL = 64
 _ONES = b"\xff" * LRH.size
 
 Gid = bytes
@@ -61,11 +64,11 @@ class RoceFrames:
 
     def __init__(self, mac_of: Callable[[Gid], bytes]):
         self._mac_of = mac_of
-        self._headers: dict[tuple[Gid, Gid, int], tuple[bytes, bytes, int, int]] = {}
+        self._headers: dict[tuple[Gid, Gid, int, int], tuple[bytes, bytes, int, int]] = {}
 
-    def __call__(self, source: Gid, destination: Gid, packet: bytes, damaged: bool) -> bytes:
-        """Return the frame around a packet, which runs from its BTH to its padding."""
-        key = source, destination, len(packet)
+    def __call__(self, source: Gid, destination: Gid, packet: bytes, damaged: bool, traffic: int = 0) -> bytes:
+        """Return the frame around a packet, which runs from its BTH to its padding. `traffic`: see `traffic_of`."""
+        key = source, destination, len(packet), traffic
         if key not in self._headers:
             if len(self._headers) > 4096:
                 self._headers.clear()
@@ -79,15 +82,16 @@ class RoceFrames:
         checksum = internet_checksum(pseudo.to_bytes(4, "big") + udp[: UDP.checksum] + body + odd)
         return link + udp[: UDP.checksum] + (checksum or 0xFFFF).to_bytes(2, "big") + body
 
-    def _make(self, source: Gid, destination: Gid, nbytes: int) -> tuple[bytes, bytes, int, int]:
+    def _make(self, source: Gid, destination: Gid, nbytes: int, traffic: int) -> tuple[bytes, bytes, int, int]:
         """Return Ethernet and IP header, UDP header, their part of the CRC, and the pseudo header's sum."""
         length = UDP.size + nbytes + ICRC_SIZE
+        traffic_class, hops = class_of.py_func(traffic), hop_limit_of.py_func(traffic)
         udp = struct.pack(">HHHH", ROCE_UDP_PORT, ROCE_UDP_PORT, length, 0)
         macs = self._mac_of(destination) + self._mac_of(source)
         if source.startswith(IPV4_MAPPED) and destination.startswith(IPV4_MAPPED):
             ends = source[12:] + destination[12:]
             plain = struct.pack(
-                ">BBHHHBBH", 0x45, 0, IPV4.size + length, 0, IPV4_DONT_FRAGMENT, _TTL, IP_PROTOCOL_UDP, 0
+                ">BBHHHBBH", 0x45, traffic_class, IPV4.size + length, 0, IPV4_DONT_FRAGMENT, hops, IP_PROTOCOL_UDP, 0
             )
             checksum = internet_checksum(plain + ends)
             ip = plain[: IPV4.checksum] + checksum.to_bytes(2, "big") + ends
@@ -97,7 +101,7 @@ class RoceFrames:
             kind = ETHER_TYPE_IPV4
         else:
             ends = source + destination
-            ip = struct.pack(">IHBB", 6 << 28, length, IP_PROTOCOL_UDP, _TTL) + ends
+            ip = struct.pack(">IHBB", 6 << 28 | traffic_class << 20, length, IP_PROTOCOL_UDP, hops) + ends
             covered = b"\x6f\xff\xff\xff" + ip[IPV6.payload_length : IPV6.hop_limit] + b"\xff" + ends
             kind = ETHER_TYPE_IPV6
         link = macs + kind.to_bytes(2, "big") + ip
@@ -175,7 +179,9 @@ def capture_file(path: str | Path, name: str) -> Path:
 def _open(path: str | Path) -> int:
     """Open and lock the file, so that nobody else writes it. Return the descriptor."""
     try:
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        fd = open_output(path)
+    except NotPermittedError:
+        raise
     except OSError as error:
         raise OperatingSystemError(error.errno, f"cannot write the capture file {path}: {error.strerror}") from None
     try:
@@ -195,14 +201,14 @@ class Pcap:
     """A capture file and the thread that writes it, from `start` until `close`.
 
     `address` is the CAPTURE record that the engine fills. `written` counts packets in the file, `lost` those for which
-    the engine found no room.
+    the engine found no room. Unless it `keeps_empty`, a file without packets is deleted.
     """
 
     address: int
     written: int
 
-    def __init__(self, path: str | Path, infiniband: bool, room: int = ROOM):
-        self._path, self._infiniband = path, infiniband
+    def __init__(self, path: str | Path, infiniband: bool, room: int = ROOM, keeps_empty: bool = True):
+        self._path, self._infiniband, self._keeps_empty = path, infiniband, keeps_empty
         fd = _open(path)
         try:
             self._file = os.fdopen(fd, "wb")
@@ -265,8 +271,11 @@ class Pcap:
         if c["source"] == WHOLE_FRAME:
             return packet
         damaged = bool(c["damaged"])
-        peer, here = c["peer_high"].tobytes() + c["peer_low"].tobytes(), self._gids[int(c["source"])]
-        return self._roce(here, peer, packet, damaged) if c["outgoing"] else self._roce(peer, here, packet, damaged)
+        source = int(c["source"])
+        sender, target = self._gids[egress_of.py_func(source)], c["peer_high"].tobytes() + c["peer_low"].tobytes()
+        if not c["outgoing"]:
+            sender, target = target, sender
+        return self._roce(sender, target, packet, damaged, traffic_of.py_func(source))
 
     def _write(self, data: bytes) -> None:
         if self._failed:
@@ -295,4 +304,7 @@ class Pcap:
             self._file.close()
         except OSError as error:  # what could not be written before still cannot be
             logger.debug("%s: %s", self._path, error)
+        if not self.written and not self._keeps_empty:
+            with contextlib.suppress(OSError):
+                os.unlink(self._path)
         self._memory.close()

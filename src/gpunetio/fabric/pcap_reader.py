@@ -1,7 +1,7 @@
-"""Reads capture files: the RoCE v2 or InfiniBand packets of a pcap file, which pcap.py or others wrote.
+"""Reads capture files: their Ethernet frames, and the RoCE v2 or InfiniBand packets, which pcap.py or others wrote.
 
-The format is libpcap's (pcap-savefile(5)), with microseconds or nanoseconds, in either byte order. Link types are
-Ethernet and ERF with InfiniBand records.
+A file in libpcap's format with Ethernet frames, or with InfiniBand records of ERF, is read as it is. Other files are
+converted to that while they are read (capture_formats.py).
 """
 
 from __future__ import annotations
@@ -25,17 +25,11 @@ from ..formats.packet import (
     BTH, ETHER_TYPE_IPV4, ETHER_TYPE_IPV6, ETHERNET, GRH, ICRC_SIZE, IP_PROTOCOL_UDP, IPV4, IPV4_MAPPED, IPV6,
     LNH_GLOBAL, LRH, ROCE_UDP_PORT, UDP,
 )  # fmt: skip
-from .pcap import ERF_HEADER, ERF_INFINIBAND, LINKTYPE_ERF, LINKTYPE_ETHERNET, infiniband_icrc
+from .capture_formats import (
+    FILE_HEADER, LARGEST_RECORD, MAGICS, Converted, ends_early, is_plain, split_link_word, too_large,
+)  # fmt: skip
+from .pcap import ERF_HEADER, ERF_INFINIBAND, LINKTYPE_ERF, infiniband_icrc
 
-_MAGICS = {  # the first four bytes → byte order, nanoseconds in a unit of the time stamps
-    b"\xd4\xc3\xb2\xa1": ("<", 1000), b"\xa1\xb2\xc3\xd4": (">", 1000),
-    b"\x4d\x3c\xb2\xa1": ("<", 1), b"\xa1\xb2\x3c\x4d": (">", 1),
-}  # fmt: skip
-_PCAPNG = b"\x0a\x0d\x0d\x0a"
-_FILE_HEADER = 24
-LARGEST_RECORD = 1 << 18  # bytes: libpcap's limit (MAXIMUM_SNAPLEN)
-_LINK_TYPES = {LINKTYPE_ETHERNET: "Ethernet", LINKTYPE_ERF: "ERF"}
-_LINK_TYPE_MASK = 0x0FFF_FFFF  # above are the length of a frame check sequence and its flag
 _VLAN_TAGS = (0x8100, 0x88A8)
 _ERF_TYPE_MASK, _ERF_EXTENSION = 0x7F, 0x80
 _VCRC_SIZE = 2
@@ -84,6 +78,8 @@ def _roce(time_ns: int, frame: bytes) -> Packet | str:
     ip = frame[at:]
     if kind == ETHER_TYPE_IPV4 and len(ip) >= IPV4.size and ip[0] >> 4 == 4:
         size, whole, protocol = 4 * (ip[0] & 15), int.from_bytes(ip[2:4], "big"), ip[IPV4.protocol]
+        if size < IPV4.size:  # RFC 791 3.1: the least IHL is 5
+            return NOT_ROCE
         fragment = int.from_bytes(ip[IPV4.flags_fragment : IPV4.flags_fragment + 2], "big") & 0x3FFF
         ends, masked = slice(IPV4.source, IPV4.destination), bytearray(ip[:size])
         masked[IPV4.tos] = masked[IPV4.ttl] = 0xFF
@@ -171,25 +167,16 @@ class PcapFile:
     def _read_header(self) -> None:
         if not stat.S_ISREG(os.fstat(self._file.fileno()).st_mode):
             raise InvalidValueError(f"{self.path} is no regular file: a capture is read twice, so save it to a file")
-        header = self._file.read(_FILE_HEADER)
-        if header[:4] == _PCAPNG:
-            raise InvalidValueError(
-                f"{self.path} is a pcapng file: convert it with `editcap -F nsecpcap {self.path} FILE`"
-            )
-        if len(header) < _FILE_HEADER or header[:4] not in _MAGICS:
-            raise InvalidValueError(
-                f"{self.path} is no pcap file: it begins with {header[:4].hex(' ') or 'nothing'}, not with "
-                "a1b2c3d4 or a1b23c4d in either byte order"
-            )
-        order, self.unit = _MAGICS[header[:4]]
+        header = self._file.read(FILE_HEADER)
+        self._converted = None if is_plain(header) else Converted(self.path, self._file)
+        if self._converted:
+            order, self.unit, link_type = "<", 1, self._converted.link_type
+        else:
+            order, self.unit = MAGICS[header[:4]]
+            link_type, _ = split_link_word(struct.unpack_from(f"{order}I", header, 20)[0])
         self.big_endian = order == ">"
         self._record = struct.Struct(f"{order}IIII")
-        (number,) = struct.unpack_from(f"{order}I", header, 20)
-        number &= _LINK_TYPE_MASK
-        if number not in _LINK_TYPES:
-            known = ", ".join(f"{kind} ({name})" for kind, name in _LINK_TYPES.items())
-            raise InvalidValueError(f"{self.path} has packets of link type {number}: it must be one of {known}")
-        self.infiniband = number == LINKTYPE_ERF
+        self.infiniband = link_type == LINKTYPE_ERF
         self.records, self.skipped = 0, Counter()
 
     def __iter__(self) -> Iterator[Packet]:
@@ -205,10 +192,10 @@ class PcapFile:
 
     def _records(self) -> Iterator[tuple[int, bytes, int]]:
         """Return time, bytes, and original length of each record."""
-        at = self.rewind()
-        while header := self._file.read(RECORD.size):
+        at, source = self.rewind(), self._converted or self._file
+        while header := source.read(RECORD.size):
             captured = self._record.unpack(header)[2] if len(header) == RECORD.size else 0
-            data = self._file.read(captured) if captured <= LARGEST_RECORD else b""
+            data = source.read(captured) if captured <= LARGEST_RECORD else b""
             if len(header) < RECORD.size or len(data) < captured:
                 raise self.damaged(at, header)
             seconds, fraction, _, whole = self._record.unpack(header)
@@ -218,23 +205,20 @@ class PcapFile:
     def rewind(self) -> int:
         """Go to the first record, with which the counts begin anew. Return where in the file it is."""
         self.records, self.skipped = 0, Counter()
-        return self._file.seek(_FILE_HEADER)
+        if self._converted:
+            self._converted.rewind()
+            return 0
+        return self._file.seek(FILE_HEADER)
 
     def read_into(self, room: np.ndarray) -> int:
         """Read the next bytes of the file, as many as there is room for. Return how many; 0 is the end."""
-        return self._file.readinto(memoryview(room))  # type: ignore[attr-defined]
+        return (self._converted or self._file).readinto(memoryview(room))  # type: ignore[attr-defined]
 
     def damaged(self, at: int, header: bytes) -> InvalidValueError:
         """Return what is wrong with the record at this byte, of which the file has less than the header says."""
         if len(header) == RECORD.size and (captured := self._record.unpack(header)[2]) > LARGEST_RECORD:
-            return InvalidValueError(
-                f"{self.path} is damaged at byte {at}: a record announces {captured} bytes, {LARGEST_RECORD} are the "
-                "most"
-            )
-        return InvalidValueError(
-            f"{self.path} ends in the middle of the record at byte {at}: the capture was not finished, or not copied "
-            "as a whole"
-        )
+            return too_large(self.path, at, captured)
+        return ends_early(self.path, at)
 
     def close(self) -> None:
         """Close the file."""
