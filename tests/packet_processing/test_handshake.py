@@ -5,7 +5,7 @@ from contextlib import ExitStack
 import numpy as np
 import pytest
 from scapy.layers.inet import IP, TCP
-from scapy.layers.l2 import Ether
+from scapy.layers.l2 import Dot1AD, Dot1Q, Ether
 
 import gpunetio as gn
 from gpunetio.packet_processing.connection import (
@@ -66,7 +66,7 @@ def test_a_syn_gets_a_slot_and_an_answer(bench):
     assert [int(row[name]) for name in ("generation", "first_sequence", "peer_sequence", "mss", "window_shift")] == [
         tag >> SLOT_BITS, tcp.seq, 1000, 1400, 7
     ]  # fmt: skip
-    header = Ether(row["header"].tobytes())
+    header = Ether(row["header"].tobytes()[8:])
     assert (header.src, header.dst, header[IP].dst, header[TCP].dport) == (MAC, PEER_MAC, PEER, 5000)
     assert (header[TCP].dataofs, header[IP].proto) == (5, 6)
 
@@ -79,6 +79,27 @@ def test_an_answer_is_what_scapy_makes(bench):
         options=[("MSS", 1460)],
     )  # fmt: skip
     assert bytes(answer) == bytes(made)
+
+
+@pytest.mark.parametrize("tags", [Dot1Q(vlan=5, prio=3), Dot1AD(vlan=7) / Dot1Q(vlan=5)], ids=["one", "two"])
+def test_an_answer_has_the_vlan_tags_of_the_syn(bench, tags):
+    """So do the headers for the server, whose IP header is where it is without tags; and a RST."""
+    untagged = bytes(segment("S", options=[("MSS", 1400), ("WScale", 7)]))
+    tagged = Ether(untagged[:12] + bytes(Ether() / tags)[12:-2] + untagged[12:])
+    (answer,) = bench.take(tagged)
+    (plain,) = HandshakeBench.take(bench, untagged)  # the same client, so the answer is the same
+    middle = bytes(tagged)[12 : 12 + 4 * len(tagged.layers()[1:-2])]
+    assert bytes(answer) == bytes(plain)[:12] + middle + bytes(plain)[12:]
+    (tag,) = bench.tags
+    row = bench.tables.connections[tag & SLOTS - 1]
+    header = Ether(row["header"].tobytes()[8 - int(row["tags"]) :])
+    assert int(row["tags"]) == len(middle)
+    assert bytes(header)[12 : 12 + len(middle)] == middle
+    assert (header.src, header.dst, header[IP].dst, header[TCP].dport) == (MAC, PEER_MAC, PEER, 5000)
+    stray = bytes(segment("A", 6000, ack=7))
+    (reset,) = bench.take(stray[:12] + middle + stray[12:])
+    assert bytes(reset)[12 : 12 + len(middle)] == middle
+    assert (str(reset[TCP].flags), reset[TCP].seq) == ("R", 7)
 
 
 def test_a_repeated_syn_gets_the_same_answer(bench):
@@ -103,6 +124,60 @@ def test_first_sequence_numbers_cannot_be_guessed(bench):
     steps = np.abs(np.diff(np.array(numbers)))
     assert len(set(numbers)) == 64
     assert np.count_nonzero(steps > 1 << 20) > 48
+
+
+# --- the share of a client -------------------------------------------------------------------------------------------
+
+SHARE = 1024  # docs/packet-processing.md
+
+
+def syn_ack(bench, port, peer=PEER):
+    """Return the first sequence number of the server, or None if there is no answer."""
+    answers = bench.take(segment("S", port, ip={"src": peer}))
+    return answers[0][TCP].seq if answers else None
+
+
+def answer_syn_ack(bench, port, seq, peer=PEER):
+    """Return the flags of the answers."""
+    answers = bench.take(segment("A", port, seq=1001, ack=seq + 1, ip={"src": peer}))
+    while bench.handed() is not None:
+        pass
+    return [str(answer[TCP].flags) for answer in answers]
+
+
+def test_a_client_has_a_share_of_the_connections(bench):
+    """And no more: others still get theirs. When one of its connections ends, it may begin another one."""
+    for port in range(1, SHARE + 1):
+        assert not answer_syn_ack(bench, port, syn_ack(bench, port))
+    tags = bench.tags
+    assert syn_ack(bench, 2000) is None
+    assert (bench.count("refused"), len(bench.tags)) == (1, SHARE)
+    assert not answer_syn_ack(bench, 1, syn_ack(bench, 1, "192.0.2.3"), "192.0.2.3")
+    bench.say(min(tags), ENDED)
+    bench.look()
+    assert not answer_syn_ack(bench, 2000, syn_ack(bench, 2000))
+    assert syn_ack(bench, 2001) is None
+
+
+def test_connections_that_were_half_open_count(bench):
+    """What is above the share is reset. SYNs alone count for nobody: anyone can send them in another's name."""
+    bench.table.clients[:] = SHARE - 2
+    numbers = {port: syn_ack(bench, port) for port in range(2000, 2005)}
+    assert None not in numbers.values()
+    found = [answer_syn_ack(bench, port, seq) for port, seq in numbers.items()]
+    assert found == [[], [], ["R"], ["R"], ["R"]]
+    assert (bench.count("refused"), bench.count("half_open"), len(bench.tags)) == (3, 0, 2)
+
+
+def test_the_share_is_that_of_all_queues():
+    with gn.Gpu("host") as gpu, ExitStack() as undo:
+        first = HandshakeBench(gpu, undo, 2, 0)
+        second = HandshakeBench(gpu, undo, 2, 1, first.table)
+        first.table.clients[:] = SHARE - 2
+        for port, bench in ((1, first), (2, second)):
+            assert not answer_syn_ack(bench, port, syn_ack(bench, port))
+        assert syn_ack(first, 2000) is None
+        assert syn_ack(second, 2000) is None
 
 
 def test_siphash():

@@ -14,14 +14,17 @@ from gpunetio.packet_processing.http_request import (
     HEAD_ONLY,
     METHOD_NOT_ALLOWED,
     empty_lines,
+    is_no_request,
     parse_request,
     request_end,
 )  # fmt: skip
 
 TOKEN = r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+"
-LINE = re.compile(rf"({TOKEN}) ([^ ]*) HTTP/1\.(\d)", re.ASCII)
+LINE = re.compile(rf"({TOKEN}) ([!-~]*) HTTP/1\.(\d)", re.ASCII)
 FIELD = re.compile(rf"({TOKEN}):(.*)", re.DOTALL)
-TARGET = re.compile(r"(?:http://[^/?]*)?(/[^?]*)?(?:\?.*)?", re.IGNORECASE)
+HOST = r"[!$%&'()*+,\-.0-9:;=A-Z\[\]_a-z~]*"  # RFC 3986 3.2: with IP literals and a port, without a user
+TARGET = re.compile(rf"(?:http://(?!:){HOST}(?<!//))?(/[^?]*)?(?:\?.*)?", re.IGNORECASE)
+LENGTHS = re.compile(r"[ \t]*\d+[ \t]*(?:,[ \t]*\d+[ \t]*)*", re.ASCII)
 
 
 class Buffer:
@@ -48,24 +51,33 @@ def model(data: bytes):
     if not (line := LINE.fullmatch(first)):
         return bad
     method, target, minor = line.groups()
-    hosts, keep, content = 0, set(), False
+    hosts, keep, lengths, codings = 0, set(), set(), []
     for text in fields:
-        if not (found := FIELD.fullmatch(text)):
+        if not (found := FIELD.fullmatch(text)) or re.search("[\0\r]", found[2]):
             return bad
-        name = found[1].lower()
+        name, value = found[1].lower(), found[2].strip(" \t")
         hosts += name == "host"
-        content |= name in ("content-length", "transfer-encoding")
+        if name == "host" and not re.fullmatch(HOST, value):
+            return bad
+        if name == "content-length":
+            if not LENGTHS.fullmatch(value):
+                return bad
+            lengths |= {int(one) for one in value.split(",")}
+        if name == "transfer-encoding":
+            codings += [one.strip(" \t").lower() for one in value.split(",")]
         if name == "connection":
-            keep |= {option.lower() for option in re.split(r"[ \t,\r]+", found[2])}
+            keep |= {option.lower() for option in re.split(r"[ \t,]+", value)}
     if hosts > 1 or (minor != "0" and not hosts):
         return bad
-    flags = CLOSE if content or "close" in keep or (minor == "0" and "keep-alive" not in keep) else 0
+    if len(lengths) > 1 or (codings and (lengths or codings[-1] != "chunked")):
+        return bad
+    flags = CLOSE if lengths or codings or "close" in keep or (minor == "0" and "keep-alive" not in keep) else 0
     if method not in ("GET", "HEAD"):
         return METHOD_NOT_ALLOWED, b"", CLOSE
     flags |= HEAD_ONLY if method == "HEAD" else 0
     absolute = target.lower().startswith("http://")
     where = TARGET.fullmatch(target)
-    if re.search(r"[^\x21-\x7e]", target) or where is None or not (where[1] or absolute):
+    if where is None or not (where[1] or absolute):
         return BAD_REQUEST, b"", flags | CLOSE
     if re.search(r"%(?![0-9A-Fa-f]{2})", where[1] or ""):
         return BAD_REQUEST, b"", flags | CLOSE
@@ -81,6 +93,16 @@ def model(data: bytes):
         (b"GET / HTTP/1.0\r\nConnection: Keep-Alive\r\n\r\n", (FOUND, b"/", 0)),
         (b"GET / HTTP/1.1\r\nHost: a\r\nconnection: upgrade ,\tCLOSE\r\n\r\n", (FOUND, b"/", CLOSE)),
         (b"GET / HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\n\r\n", (FOUND, b"/", CLOSE)),
+        (b"GET / HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\nConnection: keep-alive\r\n\r\n", (FOUND, b"/", CLOSE)),
+        (b"GET / HTTP/1.1\r\nHost: a\r\nConnection: close, keep-alive\r\n\r\n", (FOUND, b"/", CLOSE)),
+        (b"GET / HTTP/1.1\r\nHost: a\r\nConnection: keep-alive, close\r\n\r\n", (FOUND, b"/", CLOSE)),
+        (
+            b"GET / HTTP/1.0\r\nConnection: close\r\nConnection: keep-alive\r\n\r\n",
+            (FOUND, b"/", CLOSE),
+        ),
+        (b"GET / HTTP/1.1\r\nHost: a\r\nContent-Length: 4, 04\r\ncontent-length:4\r\n\r\n", (FOUND, b"/", CLOSE)),
+        (b"GET / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: gzip, Chunked \r\n\r\n", (FOUND, b"/", CLOSE)),
+        (b"GET / HTTP/1.1\r\nHost: [::1]:80\r\nX: \t\x01\xff\r\n\r\n", (FOUND, b"/", 0)),
         (b"GET HTTP://a.b/c?d HTTP/1.1\r\nHost: a\r\n\r\n", (FOUND, b"/c", 0)),
         (b"GET http://a.b?/c HTTP/1.1\r\nHost: a\r\n\r\n", (FOUND, b"/", 0)),
         (b"POST / HTTP/1.1\r\nHost: a\r\n\r\n", (METHOD_NOT_ALLOWED, b"", CLOSE)),
@@ -100,11 +122,88 @@ def model(data: bytes):
         (b"HEAD /%4 HTTP/1.1\r\nHost: a\r\n\r\n", (BAD_REQUEST, b"", HEAD_ONLY | CLOSE)),
         (b"GET /%\n\n", (BAD_REQUEST, b"", CLOSE)),
         (b"hello\r\n\r\n", (BAD_REQUEST, b"", CLOSE)),
+        (b"GET / HTTP/1.1\r\nHost\r\n\r\n", (BAD_REQUEST, b"", CLOSE)),
     ],
 )  # fmt: skip
 def test_requests(data, expected):
     assert parsed(data) == expected
     assert model(data) == expected
+
+
+@pytest.mark.parametrize("fields", [
+    b"Content-Length:", b"Content-Length: x", b"Content-Length: -1", b"Content-Length: +1", b"Content-Length: 0x1",
+    b"Content-Length: 1 2", b"Content-Length: 1,", b"Content-Length: ,1", b"Content-Length: 1, 2",
+    b"Content-Length: 1\r\nContent-Length: 2", b"Content-Length: 1\r\nContent-Length: 1,x",
+    b"Content-Length: 4\r\nTransfer-Encoding: chunked", b"Transfer-Encoding: chunked\r\nContent-Length: 4",
+    b"Transfer-Encoding:", b"Transfer-Encoding: gzip", b"Transfer-Encoding: chunked, gzip",
+    b"Transfer-Encoding: chunked\r\nTransfer-Encoding: identity", b"Transfer-Encoding: chunked;a=b",
+    b"Transfer-Encoding: xchunked",
+])  # fmt: skip
+def test_content_whose_end_nobody_knows(fields):
+    """RFC 9112 6.3: it is refused, since another server may see a second request in it."""
+    data = b"GET / HTTP/1.1\r\nHost: a\r\n" + fields + b"\r\nX: y\r\n\r\n"
+    assert parsed(data) == model(data) == (BAD_REQUEST, b"", CLOSE)
+
+
+@pytest.mark.parametrize("digits", [b"9" * 17, b"9" * 19, b"18446744073709551617", b"9" * 400])
+def test_a_long_content_length(digits):
+    """It is not taken modulo 2^64, and none of these equals 1."""
+    data = b"GET / HTTP/1.1\r\nHost: a\r\nContent-Length: " + digits + b"\r\n\r\n"
+    assert parsed(data)[0] == (FOUND if len(digits) < 18 else BAD_REQUEST)
+    data = b"GET / HTTP/1.1\r\nHost: a\r\nContent-Length: 1," + digits + b"\r\n\r\n"
+    assert parsed(data)[0] == BAD_REQUEST
+
+
+@pytest.mark.parametrize("byte", [b"\0", b"\r"], ids=["NUL", "CR"])
+def test_nul_and_a_bare_cr(byte):
+    """RFC 9110 5.5, RFC 9112 2.2: nowhere in a request, and it does not end a line."""
+    whole = b"GET /a HTTP/1.1\r\nHost: a\r\nAccept: b\r\n\r\n"
+    inside = [at for at in range(1, len(whole) - 2) if whole[at - 1 : at + 1] not in (b"\r\n", b"\n\r")]
+    for at in inside:
+        data = whole[:at] + byte + whole[at:]
+        assert parsed(data)[0] == BAD_REQUEST, data
+
+
+@pytest.mark.parametrize("target", [
+    "http://", "http:///", "http:///a", "http://?a", "http://:80/", "http://a@b/", "http://a@/", "HTTP://",
+    "http://a b", "http://<a>/", "http://a\\b/",
+])  # fmt: skip
+def test_urls_without_a_host(target):
+    """RFC 9110 4.2.1 and 4.2.4: no host, and no user either."""
+    data = f"GET {target} HTTP/1.1\r\nHost: a\r\n\r\n".encode()
+    assert parsed(data) == model(data) == (BAD_REQUEST, b"", CLOSE)
+
+
+@pytest.mark.parametrize("host", ["a b", "a/b", "a@b", "<a>", "a\\b", "a?b", "a#b", "é"])
+def test_what_is_no_host(host):
+    """RFC 9112 3.2."""
+    data = f"GET / HTTP/1.1\r\nHost: {host}\r\n\r\n".encode()
+    assert parsed(data) == model(data) == (BAD_REQUEST, b"", CLOSE)
+
+
+GREETINGS = {
+    "TLS": bytes.fromhex("16030100c8010000c40303"), "SSL 2": bytes.fromhex("802e0100020015"),
+    "SSH": b"SSH-2.0-OpenSSH_9.6\r\n", "SSH with a comment": b"SSH-2.0-OpenSSH_9.6p1 Ubuntu-3ubuntu13\r\n",
+    "SMTP": b"EHLO here\r\n", "HTTP/2": b"PRI * HTTP/2.0\r\n", "HTTP/0.9": b"GET /\r\n", "Redis": b"*1\r\n",
+    "RDP": bytes.fromhex("0300002b26e000"), "SMB": bytes.fromhex("000000b0ff534d42"), "MQTT": b"\x10\x10\0\4MQTT",
+    "PROXY": b"PROXY TCP4 192.0.2.1 192.0.2.2 1 2\r\n", "SOCKS": b"\x05\x01\0", "a path with zeros": b"GET /\0\0",
+    "a bare CR": b"GET /\ra", "two CRs": b"\r\r", "a CR and a method": b"\rG",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", GREETINGS)
+def test_what_cannot_become_a_request(name):
+    buffer = Buffer(GREETINGS[name])
+    assert not request_end(buffer.address, 0, len(GREETINGS[name]))
+    assert is_no_request(buffer.address, len(GREETINGS[name]))
+
+
+@given(st.sampled_from([
+    b"GET / HTTP/1.1\r\nHost: a\r\n\r\n", b"OPTIONS http://a/b?c HTTP/1.0\n\n", b"HEAD /%20 HTTP/1.1\r\nHost:\r\n\r\n",
+]), st.integers(0, 80))  # fmt: skip
+def test_the_beginning_of_a_request_can_become_one(whole, cut):
+    held = whole[: min(cut, len(whole) - 1)]
+    assert not is_no_request(Buffer(held).address, len(held))
 
 
 METHODS = st.sampled_from(["GET", "HEAD", "POST", "get", "G(T", ""])
@@ -117,7 +216,11 @@ VERSIONS = st.sampled_from(["HTTP/1.1", "HTTP/1.0", "HTTP/1.9", "HTTP/1.x", "HTT
 NAMES = st.sampled_from(
     ["Host", "host", "Hos", "Connection", "CONNECTION", "Content-Length", "Transfer-Encoding", "X-a", "", "a b", "é"]
 )
-VALUES = st.sampled_from(["", " a", " close", "keep-alive", " Keep-Alive,x", "x , CLOSE", "closes", "\tclose\t", "é"])
+VALUES = st.one_of(
+    st.sampled_from(["", " a", " close", "keep-alive", " Keep-Alive,x", "x , CLOSE", "closes", "\tclose\t", "é"]),
+    st.sampled_from(["0", " 4", "4,4", "04 ,\t4", "4,5", "-4", "chunked", " gzip , CHUNKED", "chunked,", "a:1", "a@b"]),
+    st.text("a1,\t \r\0;:", max_size=4),
+)
 FIELDS = st.lists(st.builds("{}:{}".format, NAMES, VALUES) | st.sampled_from([" folded", "nothing"]), max_size=4)
 
 
@@ -143,11 +246,13 @@ def test_any_cut_of_a_stream_gives_the_same_requests(whole, data):
         held += stream[start:end]
         while True:
             buffer = Buffer(held)
-            if searched == 0 and (empty := empty_lines(buffer.address, len(held))):
+            if empty := empty_lines(buffer.address, len(held)):
                 held = held[empty:]
                 continue
             nbytes = request_end(buffer.address, searched, len(held))
             if not nbytes:
+                hopeless = is_no_request(buffer.address, len(held))
+                assert not hopeless or model(whole[len(found)])[0] == BAD_REQUEST
                 searched = len(held)
                 break
             found.append(held[:nbytes])

@@ -12,8 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 import pytest
-from scapy.layers.inet import ICMP, IP, UDP, IPOption_NOP
-from scapy.layers.l2 import ARP, Ether
+from scapy.layers.inet import ICMP, IP, UDP, IPOption_NOP, defragment, fragment
+from scapy.layers.l2 import ARP, Dot1AD, Dot1Q, Ether
 
 from gpunetio import PortConfig
 from gpunetio.formats.commands import Opcode
@@ -95,6 +95,54 @@ def test_what_is_wrong_gets_no_answer(station):
     while not heard or not bytes(heard[-1][ICMP].payload).startswith(b"right"):
         heard.append(station.hear(lambda frame: ICMP in frame))
     assert [bytes(frame[ICMP].payload)[:5] for frame in heard] == [b"right"]
+
+
+@pytest.mark.parametrize(("nbytes", "size"), [(1473, 1480), (4000, 1480), (60_000, 1480), (100, 8)])
+@pytest.mark.parametrize("order", [1, -1], ids=["in order", "reversed"])
+def test_pings_in_fragments(station, nbytes, size, order):
+    """The answer comes in fragments that the MTU allows, and scapy puts it together."""
+    data = bytes(n * 3 & 0xFF for n in range(nbytes))
+    asked = fragment(IP(src=station.here, dst=station.there, id=nbytes) / PING / data, size)
+    station.send(*(Ether(src=station.MAC, dst=station.their_mac) / part for part in asked[::order]))
+    heard = [station.hear(lambda frame: ICMP in frame or frame[IP].proto == 1)]
+    while heard[-1][IP].flags.MF:
+        heard.append(station.hear())
+    assert all(len(frame) <= 1514 for frame in heard)
+    if len(heard) > 1:
+        (put_together,) = defragment([frame[IP] for frame in heard])
+        whole = IP(bytes(put_together))
+    else:
+        whole = heard[0][IP]
+    assert (whole[ICMP].type, whole[ICMP].id, whole[ICMP].seq, whole.src) == (0, 3, 7, station.there)
+    assert bytes(whole[ICMP].payload)[:nbytes] == data
+
+
+def test_fragments_of_what_is_no_ping_get_no_answer(station):
+    """Wrong checksum, another type, not all of it: the ping after them is the only one that is answered."""
+    for number, message in enumerate((ICMP(chksum=1), ICMP(type=8, code=3), ICMP(type=13))):
+        packet = IP(src=station.here, dst=station.there, id=900 + number) / message / bytes(3000)
+        station.send(*(Ether(src=station.MAC, dst=station.their_mac) / part for part in fragment(packet, 1480)))
+    missing = fragment(IP(src=station.here, dst=station.there, id=910) / PING / bytes(4000), 1480)
+    del missing[1]
+    station.send(*(Ether(src=station.MAC, dst=station.their_mac) / part for part in missing))
+    station.send(station.frame(PING / b"right"))
+    answer = station.hear()
+    assert bytes(answer[ICMP].payload).startswith(b"right")
+
+
+@pytest.mark.parametrize("tags", [Dot1Q(vlan=5, prio=3), Dot1AD(vlan=7) / Dot1Q(vlan=5)], ids=["one", "two"])
+def test_arp_and_pings_in_a_vlan(station, tags):
+    """They are answered there, pings in fragments, too."""
+    asked = ARP(hwsrc=station.MAC, psrc=station.here, pdst=station.there)
+    wanted = bytes(Ether() / tags)[12:-2]
+    station.send(Ether(src=station.MAC, dst="ff:ff:ff:ff:ff:ff") / tags / asked)
+    answer = station.hear(lambda frame: ARP in frame)
+    assert (answer[ARP].op, answer[ARP].psrc, answer[ARP].hwsrc) == (2, station.there, station.their_mac)
+    assert bytes(answer)[12:].startswith(wanted + b"\x08\x06")
+    ping = IP(src=station.here, dst=station.there, id=77) / PING / bytes(2000)
+    station.send(*(Ether(src=station.MAC, dst=station.their_mac) / tags / part for part in fragment(ping, 1480)))
+    for _ in range(2):
+        assert bytes(station.hear(lambda frame: IP in frame))[12:].startswith(wanted + b"\x08\0")
 
 
 @pytest.mark.parametrize("nbytes", [1473, 9000])

@@ -156,8 +156,9 @@ def test_what_it_says(argv, tmp_path):
         "Address 192.0.2.1. Ctrl+C ends the application",
     ]  # fmt: skip
     assert said[-2:] == ["GPU work ended", "Application finished successfully"]
-    assert "[UDP] QUEUE: 0 DNS: 1 DNS_BW" in said[-4]
-    assert said[-3].endswith("TCP [SYN: 1 FIN: 0 ACK: 0] OTHER: 0 TOTAL: 1")
+    assert "[UDP] QUEUE: 0 DNS: 1 DNS_BW" in said[-5]
+    assert said[-4].endswith("TCP [SYN: 1 FIN: 0 ACK: 0] OTHER: 0 TOTAL: 1")
+    assert said[-3].startswith("[REPLAY] RECORDS: ")
     text = (tmp_path / "counts").read_text()
     assert 'answered_total{device="soft0",protocol="ICMP",queue="0"} 1\n' in text
     assert [path.name for path in tmp_path.iterdir()] == ["counts"]

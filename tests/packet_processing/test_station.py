@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from scapy.layers.inet import IP, IPOption_NOP
 from scapy.layers.inet import TCP as Tcp
+from scapy.layers.l2 import Dot1AD, Dot1Q, Ether
 from scapy.packet import Packet, Raw
 
 from gpunetio.nic.observe.running import rules
@@ -80,6 +81,26 @@ def test_pages(site):
     assert client.finished
     ends = [frame for frame in client.heard if payload_of(frame)]
     assert "P" in str(ends[-1][Tcp].flags)
+
+
+@pytest.mark.parametrize("tags", [Dot1Q(vlan=5, prio=3), Dot1AD(vlan=7) / Dot1Q(vlan=5)], ids=["one", "two"])
+def test_a_client_in_a_vlan(site, tags):
+    """Whatever it hears has its tags: from the CPU and from the server, whole segments and cut ones."""
+    site.station.tags = tags
+    try:
+        client = site.station.client().open()
+        for path in ("/10000.html", "/1.html"):
+            client.get(path)
+            site.check(client, path)
+        client.close()
+        stray = site.station.client()
+        stray.post("A", ack=7)
+        assert site.station.listen(lambda: stray.reset)
+    finally:
+        site.station.tags = None
+    wanted = bytes(Ether() / tags)[12:-2]
+    for frame in (*client.heard, *stray.heard):
+        assert bytes(frame)[12:].startswith(wanted + b"\x08\0")
 
 
 def test_an_unknown_page(site):
@@ -456,8 +477,9 @@ def test_padding_is_not_payload(site):
 
 @pytest.mark.parametrize("text", [
     b"\0" * 200, b"GET\r\n\r\n", b"BREW /pot HTTP/1.1\r\n\r\n", b"GET /" + b"x" * 5000 + b" HTTP/1.1\r\n\r\n",
+    bytes.fromhex("16030100c8010000c40303"), b"SSH-2.0-OpenSSH_9.6\r\n",
     b"GET /../../etc/passwd HTTP/1.1\r\n\r\n", b"\r\n\r\n\r\n", b"GET /100.html HTTP/9.9\r\n\r\n",
-], ids=["zeros", "short", "method", "long", "outside", "empty", "version"])  # fmt: skip
+], ids=["zeros", "short", "method", "long", "TLS", "SSH", "outside", "empty", "version"])  # fmt: skip
 def test_what_is_no_request(site, text):
     """It gets an error, or the connection ends. The server goes on."""
     client = site.station.client().open()

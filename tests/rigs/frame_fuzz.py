@@ -25,6 +25,7 @@ from gpunetio.nic.control.port import gid_of
 PEER = bytes.fromhex("020000000002")
 V4, V6 = ("10.9.0.1", "10.9.0.2"), ("fd09::1", "fd09::2")  # of the port, and of its peer
 ROCE = "roce"
+TAGS = (b"\x81\0", b"\x88\xa8")
 
 
 def templates(own: bytes) -> list[bytes]:
@@ -89,8 +90,12 @@ def fate(frame: bytes, own: bytes, gids: Sequence[bytes]) -> str:
     kind, ip = frame[12:14], frame[14:]
     if kind == b"\x08\x06":
         return "rx_frame_neighbour"
-    if kind in (b"\x81\0", b"\x88\xa8"):
-        return "rx_frame_vlan"
+    if kind in TAGS:
+        at = 12
+        while frame[at : at + 2] in TAGS and at < 20 and len(frame) >= at + 6:
+            at += 4
+        inner = fate(frame[:12] + frame[at:], own, gids) if frame[at : at + 2] in (b"\x08\x06", b"\x86\xdd") else ""
+        return "rx_frame_neighbour" if inner == "rx_frame_neighbour" else "rx_frame_vlan"
     if kind == b"\x08\0":
         if len(ip) < 20 or ip[0] >> 4 != 4 or not 20 <= (head := 4 * (ip[0] & 15)) <= number(ip, 2) <= len(ip):
             return "rx_frame_malformed"

@@ -23,10 +23,12 @@ LOOK_NS = 1_000_000_000  # longer than the time between two looks
 
 
 class HandshakeBench:
-    """The acceptor of queue `number`: its answers, its rules, and the time that it sees."""
+    """The acceptor of queue `number`: its answers, its rules, and the time that it sees. Queues share a `table`."""
 
-    def __init__(self, gpu: Gpu, undo: ExitStack, queues: int = 1, number: int = 0):
-        self.tables, self.table = Tables(gpu, queues, 1, 0, 0, undo), SlotTable()
+    def __init__(
+        self, gpu: Gpu, undo: ExitStack, queues: int = 1, number: int = 0, table: SlotTable | None = None
+    ):  # fmt: skip
+        self.tables, self.table = Tables(gpu, queues, 1, 0, 0, undo), table or SlotTable()
         self.acceptor = Acceptor(self.tables, self.table, number, STATION)
         self.rules: dict[int, tuple[int, int, int]] = {}  # address and ports, by tag
         self.now, self.room, self.number = 100 * 10**9, True, number

@@ -73,8 +73,9 @@ def icmp(n: int) -> Iterator[tuple[Packet, Counted]]:
     yield padded(l2("ff:ff:ff:ff:ff:ff") / ip(dst="255.255.255.255") / echo), ("ICMP", "refused", 0)
     yield padded(l2() / ip(src="224.0.0.1") / echo), ("ICMP", "refused", 0)
     yield padded(l2() / ip(proto=1) / Raw(b"\x08\0\xf7\xff")), ("ICMP", "refused", 0)  # has no identifier
-    for part in fragment(ip(id=n) / echo / Raw(bytes(2000)), fragsize=800):
-        yield l2() / part, ("ICMP", "refused", 0)
+    parts = fragment(ip(id=n) / echo / Raw(bytes(2000)), fragsize=800)
+    for part in parts:  # the one that comes last is answered
+        yield l2() / part, ("ICMP", "answered" if part is parts[-1] else "others", 0)
 
 
 def others(n: int) -> Iterator[tuple[Packet, Counted]]:

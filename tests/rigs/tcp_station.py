@@ -32,8 +32,9 @@ def checked(data: bytes) -> Packet:
     frame = Ether(data)
     if IP in frame:
         again = frame.copy()
+        fragment = frame[IP].flags.MF or frame[IP].frag  # whose checksums are those of the whole
         for layer, *names in ((IP, "chksum", "len"), (TCP, "chksum", "dataofs"), (ICMP, "chksum")):
-            if layer in again:
+            if layer in again and not (fragment and layer is not IP):
                 for name in names:
                     delattr(again[layer], name)
         assert bytes(again) == data, f"scapy makes {bytes(again).hex()} of {frame!r}"
@@ -55,6 +56,7 @@ class Station:
         self.sock, self.here, self.there, self.their_mac = sock, here, there, ""
         self.clients: dict[int, Client] = {}
         self.others: list[Packet] = []  # frames that belong to no client
+        self.tags: Packet | None = None  # VLAN tags of what it sends
         self._rest = b""
         self._ports = itertools.count(20_000)
         self._ask()
@@ -70,7 +72,9 @@ class Station:
 
     def frame(self, l4: Packet, **ip: Any) -> Packet:
         """A frame from here to there."""
-        return Ether(src=self.MAC, dst=self.their_mac) / IP(**({"src": self.here, "dst": self.there} | ip)) / l4
+        l2 = Ether(src=self.MAC, dst=self.their_mac)
+        l2 = l2 / self.tags if self.tags else l2
+        return l2 / IP(**({"src": self.here, "dst": self.there} | ip)) / l4
 
     def send(self, *frames: Any) -> None:
         self.sock.sendall(joined(*frames))

@@ -29,6 +29,9 @@ from .siphash import siphash
 from .station import Station
 
 HALF_OPEN = SLOTS // 4  # connections of all queues whose client has not answered the SYN-ACK
+CLIENT_SLOTS = SLOTS // 4  # connections of all queues that one client has, without those that are half-open
+_CLIENTS = 4 * SLOTS  # clients are told apart by as many values of a hash
+_ADDRESS_MASK = (1 << 32) - 1
 WANTED = 1  # of a word of `wanted`
 ANSWERED, FREE = 0, -1
 
@@ -56,7 +59,7 @@ HELD = Entry("held", 64, """
 # `key_high` are the secret of the hash. Addresses follow, then lists: the first and the last slot of each. Counts are
 #
 #     syns      connections that clients have begun
-#     refused   SYNs for which there was no slot
+#     refused   connections for which there was no slot, or whose client has its share
 #     expired   half-open connections that were given up
 #     dropped   segments for which the server had no room
 #     resets    RSTs that were sent
@@ -72,41 +75,49 @@ ACCEPTOR = Entry("acceptor", 320, """
     key_low       56  i64
     key_high      64  i64
     slots         72  i64
-    buckets       80  i64
-    connections   88  i64
-    states        96  i64
-    wanted       104  i64
-    made         112  i64
-    ring         120  i64
-    lanes        128  i64
-    free         136  i64
-    free_last    144  i64
-    waiting      152  i64
-    waiting_last 160  i64
-    half_open    168  i64
-    most         176  i64
-    look_at      184  i64
-    syns         192  i64
-    refused      200  i64
-    expired      208  i64
-    dropped      216  i64
-    resets       224  i64
-    sums         232  raw[72]
+    clients       80  i64
+    buckets       88  i64
+    connections   96  i64
+    states       104  i64
+    wanted       112  i64
+    made         120  i64
+    ring         128  i64
+    lanes        136  i64
+    free         144  i64
+    free_last    152  i64
+    waiting      160  i64
+    waiting_last 168  i64
+    half_open    176  i64
+    most         184  i64
+    look_at      192  i64
+    syns         200  i64
+    refused      208  i64
+    expired      216  i64
+    dropped      224  i64
+    resets       232  i64
+    sums         240  raw[72]
 """)
 COUNTS = ("syns", "refused", "expired", "dropped", "resets")
 
 
 class SlotTable:
-    """The slots of all queues, and the words by which they get flow rules."""
+    """The slots of all queues, the words by which they get flow rules, and how many connections each client has.
+
+    `clients` are counts by a hash of the client's address, whose key is `secret`. All queues add to them.
+    """
 
     slots: np.ndarray
+    clients: np.ndarray
     wanted: np.ndarray
     made: np.ndarray
+    secret: np.ndarray
 
     def __init__(self) -> None:
         self.slots = np.zeros(SLOTS, HELD.dtype)
         self.slots["until"] = FREE
+        self.clients = np.zeros(_CLIENTS, np.int64)
         self.wanted, self.made = np.zeros(SLOTS, np.int64), np.zeros(SLOTS, np.int64)
+        self.secret = np.frombuffer(secrets.token_bytes(16), np.int64)
 
 
 class Acceptor:
@@ -123,11 +134,12 @@ class Acceptor:
         row["number"], row["queues"], row["lanes_num"] = number, tables.queues, tables.lanes
         row["mac"], row["address"], row["mtu"] = station.mac, station.address, station.mtu
         row["mss"] = min(station.mtu - IPV4.size - TCP.size, MOST_PAYLOAD)
-        row["key_low"], row["key_high"] = np.frombuffer(secrets.token_bytes(16), np.int64)
+        row["key_low"], row["key_high"] = table.secret
         row["most"] = HALF_OPEN // tables.queues
         for name, array in (
-            ("slots", table.slots), ("wanted", table.wanted), ("made", table.made), ("buckets", self._buckets),
-            ("connections", tables.connections), ("states", tables.states), ("lanes", tables.lane_rows),
+            ("slots", table.slots), ("clients", table.clients), ("wanted", table.wanted), ("made", table.made),
+            ("buckets", self._buckets), ("connections", tables.connections), ("states", tables.states),
+            ("lanes", tables.lane_rows),
         ):  # fmt: skip
             row[name] = array.ctypes.data
         row["ring"] = tables.from_cpu.host_address
@@ -193,6 +205,25 @@ def unbind(acceptor, slot):
     while dev.ld64(link) != slot + 1:
         link = held_row(acceptor, dev.ld64(link) - 1) + HELD.chained
     dev.st64(link, h.chained)
+
+
+@device_function
+def _client(acceptor, key):
+    """Return the address of how many connections a client has."""
+    client = hash_of(acceptor, key >> 32 & _ADDRESS_MASK) >> 32 & _CLIENTS - 1
+    return ld_fixed64(acceptor + ACCEPTOR.clients) + 8 * client
+
+
+@device_function
+def has_share(acceptor, key):
+    """Return whether a client has as many connections as one may have."""
+    return dev.ld_relaxed64(_client(acceptor, key)) >= CLIENT_SLOTS
+
+
+@device_function
+def count_connection(acceptor, slot, count):
+    """Count a connection of a client that is no longer half-open, or with -1 one that ends."""
+    dev.fetch_add_sys64(_client(acceptor, held_at(held_row(acceptor, slot)).key), count)
 
 
 @device_function

@@ -32,6 +32,7 @@ from .options import Options
 from .pages import BUILT_IN, read_folder
 from .playback import Player, playing, port_of
 from .queues import TXQ_DEPTH, Protocol, ReceiveQueue
+from .reassembly import Reassembly
 from .receive_icmp import receive_icmp
 from .receive_tcp import receive_tcp
 from .receive_udp import receive_udp
@@ -67,7 +68,7 @@ class Application:
         self.options = options
         port = options.nic_port if options.replay is None else port_of(options.replay, options.nic_port)
         self.ctx = undo.enter_context(open_device(options.device, port=port))
-        mac = query_caps(self.ctx).mac  # refuses a port without Ethernet
+        caps = query_caps(self.ctx)  # refuses a port without Ethernet
         self.address = address_of(self.ctx)
         found = running(self.ctx.name, os.getpid())
         self._nic = undo.enter_context(found[0]) if found else None
@@ -90,7 +91,8 @@ class Application:
             *(_receiver(self.gpu, queue, receive_udp) for queue in udp),
             *(_receiver(self.gpu, queue, receive_tcp, tables, queue.number) for queue in tcp),
             _receiver(
-                self.gpu, icmp[0], receive_icmp, txq, int.from_bytes(mac, "big"), int(self.address), txq=txq,
+                self.gpu, icmp[0], receive_icmp, txq, int.from_bytes(caps.mac, "big"), int(self.address),
+                Reassembly(self.gpu, self.pd, caps.mtu, undo), txq=txq,
             ),
         ]  # fmt: skip
         self.queues = (*udp, *tcp, *icmp)
@@ -184,8 +186,8 @@ class Application:
     def report(self) -> Report:
         """Return what was counted so far."""
         failures = {worker.name: str(worker.failure) for worker in self.workers if worker.failure is not None}
-        if self.player and self.player.error is not None:
-            failures[REPLAY] = str(self.player.error)
+        if self.player and (lacks := self.player.failure()):
+            failures[REPLAY] = lacks
         queues = tuple(each.report(self._dropped(each.queue.rxq.rqn)) for each in self.counts)
         http, kernels = None, ()
         if self.http:
@@ -193,7 +195,8 @@ class Application:
             queues = tuple(map(self.http.with_handed_over, queues))
             if self.http.failure is not None:
                 failures[RULES] = str(self.http.failure)
-        return Report(time.monotonic() - self._start, queues, failures, http, kernels, self.ctx.name)
+        replay = self.player.counts() if self.player else None
+        return Report(time.monotonic() - self._start, queues, failures, http, kernels, self.ctx.name, replay)
 
     def _dropped(self, rqn: int) -> int | None:
         """Return the packets that the NIC has dropped for want of room. None if it does not tell: it is a card."""

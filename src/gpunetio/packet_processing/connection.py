@@ -28,20 +28,23 @@ LAST_GENERATION = (1 << 24 - SLOT_BITS) - 1  # flow tags have 24 bits, and 0 is 
 REQUEST_BYTES = 2048  # the longest request, and the window that is advertised
 RING_ITEMS = 1024  # of all lanes of a queue
 HEADER_BYTES = 54  # Ethernet, IPv4 and TCP without options
+TAG_ROOM = 8  # bytes for VLAN tags
 
 # What the server says of a slot: `generation << 2`, and one of these.
 UNKNOWN, OPEN, ENDED = 0, 1, 2
 STATE_MASK, STATE_SHIFT = 3, 2
 
-# `header` are the headers of a segment to the client: MACs, addresses and ports are final. It begins at 2 modulo 4, so
-# that IP and TCP headers are aligned. The window is that of the SYN, which is not scaled (RFC 7323 2.2).
+# `header` are the headers of a segment to the client: MACs, VLAN tags, addresses and ports are final. IP is at the same
+# place however many bytes the tags have (`tags`). It is at 2 modulo 4, so that IP and TCP headers are aligned. The
+# window is that of the SYN, which is not scaled (RFC 7323 2.2).
 CONNECTION = Entry("connection", 128, """
     generation       0  u32
     first_sequence   4  u32
     peer_sequence    8  u32
     mss             12  u32
     window_shift    16  u32
-    header          66  raw[54]
+    tags            20  u32
+    header          66  raw[62]
 """)
 
 # TCP's variables are those of RFC 9293 3.3.1. Sequence numbers are below 2^32. Times are of the kernel's clock.
@@ -56,7 +59,9 @@ CONNECTION = Entry("connection", 128, """
 #     searched    of `filled` bytes in the request buffer, those known to have no end of a request
 #     ahead_from  where bytes of the request buffer begin that have come before their turn, behind a gap
 #     ahead_to    where they end; 0: there are none
-SERVED = Entry("served", 256, """
+#     checked     when it was last looked at how fast the client takes a response
+#     checked_una snd_una at that time
+SERVED = Entry("served", 320, """
     generation       0  i64
     flags            8  i64
     rcv_nxt         16  i64
@@ -81,7 +86,10 @@ SERVED = Entry("served", 256, """
     answered       168  i64
     ahead_from     176  i64
     ahead_to       184  i64
-    header         194  raw[54]
+    checked        192  i64
+    checked_una    200  i64
+    tags           208  i64
+    header         218  raw[62]
 """)
 # Flags: a response is not acknowledged yet; a FIN follows what was sent so far; the client has sent its FIN.
 RESPONDING, CLOSING, PEER_FIN = 1, 2, 4

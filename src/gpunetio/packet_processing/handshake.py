@@ -13,16 +13,18 @@ from ..formats.packet import IPV4, TCP, TCP_ACK, TCP_FIN, TCP_FLAGS_MASK, TCP_RS
 from ..jit.compile import device_function
 from ..jit.ops import ld_fixed64
 from .acceptor import (
-    ACCEPTOR, ANSWERED, FREE, WANTED, acceptor_at, append, bind, find, hash_of, held_at, held_row, remove, unbind,
+    ACCEPTOR, ANSWERED, FREE, WANTED, acceptor_at, append, bind, count_connection, find, has_share, hash_of, held_at,
+    held_row, remove, unbind,
 )  # fmt: skip
 from .connection import (
-    CONNECTION, ENDED, LAST_GENERATION, MOST_PAYLOAD, REQUEST_BYTES, SLOT_BITS, SLOTS, STATE_SHIFT, connection_at,
+    CONNECTION, ENDED, LAST_GENERATION, MOST_PAYLOAD, REQUEST_BYTES, SLOT_BITS, SLOTS, STATE_SHIFT, TAG_ROOM,
+    connection_at,
 )  # fmt: skip
 from .counts import TCP_COUNTS, add
 from .hand_over import put_segment
 from .receive_tcp import class_of
 from .tcp import SEQUENCE_MASK
-from .tcp_frames import NO_SHIFT, find_segment, read_options, write_headers, write_reset, write_syn_ack
+from .tcp_frames import NO_SHIFT, find_segment, read_options, tags_of, write_headers, write_reset, write_syn_ack
 
 HALF_OPEN_NS = 5_000_000_000
 RULE_SEGMENTS = 8  # a connection that has sent so many gets a flow rule
@@ -74,6 +76,8 @@ def _release(acceptor, slot):
     h = held_at(held_row(acceptor, slot))
     if h.until != ANSWERED:
         _waits_no_longer(acceptor, slot)
+    else:
+        count_connection(acceptor, slot, -1)
     h.until = FREE
     unbind(acceptor, slot)
     connection_at(_shared_row(acceptor, slot)).generation = 0
@@ -120,7 +124,9 @@ def _open(acceptor, slot, frame, tcp, key, now):
     h.until, h.segments, h.scales = now + HALF_OPEN_NS, 0, shift != NO_SHIFT
     c.first_sequence, c.peer_sequence = first, sequence
     c.mss, c.window_shift = min(mss, a.mtu - IPV4.size - TCP.size), max(shift, 0)
-    write_headers(shared + CONNECTION.header, frame, tcp, first, sequence + 1, TCP_ACK, REQUEST_BYTES, 0)
+    c.tags = tags_of(frame)
+    header = shared + CONNECTION.header + TAG_ROOM - c.tags
+    write_headers(header, frame, tcp, first, sequence + 1, TCP_ACK, REQUEST_BYTES, 0)
     c.generation = h.generation
     bind(acceptor, slot, key)
     append(acceptor, ACCEPTOR.waiting, slot)
@@ -136,6 +142,9 @@ def _begin(acceptor, slot, frame, tcp, key, answer, now):
         slot = -1
     if slot < 0:
         a.syns += 1
+        if has_share(acceptor, key):
+            a.refused += 1
+            return 0
         if a.half_open >= a.most:
             _give_up(acceptor)
         slot = _take_free(acceptor)
@@ -156,19 +165,24 @@ def _count(acceptor, frame, nbytes):
 
 
 @device_function
-def _hand_over(acceptor, slot, tcp, flags, payload, left):
-    """Hand a segment to the server. Return whether it had room.
+def _opens(acceptor, slot, tcp, flags):
+    """Return whether a segment answers the SYN-ACK of a half-open connection. The server will see the same."""
+    if held_at(held_row(acceptor, slot)).until == ANSWERED or flags & (TCP_ACK | TCP_SYN | TCP_RST) != TCP_ACK:
+        return False
+    following = connection_at(_shared_row(acceptor, slot)).first_sequence + 1 & SEQUENCE_MASK
+    return headers.tcp_at(tcp).acknowledgement == following
 
-    The CPU sees from it what the server will: whether the client has answered the SYN-ACK.
-    """
+
+@device_function
+def _hand_over(acceptor, slot, tcp, flags, payload, left):
+    """Hand a segment to the server. Return whether it had room."""
     h, tag = held_at(held_row(acceptor, slot)), held_at(held_row(acceptor, slot)).generation << SLOT_BITS | slot
     ring, lane = ld_fixed64(acceptor + ACCEPTOR.ring), slot % ld_fixed64(acceptor + ACCEPTOR.lanes_num)
     if left > MOST_PAYLOAD or not put_segment(ring, lane, tag, tcp, payload, left):
         return False
-    following = connection_at(_shared_row(acceptor, slot)).first_sequence + 1 & SEQUENCE_MASK
-    acknowledges = flags & (TCP_ACK | TCP_SYN | TCP_RST) == TCP_ACK
-    if h.until != ANSWERED and acknowledges and headers.tcp_at(tcp).acknowledgement == following:
+    if _opens(acceptor, slot, tcp, flags):
         _waits_no_longer(acceptor, slot)
+        count_connection(acceptor, slot, 1)
     if h.until == ANSWERED and flags & _TO_CPU == 0:
         h.segments += 1
         if h.segments == RULE_SEGMENTS:
@@ -190,6 +204,10 @@ def take_frame(acceptor, frame, nbytes, answer, now):
     key = headers.ipv4_at(ip).source << 32 | t.source_port << 16 | t.destination_port
     slot = find(acceptor, key)
     if slot >= 0 and _has_ended(acceptor, slot):
+        _release(acceptor, slot)
+        slot = -1
+    if slot >= 0 and _opens(acceptor, slot, tcp, flags) and has_share(acceptor, key):
+        a.refused += 1
         _release(acceptor, slot)
         slot = -1
     is_syn = flags & (TCP_SYN | TCP_ACK | TCP_RST) == TCP_SYN

@@ -16,7 +16,17 @@ _COMMA, _COLON, _SLASH, _QUESTION, _DELETE = ord(","), ord(":"), ord("/"), ord("
 _PERCENT = ord("%")
 _UPPER_A, _UPPER_Z, _TO_LOWER = ord("A"), ord("Z"), 0x20
 _ZERO, _NINE, _LOWER_A, _LOWER_F = ord("0"), ord("9"), ord("a"), ord("f")
-_SEPARATORS = int.from_bytes(b'"(),/:;', "big"), int.from_bytes(b"<=>?@[\\", "big"), int.from_bytes(b"]{}", "big")
+
+
+def _excluded(text: bytes) -> tuple[int, int, int]:
+    """Return up to 21 bytes as `_is_visible` takes them, 7 in a word."""
+    return tuple(int.from_bytes(text[i : i + 7], "big") for i in (0, 7, 14))  # type: ignore[return-value]
+
+
+_NOT_IN_TOKEN = _excluded(b'"(),/:;<=>?@[\\]{}')  # RFC 9110 5.6.2
+_NOT_IN_HOST = _excluded(b'"#/<>?@\\^`{|}')  # RFC 3986 3.2.2 and 3.2.3: a host and its port
+_MOST_CONTENT = 10**17  # bytes; a longer Content-Length is refused, as it could not be counted
+_CHUNKED = 1  # the last transfer coding is
 
 
 def _words(text: bytes) -> tuple[int, int, int]:
@@ -28,9 +38,9 @@ _GET, _HEAD, _VERSION = _words(b"GET")[0], _words(b"HEAD")[0], _words(b"HTTP/1."
 _HTTP = _words(b"http://")[0]
 _CLOSE, _KEEP = _words(b"close"), _words(b"keep-alive")
 _HOST, _CONNECTION = _words(b"host"), _words(b"connection")
-_LENGTH, _ENCODING = _words(b"content-length"), _words(b"transfer-encoding")
+_LENGTH, _ENCODING, _CHUNKED_CODING = _words(b"content-length"), _words(b"transfer-encoding"), _words(b"chunked")
 _HOST_BYTES, _CONNECTION_BYTES, _LENGTH_BYTES, _ENCODING_BYTES = 4, 10, 14, 17
-_CLOSE_BYTES, _KEEP_BYTES, _VERSION_BYTES, _HTTP_BYTES = 5, 10, 7, 7
+_CLOSE_BYTES, _KEEP_BYTES, _CHUNKED_BYTES, _VERSION_BYTES, _HTTP_BYTES = 5, 10, 7, 7, 7
 
 
 @device_function
@@ -64,41 +74,52 @@ def _is(at, nbytes, length, words):
 
 
 @device_function
-def _is_token(byte):
-    """Return whether a byte may be part of a method or a field name (RFC 9110 5.6.2)."""
+def _is_visible(byte, excluded):
+    """Return whether a byte is a visible character of ASCII, and none of those excluded."""
     if byte <= _SPACE or byte >= _DELETE:
         return False
     for i in range(7):
         shift = 8 * i
-        if byte == _SEPARATORS[0] >> shift & 0xFF or byte == _SEPARATORS[1] >> shift & 0xFF:
+        if byte == excluded[0] >> shift & 0xFF or byte == excluded[1] >> shift & 0xFF:
             return False
-        if byte == _SEPARATORS[2] >> shift & 0xFF:
+        if byte == excluded[2] >> shift & 0xFF:
             return False
     return True
 
 
 @device_function
 def _token_end(at, end):
-    """Return where a token ends."""
-    while at < end and _is_token(dev.ld8(at)):
+    """Return where a token ends, such as a method or a field name."""
+    while at < end and _is_visible(dev.ld8(at), _NOT_IN_TOKEN):
         at += 1
     return at
 
 
 @device_function
-def _line_end(at, end):
-    """Return the address of the next line feed. There is one."""
+def _line_feed(at, end):
+    """Return the address of the next line feed, or `end`."""
     while at < end and dev.ld8(at) != _LF:
         at += 1
     return at
 
 
 @device_function
+def _line_end(at, line_feed):
+    """Return where the text of a line ends: before its line feed, or before the CR in front of that."""
+    return line_feed - 1 if line_feed > at and dev.ld8(line_feed - 1) == _CR else line_feed
+
+
+@device_function
 def empty_lines(buffer, length):
-    """Return how many bytes of line ends are ahead of a request, which a server ignores (RFC 9112 2.2)."""
+    """Return how many bytes of empty lines are ahead of a request, which a server ignores (RFC 9112 2.2)."""
     count = 0
-    while count < length and (dev.ld8(buffer + count) == _CR or dev.ld8(buffer + count) == _LF):
-        count += 1
+    while count < length:
+        if dev.ld8(buffer + count) == _LF:
+            count += 1
+        elif count + 1 < length and dev.ld8(buffer + count) == _CR and dev.ld8(buffer + count + 1) == _LF:
+            count += 2
+        else:
+            break
     return count
 
 
@@ -126,11 +147,11 @@ def _options(at, end, keep):
     """
     while at < end:
         byte = dev.ld8(at)
-        if byte == _COMMA or byte == _SPACE or byte == _TAB or byte == _CR:
+        if byte == _COMMA or byte == _SPACE or byte == _TAB:
             at += 1
             continue
         start = at
-        while at < end and byte != _COMMA and byte != _SPACE and byte != _TAB and byte != _CR:
+        while at < end and byte != _COMMA and byte != _SPACE and byte != _TAB:
             at += 1
             byte = dev.ld8(at)
         if _is(start, at - start, _CLOSE_BYTES, _CLOSE):
@@ -141,27 +162,104 @@ def _options(at, end, keep):
 
 
 @device_function
+def _is_value(at, end):
+    """Return whether a field value has no NUL and no CR, which others may read as an end (RFC 9110 5.5)."""
+    while at < end:
+        if dev.ld8(at) == 0 or dev.ld8(at) == _CR:
+            return False
+        at += 1
+    return True
+
+
+@device_function
+def _skip_blanks(at, end):
+    """Return where a text goes on after spaces and tabs."""
+    while at < end and (dev.ld8(at) == _SPACE or dev.ld8(at) == _TAB):
+        at += 1
+    return at
+
+
+@device_function
+def _is_host(at, end):
+    """Return whether the value of a Host field may be a host and a port, or is empty (RFC 9112 3.2)."""
+    at = _skip_blanks(at, end)
+    while at < end and _is_visible(dev.ld8(at), _NOT_IN_HOST):
+        at += 1
+    return _skip_blanks(at, end) == end
+
+
+@device_function
+def _content_length(at, end, known):
+    """Return the number in the value of a Content-Length field, or -1 if it is none (RFC 9112 6.3).
+
+    It may be there several times, in a list or in several fields. `known` is the one of the fields before, or -1.
+    """
+    while True:
+        at = _skip_blanks(at, end)
+        start = at
+        number = 0
+        while at < end and _ZERO <= dev.ld8(at) <= _NINE and number < _MOST_CONTENT:
+            number = 10 * number + dev.ld8(at) - _ZERO
+            at += 1
+        if at == start or number >= _MOST_CONTENT or (known >= 0 and number != known):
+            return -1
+        known = number
+        at = _skip_blanks(at, end)
+        if at == end:
+            return number
+        if dev.ld8(at) != _COMMA:
+            return -1
+        at += 1
+
+
+@device_function
+def _last_coding(at, end):
+    """Return _CHUNKED if the last transfer coding of a field is that, otherwise -1 (RFC 9112 6.1)."""
+    start = at
+    while at < end:
+        if dev.ld8(at) == _COMMA:
+            start = at + 1
+        at += 1
+    start = _skip_blanks(start, end)
+    stop = _token_end(start, end)
+    whole = _skip_blanks(stop, end) == end
+    return _CHUNKED if whole and _is(start, stop - start, _CHUNKED_BYTES, _CHUNKED_CODING) else -1
+
+
+@device_function
 def _fields(at, end, minor):
     """Read the header fields. Return the flag CLOSE or 0, or -1 if they are not those of a request."""
     hosts = 0
     keep = 0
+    content, coding = -1, 0
     while at < end:
-        stop = _line_end(at, end)
-        if stop == at or (stop == at + 1 and dev.ld8(at) == _CR):
+        line_feed = _line_feed(at, end)
+        stop = _line_end(at, line_feed)
+        if stop == at:
             break  # the empty line
         colon = _token_end(at, stop)
         nbytes = colon - at
-        if nbytes == 0 or dev.ld8(colon) != _COLON:
+        if nbytes == 0 or colon == stop or dev.ld8(colon) != _COLON or not _is_value(colon + 1, stop):
             return -1
         if _is(at, nbytes, _HOST_BYTES, _HOST):
             hosts += 1
+            if not _is_host(colon + 1, stop):
+                return -1
         elif _is(at, nbytes, _CONNECTION_BYTES, _CONNECTION):
             keep = _options(colon + 1, stop, keep)
-        elif _is(at, nbytes, _LENGTH_BYTES, _LENGTH) or _is(at, nbytes, _ENCODING_BYTES, _ENCODING):
-            keep = -1  # what follows is content, and no request
-        at = stop + 1
+        elif _is(at, nbytes, _LENGTH_BYTES, _LENGTH):
+            content = _content_length(colon + 1, stop, content)
+            if content < 0:
+                return -1
+        elif _is(at, nbytes, _ENCODING_BYTES, _ENCODING):
+            coding = _last_coding(colon + 1, stop)
+        at = line_feed + 1
     if hosts > 1 or (hosts == 0 and minor > 0):  # RFC 9112 3.2
         return -1
+    if coding < 0 or (coding > 0 and content >= 0):  # RFC 9112 6.3: nobody can know where the content ends
+        return -1
+    if coding > 0 or content >= 0:
+        return CLOSE  # what follows is content, and no request
     return CLOSE if keep < 0 or (keep == 0 and minor == 0) else 0
 
 
@@ -194,16 +292,19 @@ def path_byte(at, end):
 def _path(target, end):
     """Return where the path of a request target begins, and its bytes; 0 and 0 if it has none, or a malformed one.
 
-    A target is a path with a query, or a URL (RFC 9112 3.2). The path is still percent-encoded.
+    A target is a path with a query, or a URL (RFC 9112 3.2), which must have a host, and no user (RFC 9110 4.2). The
+    path is still percent-encoded.
     """
-    for at in range(target, end):
-        if dev.ld8(at) <= _SPACE or dev.ld8(at) >= _DELETE:
-            return 0, 0
     path = target
     if _lower(target, min(end - target, _HTTP_BYTES)) == _HTTP:
-        path = target + _HTTP_BYTES
+        host = target + _HTTP_BYTES
+        path = host
         while path < end and dev.ld8(path) != _SLASH and dev.ld8(path) != _QUESTION:
+            if not _is_visible(dev.ld8(path), _NOT_IN_HOST):
+                return 0, 0
             path += 1
+        if path == host or dev.ld8(host) == _COLON:
+            return 0, 0
         if path == end or dev.ld8(path) == _QUESTION:
             return target + _HTTP_BYTES - 1, 1  # the root: the second slash of "http://"
     if path == end or dev.ld8(path) != _SLASH:
@@ -218,29 +319,58 @@ def _path(target, end):
 
 
 @device_function
+def _request_line(request, stop):
+    """Read a request line that ends at `stop`. Return where its method and its target end, and the minor version.
+
+    The version is -1 if this is no request line of HTTP/1 (RFC 9112 3).
+    """
+    blank = _token_end(request, stop)
+    target_end = min(blank + 1, stop)
+    while target_end < stop and _SPACE < dev.ld8(target_end) < _DELETE:
+        target_end += 1
+    version = target_end + 1
+    parts = request < blank < stop and dev.ld8(blank) == _SPACE and stop - version == _VERSION_BYTES + 1
+    if not parts or dev.ld8(target_end) != _SPACE or _load(version, _VERSION_BYTES) != _VERSION:
+        return blank, target_end, -1
+    minor = dev.ld8(version + _VERSION_BYTES) - _ZERO
+    return blank, target_end, minor if 0 <= minor <= _NINE - _ZERO else -1
+
+
+@device_function
+def is_no_request(buffer, length):
+    """Return whether bytes in which no request ends are not the beginning of one either: a greeting of TLS, of SSH."""
+    end = buffer + length
+    line_feed = _line_feed(buffer, end)
+    if line_feed < end:
+        return _request_line(buffer, _line_end(buffer, line_feed))[2] < 0
+    if length > 0 and dev.ld8(end - 1) == _CR:
+        end -= 1  # a line feed may follow
+    blank = _token_end(buffer, end)
+    if blank == end:
+        return length > 1 and end < buffer + length  # a method, and the end of the line
+    if blank == buffer or dev.ld8(blank) != _SPACE:
+        return True
+    for at in range(blank + 1, end):
+        if dev.ld8(at) < _SPACE or dev.ld8(at) >= _DELETE:
+            return True
+    return False
+
+
+@device_function
 def parse_request(request, nbytes):
     """Read a whole request of `nbytes`. Return what it gets, the address of its path, the bytes of that, and flags.
 
     What it gets is FOUND, of which only the path decides, or BAD_REQUEST or METHOD_NOT_ALLOWED, which also close.
     """
     end = request + nbytes
-    stop = _line_end(request, end)
-    if stop > request and dev.ld8(stop - 1) == _CR:
-        stop -= 1
-    blank = _token_end(request, stop)
-    target = blank + 1
-    version = target
-    while version < stop and dev.ld8(version) != _SPACE:
-        version += 1
-    path, length = _path(target, version)
-    version += 1
-    whole = blank > request and blank < stop and dev.ld8(blank) == _SPACE and stop - version == _VERSION_BYTES + 1
-    if not whole or _load(version, _VERSION_BYTES) != _VERSION:
+    line_feed = _line_feed(request, end)
+    blank, target_end, minor = _request_line(request, _line_end(request, line_feed))
+    if minor < 0:
         return BAD_REQUEST, 0, 0, CLOSE
-    minor = dev.ld8(version + _VERSION_BYTES) - _ZERO
-    flags = _fields(_line_end(request, end) + 1, end, minor)
-    if flags < 0 or minor < 0 or minor > _NINE - _ZERO:
+    flags = _fields(line_feed + 1, end, minor)
+    if flags < 0:
         return BAD_REQUEST, 0, 0, CLOSE
+    path, length = _path(blank + 1, target_end)
     method = _load(request, blank - request)
     if blank - request == 4 and method == _HEAD:
         flags |= HEAD_ONLY

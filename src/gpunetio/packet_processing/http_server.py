@@ -14,11 +14,11 @@ from ..formats.packet import TCP_ACK, TCP_FIN, TCP_RST, TCP_SYN
 from ..jit.ops import ld_fixed32, ld_fixed64, ld_relaxed32
 from .connection import (
     CLOSING, CONNECTION, ENDED, HEADER_BYTES, HTTP, LANE, OPEN, PEER_FIN, REQUEST_BYTES, RESPONDING, SEGMENT, SERVED,
-    SLOT_BITS, SLOTS, STATE_SHIFT, connection_at, lane_at, segment_at, served_at,
+    SLOT_BITS, SLOTS, STATE_SHIFT, TAG_ROOM, connection_at, lane_at, segment_at, served_at,
 )  # fmt: skip
 from .counts import WORK
 from .http_request import (
-    CLOSE, FOUND, HEAD_ONLY, METHOD_NOT_ALLOWED, empty_lines, parse_request, request_end,
+    CLOSE, FOUND, HEAD_ONLY, METHOD_NOT_ALLOWED, empty_lines, is_no_request, parse_request, request_end,
 )  # fmt: skip
 from .pages import (
     BAD_REQUEST_ROW, KEEP_ALIVE_SECONDS, NOT_ALLOWED_ROW, TOO_LARGE_ROW, find_page, page_at, page_of_status,
@@ -33,7 +33,9 @@ from ..jit.compile import device_function
 _MS = 1_000_000  # ns
 FIRST_TIMEOUT_NS = 300 * _MS  # until a segment is sent again; it doubles up to 64 times that
 _MOST_DOUBLINGS = 6
-STALLED_NS = 30_000 * _MS  # a client that acknowledges nothing new for so long is gone
+CHECK_NS = 30_000 * _MS  # between two looks at how fast a client takes a response
+LEAST_RATE = 240  # bytes a second: a client that takes less is given up. As in ASP.NET Core's server, Kestrel
+_LEAST_BYTES = LEAST_RATE * CHECK_NS // (1000 * _MS)
 KEEP_ALIVE_NS = KEEP_ALIVE_SECONDS * 1000 * _MS
 REQUEST_NS = 15_000 * _MS  # for a request to come whole, and for the first one to begin
 _ANSWERS_NS = 5 * _MS  # between two answers to segments that are not acceptable (RFC 5961 7)
@@ -48,13 +50,20 @@ _SLOT_MASK = SLOTS - 1
 
 
 @device_function
+def _retransmission(row):
+    """Return when what was sent is sent again."""
+    c = served_at(row)
+    return c.sent + (FIRST_TIMEOUT_NS << min(c.retries, _MOST_DOUBLINGS))
+
+
+@device_function
 def _set_deadline(http, slot, row):
     """Note when the connection's timer is due."""
     c = served_at(row)
     if c.generation == 0:
         deadline = 0
     elif c.flags & RESPONDING or in_flight(row) > 0:
-        deadline = c.sent + (FIRST_TIMEOUT_NS << min(c.retries, _MOST_DOUBLINGS))
+        deadline = min(_retransmission(row), c.checked + CHECK_NS)
     elif c.flags & CLOSING:
         deadline = c.progress + LINGER_NS
     else:
@@ -99,8 +108,8 @@ def _begin(http, lane, slot, row, segment, now):
         dev.st64(row + offset, 0)
     c.generation, c.rcv_nxt, c.mss, c.window_shift = generation, peer, a.mss, a.window_shift
     c.snd_una, c.snd_nxt, c.snd_max, c.recover, c.base = first, first, first, first, first
-    c.progress = now
-    for offset in range(0, HEADER_BYTES, 2):
+    c.progress, c.tags = now, a.tags
+    for offset in range(0, TAG_ROOM + HEADER_BYTES, 2):
         dev.st16(row + SERVED.header + offset, dev.ld16(shared + CONNECTION.header + offset))
     lane_at(lane).opened += 1
     _tell(http, slot, generation, OPEN)
@@ -117,6 +126,7 @@ def _respond(http, lane, row, page, flags, now):
     c.base, c.total = c.snd_una, c.head_bytes + (0 if flags & HEAD_ONLY else p.body_bytes)
     c.flags |= RESPONDING | (0 if keep else CLOSING)
     c.progress, c.sent, c.retries = now, now, 0
+    c.checked, c.checked_una = now, c.snd_una
     n.requests += 1
     if p.status == 200:
         n.ok += 1
@@ -131,12 +141,15 @@ def _respond(http, lane, row, page, flags, now):
 
 
 @device_function
-def _serve(http, lane, row, buffer, now):
-    """Answer the next request, if it is whole and the last response is acknowledged."""
+def serve_next(http, lane, row, buffer, now):
+    """Answer the next request, if it is whole and the last response is acknowledged.
+
+    What cannot become a request is answered at once.
+    """
     c, pages = served_at(row), ld_fixed64(http + HTTP.pages)
     if c.flags & (RESPONDING | CLOSING):
         return
-    skipped = empty_lines(buffer, c.filled) if c.searched == 0 else 0
+    skipped = empty_lines(buffer, c.filled)
     if skipped > 0:
         consume(row, buffer, skipped)
     nbytes = request_end(buffer, c.searched, c.filled)
@@ -150,9 +163,12 @@ def _serve(http, lane, row, buffer, now):
         _respond(http, lane, row, page, flags, now)
         return
     c.searched = c.filled
-    if c.filled == REQUEST_BYTES:
+    hopeless = is_no_request(buffer, c.filled)
+    if hopeless or c.filled == REQUEST_BYTES:
         c.filled, c.searched, c.ahead_to = 0, 0, 0
-        _respond(http, lane, row, page_of_status(pages, TOO_LARGE_ROW), CLOSE, now)
+        _respond(
+            http, lane, row, page_of_status(pages, BAD_REQUEST_ROW if hopeless else TOO_LARGE_ROW), CLOSE, now
+        )  # fmt: skip
     elif c.flags & PEER_FIN:
         close(row, now)
 
@@ -191,7 +207,7 @@ def _receive(http, txq, lane, slot, row, segment, now):
         keep_ahead(row, buffer, segment + SEGMENT.payload, nbytes, -old)
     else:
         owed = take_payload(row, buffer, segment + SEGMENT.payload + old, nbytes - old, fin)
-    _serve(http, lane, row, buffer, now)
+    serve_next(http, lane, row, buffer, now)
     if send_pending(http, txq, lane, row, now, 0) == 0 and owed:
         acknowledge(http, txq, lane, row)
     return not (is_finished(row) and c.flags & PEER_FIN)
@@ -211,14 +227,25 @@ def take_segment(http, txq, lane, segment, now):
 
 
 @device_function
+def _takes_too_little(row, now):
+    """Return whether the client has taken less than it must since the last look, if it is time for one."""
+    c = served_at(row)
+    if now - c.checked < CHECK_NS:
+        return False
+    taken = distance(c.snd_una, c.checked_una)
+    c.checked, c.checked_una = now, c.snd_una
+    return taken < _LEAST_BYTES
+
+
+@device_function
 def _on_time(http, txq, lane, slot, row, now):
     """Do what is due: send again, close after a pause, or give the client up."""
     c = served_at(row)
     if c.flags & RESPONDING or in_flight(row) > 0:
-        if now - c.progress > STALLED_NS:
+        if _takes_too_little(row, now):
             reset(http, txq, lane, row)
             _end(http, lane, slot, row)
-        else:
+        elif _retransmission(row) <= now:
             go_back(lane, row)
             c.retries += 1
             c.sent = now

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import DocaError, InvalidValueError
-from ..fabric.pcap_reader import CUT_SHORT
+from ..fabric.pcap_reader import CUT_SHORT, PcapFile
 from ..nic.control.port import PortConfig
+from ..nic.state.counters import FRAME_FATES, STEERED_FATES
 from ..nic.wires.pcap import Pcap, replay_frames
 from ..samples.until_stopped import StopWord
 
@@ -24,6 +25,7 @@ _PAUSE = 0.0005  # seconds
 _DRAIN_SECONDS = 10.0  # for the kernels to take the last packets
 _TIMEOUT = 86400.0
 _END_SECONDS = 30.0
+_DELIVERED, _TOO_LONG = "rx_frame_delivered", ("rx_frame_oversize", "rx_frame_too_long")
 
 
 class _StoppedError(Exception):
@@ -59,11 +61,14 @@ def playing(nic: SoftNic, rqns: Sequence[int], received: Callable[[], int], stop
 class Player(threading.Thread):
     """The thread of `playing`. `error` is what is wrong with the file, and `defect` an error of the program."""
 
+    error: DocaError | OSError | None
+    defect: Exception | None
+
     def __init__(self, nic: SoftNic, rqns: Sequence[int], received: Callable[[], int], stop: StopWord):
         super().__init__(daemon=True)
         self._nic, self._rqns, self._received, self._stop_word = nic, rqns, received, stop
-        self.error: DocaError | OSError | None = None
-        self.defect: Exception | None = None
+        self.error = None
+        self.defect = None
 
     def run(self) -> None:
         try:
@@ -80,15 +85,46 @@ class Player(threading.Thread):
         finally:
             self._stop_word.set()
 
+    @property
+    def _file(self) -> PcapFile:
+        wire = self._nic.wire_to_others()
+        assert isinstance(wire, Pcap)
+        return wire.file
+
+    def counts(self) -> dict[str, int]:
+        """Return what became of the file's records: how many there are, those that were cut short and therefore not
+        replayed, and the frames that no queue took, by the NIC's counter that says why.
+        """
+        file, counters = self._file, dict(self._nic.counters)
+        fates = (name for name in (*FRAME_FATES, *STEERED_FATES) if name != _DELIVERED)
+        refused = {name: counters[name] for name in fates if counters[name]}
+        return {"records": file.records, "cut_short": file.skipped[CUT_SHORT], **refused}
+
+    def failure(self) -> str | None:
+        """Return why the counts of the kernels lack packets that the file has, or None."""
+        found, path = self.counts(), self._file.path
+        long = sum(found.get(name, 0) for name in _TOO_LONG)
+        lacks = [] if self.error is None else [str(self.error)]
+        if cut := found["cut_short"]:
+            lacks.append(
+                f"{cut} of {found['records']} frames in {path} are cut short, so no kernel counts them. `tcpdump -s 0` "
+                "captures whole frames"
+            )
+        if long:
+            lacks.append(
+                f"{long} of {found['records']} frames in {path} are longer than a receive queue takes, so no kernel "
+                "counts them. `ethtool -K INTERFACE gro off tso off` before the capture avoids such frames"
+            )
+        return "; ".join(lacks) or None
+
     def _check(self) -> None:
         if self._stop_word.is_set:
             raise _StoppedError
 
     def _pass_on(self) -> None:
         """Wait until the NIC has taken all frames that are on its wire."""
-        wire, end = self._nic.wire_to_others(), time.monotonic() + _DRAIN_SECONDS
-        assert isinstance(wire, Pcap)
-        put = wire.file.records - wire.file.skipped[CUT_SHORT]
+        file, end = self._file, time.monotonic() + _DRAIN_SECONDS
+        put = file.records - file.skipped[CUT_SHORT]
         while int(self._nic.counters["rx_frames"]) < put and time.monotonic() < end:
             self._check()
             self._nic.engine.doorbell_rung()

@@ -96,7 +96,7 @@ class Report:
     and those of RULES and REPLAY.
 
     `http` is what the HTTP server has counted (`HttpServer.counts`), or None if there is none, and `kernels` are its
-    kernels. `device` is the name of the NIC.
+    kernels. `device` is the name of the NIC. `replay` is what became of a capture's records (`Player.counts`).
     """
 
     seconds: float
@@ -105,6 +105,7 @@ class Report:
     http: Mapping[str, int] | None = None
     kernels: tuple[KernelReport, ...] = ()
     device: str = ""
+    replay: Mapping[str, int] | None = None
 
     def document(self) -> dict[str, object]:
         """Return what --json prints."""
@@ -119,6 +120,7 @@ class Report:
             ],
             "http": None if self.http is None else dict(self.http),
             "kernels": [asdict(kernel) for kernel in self.kernels],
+            "replay": None if self.replay is None else dict(self.replay),
         }  # fmt: skip
 
     def kernel_names(self) -> list[str]:
@@ -159,3 +161,7 @@ def lines(report: Report) -> Iterator[str]:
             f"CONNECTIONS [OPEN: {n['open']} HALF-OPEN: {n['half_open']} ENDED: {n['ended']} REFUSED: {n['refused']}] "
             f"RETRANSMITTED: {n['retransmitted']} DROPPED: {n['dropped']}"
         )
+    if report.replay is not None:
+        n = dict(report.replay)
+        line = f"[REPLAY] RECORDS: {n.pop('records')} CUT SHORT: {n.pop('cut_short')}"
+        yield " ".join((line, *(f"{name}: {count}" for name, count in n.items())))

@@ -16,14 +16,14 @@ from ..formats.packet import (
 )  # fmt: skip
 from ..jit.ops import ld_fixed32
 from .connection import (
-    CLOSING, HEADER_BYTES, HTTP, REQUEST_BYTES, RESPONDING, SERVED, lane_at, served_at,
+    CLOSING, HEADER_BYTES, HTTP, REQUEST_BYTES, RESPONDING, SERVED, TAG_ROOM, lane_at, served_at,
 )  # fmt: skip
 
 SEQUENCE_MASK = (1 << 32) - 1
 DUPLICATES = 3  # acknowledgements that say that a segment is lost (RFC 5681 3.2)
 _HALF = 1 << 31
 _AT_ONCE = 1 << 16  # bytes of a WQE
-_IP = SERVED.header + ETHERNET.size
+_IP = SERVED.header + TAG_ROOM + ETHERNET.size
 _TCP = _IP + IPV4.size
 _HEADER_WORDS = TCP.size // 4 << TCP_OFFSET_SHIFT
 
@@ -52,7 +52,8 @@ def _transmit(http, txq, lane, row, sequence, flags, address, nbytes):
     tcp.offset_flags, tcp.window = _HEADER_WORDS | flags, receive_window(row)
     lkey = ld_fixed32(http + HTTP.pages_lkey)
     mss = c.mss if nbytes > most else 0
-    ticket = dev.txq_send_headers(txq, row + SERVED.header, HEADER_BYTES, address, lkey, nbytes, mss)
+    begin = row + SERVED.header + TAG_ROOM - c.tags
+    ticket = dev.txq_send_headers(txq, begin, HEADER_BYTES + c.tags, address, lkey, nbytes, mss)
     if ticket < 0:
         lane_at(lane).status = ticket
 
@@ -89,6 +90,7 @@ def close(row, now):
     c = served_at(row)
     c.flags |= CLOSING
     c.base, c.total, c.progress, c.sent, c.retries = c.snd_una, 0, now, now, 0
+    c.checked, c.checked_una = now, c.snd_una
 
 
 @device_function

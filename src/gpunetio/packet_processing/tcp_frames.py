@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from .. import device as dev
 from ..eth import headers
+from ..fabric.ip_headers import tag_bytes
 from ..formats.packet import (
     ETHER_TYPE_IPV4, ETHERNET, IP_PROTOCOL_TCP, IPV4, IPV4_DONT_FRAGMENT, TCP, TCP_ACK, TCP_FIN, TCP_FLAGS_MASK,
     TCP_OFFSET_SHIFT, TCP_RST, TCP_SYN,
 )  # fmt: skip
 from ..jit.compile import device_function
+from .connection import TAG_ROOM
 from .station import is_station
 from .tcp import SEQUENCE_MASK
 
@@ -16,7 +18,7 @@ DEFAULT_MSS, LEAST_MSS = 536, 64  # RFC 9293 3.7.1; a smaller one would make a p
 LARGEST_SHIFT = 14  # RFC 7323 2.3
 NO_SHIFT = -1
 HEADERS = ETHERNET.size + IPV4.size + TCP.size  # bytes without options
-MOST_ANSWER = HEADERS + 8
+MOST_ANSWER = TAG_ROOM + HEADERS + 8
 _VERSION_IHL, _TTL = 0x45, 64
 _END, _NOTHING, _MSS, _WINDOW_SCALE = 0, 1, 2, 3  # kinds of options
 
@@ -27,15 +29,21 @@ def find_segment(frame, nbytes, mac, address):
     All are 0 if the frame has no segment for the station with this MAC and address: another frame, a fragment, cut off.
     """
     protocol, ip, tcp, length = headers.l4_of(frame, nbytes)
-    if protocol != IP_PROTOCOL_TCP or ip != frame + ETHERNET.size:
+    if protocol != IP_PROTOCOL_TCP or dev.ld16(ip - 2) != dev.be16(ETHER_TYPE_IPV4):
         return 0, 0, 0, 0
     eth, v4 = headers.ethernet_at(frame), headers.ipv4_at(ip)
-    if eth.ether_type != ETHER_TYPE_IPV4 or eth.destination != mac or v4.destination != address:
+    if eth.destination != mac or v4.destination != address:
         return 0, 0, 0, 0
     payload, left = headers.tcp_payload(tcp, length)
     if left < 0 or v4.source == address or not is_station(eth.source, v4.source):
         return 0, 0, 0, 0
     return ip, tcp, payload, left
+
+
+@device_function
+def tags_of(frame):
+    """Return the bytes of the VLAN tags of a frame that `find_segment` has accepted."""
+    return tag_bytes(frame, HEADERS + TAG_ROOM)
 
 
 @device_function
@@ -62,13 +70,17 @@ def read_options(options, nbytes):
 def write_headers(at, frame, tcp, sequence, acknowledgement, flags, window, option_bytes):
     """Write the headers of an answer to a frame, without checksums, which the device computes. Return their bytes.
 
-    They begin at an even address. `option_bytes` of options are still to be written behind them.
+    The answer has the VLAN tags of the frame. The headers begin at an even address. `option_bytes` of options are still
+    to be written behind them.
     """
-    eth, v4 = headers.ethernet_at(at), headers.ipv4_at(at + ETHERNET.size)
-    segment = headers.tcp_at(at + HEADERS - TCP.size)
-    asked, asked_ip = headers.ethernet_at(frame), headers.ipv4_at(frame + ETHERNET.size)
+    tags = tags_of(frame)
+    eth, v4 = headers.ethernet_at(at), headers.ipv4_at(at + ETHERNET.size + tags)
+    segment = headers.tcp_at(at + HEADERS + tags - TCP.size)
+    asked, asked_ip = headers.ethernet_at(frame), headers.ipv4_at(frame + ETHERNET.size + tags)
     asked_tcp = headers.tcp_at(tcp)
-    eth.destination, eth.source, eth.ether_type = asked.source, asked.destination, ETHER_TYPE_IPV4
+    eth.destination, eth.source = asked.source, asked.destination
+    dev.copy(at + ETHERNET.ether_type, frame + ETHERNET.ether_type, tags)
+    dev.st16(at + ETHERNET.ether_type + tags, dev.be16(ETHER_TYPE_IPV4))
     v4.version_ihl, v4.tos, v4.total_length = _VERSION_IHL, 0, IPV4.size + TCP.size + option_bytes
     v4.identification, v4.flags_fragment = 0, IPV4_DONT_FRAGMENT
     v4.ttl, v4.protocol, v4.checksum = _TTL, IP_PROTOCOL_TCP, 0
@@ -77,7 +89,7 @@ def write_headers(at, frame, tcp, sequence, acknowledgement, flags, window, opti
     segment.sequence, segment.acknowledgement = sequence & SEQUENCE_MASK, acknowledgement & SEQUENCE_MASK
     segment.offset_flags = (TCP.size + option_bytes) // 4 << TCP_OFFSET_SHIFT | flags
     segment.window, segment.checksum, segment.urgent = window, 0, 0
-    return HEADERS + option_bytes
+    return HEADERS + tags + option_bytes
 
 
 @device_function
@@ -89,7 +101,7 @@ def write_syn_ack(at, frame, tcp, first, window, mss, scales):
     option_bytes = 8 if scales else 4
     following = headers.tcp_at(tcp).sequence + 1
     nbytes = write_headers(at, frame, tcp, first, following, TCP_SYN | TCP_ACK, window, option_bytes)
-    options = at + HEADERS
+    options = at + nbytes - option_bytes
     dev.st16(options, dev.be16(_MSS << 8 | 4))
     dev.st16(options + 2, dev.be16(mss))
     if scales:

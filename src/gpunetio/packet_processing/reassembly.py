@@ -1,0 +1,215 @@
+"""Echo requests that come in fragments: they are put together, and answered in fragments (RFC 791, RFC 1122 3.3.2).
+
+One thread of the ICMP kernel works with this memory.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+import numpy as np
+
+from .. import device as dev
+from ..eth import headers
+from ..eth.place import PacketBuffer
+from ..formats.layout import Entry
+from ..formats.packet import (
+    ETHER_TYPE_IPV4, ETHERNET, IPV4, IPV4_FRAGMENT_MASK, IPV4_MORE_FRAGMENTS, IPV4_OFFSET_MASK,
+)  # fmt: skip
+from ..gpu import Gpu, GpuMemory
+from ..jit.compile import device_function
+from ..jit.ops import ld_fixed32, ld_fixed64
+from ..jit.struct_view import View, struct_view
+from ..verbs import PD
+from .connection import TAG_ROOM
+
+PARTIALS = 64  # datagrams that are put together at the same time, in 4 MiB; one more makes the oldest give way
+PATIENCE_NS = 60_000_000_000  # for all fragments of a datagram to come (RFC 1122 3.3.2)
+MOST_BYTES = 65535 - IPV4.size  # of what an IPv4 header can announce
+ROOM = 1 << 16  # for the data of a datagram
+_UNIT = 8  # bytes: fragments begin at multiples
+HEADER_BYTES = ETHERNET.size + IPV4.size
+
+# What `take_fragment` returns if the datagram is not complete.
+WAITS, REFUSED = -1, -2
+
+# A datagram of which some fragments have come. Its data are in a ROOM of their own.
+#
+#     until   when it is given up; 0: the row is free
+#     source, number   of its IPv4 headers: they tell the fragments of datagrams apart
+#     total   bytes of its data, once the last fragment has come; before, 0
+#     end     where the fragment ends that reaches farthest
+#     units   how many units of 8 bytes have come, and `held` has a bit for each
+#     tags    bytes of VLAN tags
+#     header  Ethernet, VLAN tags and IPv4, without options, of its first fragment. IPv4 is at the end
+PARTIAL = Entry("partial", 1152, """
+    until        0  i64
+    source       8  i64
+    number      16  i64
+    total       24  i64
+    end         32  i64
+    units       40  i64
+    tags        48  i64
+    header      58  raw[42]
+    held       128  raw[1024]
+""")
+
+# What the kernel is given: addresses of PARTIALS rows and of their rooms, for it and for the NIC. `mtu` is the port's.
+REASSEMBLY = Entry("reassembly", 64, """
+    rows         0  i64
+    rooms        8  i64
+    nic_rooms   16  i64
+    mtu         24  i64
+    lkey        32  u32
+""")
+
+
+class Reassembly:
+    """The memory of fragments, empty. `undo` frees it. Pass it to the kernel: it takes its `device_address`."""
+
+    def __init__(self, gpu: Gpu, pd: PD, mtu: int, undo: ExitStack):
+        rooms = PacketBuffer(gpu, pd, PARTIALS * ROOM, None, 0, None, undo)
+        self._memory: GpuMemory = undo.enter_context(gpu.alloc(REASSEMBLY.size + PARTIALS * PARTIAL.size))
+        self._memory.write(np.zeros(self._memory.nbytes, np.uint8))
+        rows = self._memory.device_address + REASSEMBLY.size
+        self._memory.write(REASSEMBLY.pack(
+            rows=rows, rooms=rooms.device_address, nic_rooms=rooms.address, mtu=mtu, lkey=rooms.region.lkey
+        ))  # fmt: skip
+
+    @property
+    def device_address(self) -> int:
+        """Return the address of the REASSEMBLY for kernels."""
+        return self._memory.device_address
+
+
+# --- for the kernel --------------------------------------------------------------------------------------------------
+
+partial_at: View = struct_view(PARTIAL)
+
+
+@device_function
+def fragment_of(frame, nbytes):
+    """Return the address of the IPv4 header of a fragment, or 0 if the frame has none, or a damaged one."""
+    kind, ip, length = headers.l3_of(frame, nbytes)
+    if kind != ETHER_TYPE_IPV4 or length < IPV4.size or headers.ipv4_at(ip).flags_fragment & IPV4_FRAGMENT_MASK == 0:
+        return 0
+    v4, header = headers.ipv4_at(ip), headers.ipv4_bytes(ip)
+    if v4.version_ihl >> 4 != 4 or header < IPV4.size or header >= v4.total_length or v4.total_length > length:
+        return 0
+    return ip if headers.is_ipv4_intact(ip) else 0
+
+
+@device_function
+def _partial(reassembly, source, number, now):
+    """Return the number of the row of a datagram: the one that it has, or a free one, or the oldest."""
+    rows = ld_fixed64(reassembly + REASSEMBLY.rows)
+    oldest = 0
+    for i in range(PARTIALS):
+        p = partial_at(rows + i * PARTIAL.size)
+        if p.until > now and p.source == source and p.number == number:
+            return i
+        if p.until < partial_at(rows + oldest * PARTIAL.size).until:
+            oldest = i
+    row = rows + oldest * PARTIAL.size
+    for offset in range(0, PARTIAL.size, 8):
+        dev.st64(row + offset, 0)
+    p = partial_at(row)
+    p.until, p.source, p.number = now + PATIENCE_NS, source, number
+    return oldest
+
+
+@device_function
+def _hold(row, first, count):
+    """Note that units have come. Return how many of them had come before."""
+    twice = 0
+    for unit in range(first, first + count):
+        at, bit = row + PARTIAL.held + (unit >> 3), 1 << (unit & 7)
+        byte = dev.ld8(at)
+        twice += byte & bit != 0
+        dev.st8(at, byte | bit)
+    return twice
+
+
+@device_function
+def _keep_header(row, frame, ip):
+    """Keep the headers of a datagram, with IPv4 where `header` ends."""
+    p = partial_at(row)
+    p.tags = ip - frame - ETHERNET.size
+    begin = row + PARTIAL.header + TAG_ROOM - p.tags
+    dev.copy(begin, frame, ETHERNET.size + p.tags + IPV4.size)
+    headers.ipv4_at(begin + ETHERNET.size + p.tags).version_ihl = 0x45
+
+
+@device_function
+def take_fragment(reassembly, frame, ip, now):
+    """Take a fragment. Return the number of its datagram if that is complete, WAITS, or REFUSED.
+
+    Fragments that come twice are ignored. Those that overlap, or disagree about the length, end their datagram, as in
+    Linux: nobody can know which one is right.
+    """
+    v4, head = headers.ipv4_at(ip), headers.ipv4_bytes(ip)
+    offset = (v4.flags_fragment & IPV4_OFFSET_MASK) * _UNIT
+    nbytes = v4.total_length - head
+    more = v4.flags_fragment & IPV4_MORE_FRAGMENTS != 0
+    if (more and nbytes % _UNIT != 0) or offset + nbytes > MOST_BYTES:
+        return REFUSED
+    number = _partial(reassembly, v4.source, v4.identification, now)
+    row = ld_fixed64(reassembly + REASSEMBLY.rows) + number * PARTIAL.size
+    p, units = partial_at(row), (nbytes + _UNIT - 1) // _UNIT
+    total = p.total if more else offset + nbytes
+    twice = _hold(row, offset // _UNIT, units)
+    if twice == units and (p.total == total or more):
+        return WAITS
+    p.end = max(p.end, offset + nbytes)
+    if twice > 0 or (p.total != 0 and p.total != total) or (total != 0 and p.end > total):
+        p.until = 0
+        return REFUSED
+    p.total = total
+    p.units += units
+    room = ld_fixed64(reassembly + REASSEMBLY.rooms) + number * ROOM
+    dev.copy(room + offset, ip + head, nbytes)
+    if offset == 0:
+        _keep_header(row, frame, ip)
+    return number if total != 0 and p.units == (total + _UNIT - 1) // _UNIT else WAITS
+
+
+@device_function
+def data_of(reassembly, number):
+    """Return the address of a complete datagram's data, their bytes, and the address of its IPv4 header."""
+    row = ld_fixed64(reassembly + REASSEMBLY.rows) + number * PARTIAL.size
+    ip = row + PARTIAL.header + TAG_ROOM + ETHERNET.size
+    return ld_fixed64(reassembly + REASSEMBLY.rooms) + number * ROOM, partial_at(row).total, ip
+
+
+@device_function
+def frame_of(reassembly, number):
+    """Return the address of a datagram's Ethernet header."""
+    row = ld_fixed64(reassembly + REASSEMBLY.rows) + number * PARTIAL.size
+    return row + PARTIAL.header + TAG_ROOM - partial_at(row).tags
+
+
+@device_function
+def release(reassembly, number):
+    """Forget a datagram."""
+    partial_at(ld_fixed64(reassembly + REASSEMBLY.rows) + number * PARTIAL.size).until = 0
+
+
+@device_function
+def send_fragments(reassembly, number, txq):
+    """Send the data of a datagram behind its header, in fragments. Return a ticket, or a negative status."""
+    p = partial_at(ld_fixed64(reassembly + REASSEMBLY.rows) + number * PARTIAL.size)
+    _, total, ip = data_of(reassembly, number)
+    v4, begin = headers.ipv4_at(ip), frame_of(reassembly, number)
+    data = ld_fixed64(reassembly + REASSEMBLY.nic_rooms) + number * ROOM
+    lkey = ld_fixed32(reassembly + REASSEMBLY.lkey)
+    most = (ld_fixed64(reassembly + REASSEMBLY.mtu) - IPV4.size) // _UNIT * _UNIT
+    ticket, offset = dev.OK, 0
+    while offset < total and ticket >= 0:
+        nbytes = min(total - offset, most)
+        v4.total_length = IPV4.size + nbytes
+        last = offset + nbytes == total
+        v4.flags_fragment = offset // _UNIT | (0 if last else IPV4_MORE_FRAGMENTS)
+        headers.write_ipv4_checksum(ip)
+        ticket = dev.txq_send_headers(txq, begin, HEADER_BYTES + p.tags, data + offset, lkey, nbytes, 0, last)
+        offset += nbytes
+    return ticket
