@@ -25,7 +25,7 @@ INSIDE = {
     "ib_uverbs_ex_query_device_resp": "base.", "ib_uverbs_query_port_resp_ex": "legacy_resp.",
     "ib_uverbs_ex_create_qp_resp": "base.",
 }  # fmt: skip
-OUTSIDE = {"comp_mask", "response_length", "timestamp_mask", "hca_core_clock", "port_cap_flags2"}
+OUTSIDE = {"comp_mask", "response_length", "timestamp_mask", "hca_core_clock", "device_cap_flags_ex", "port_cap_flags2"}
 RENAMED = {
     ("ib_uverbs_gid_entry", "netdev_index"): "netdev_ifindex",
     ("ib_uverbs_ah_attr", "dgid"): "grh.dgid", ("ib_uverbs_ah_attr", "flow_label"): "grh.flow_label",
@@ -63,7 +63,8 @@ CONSTANTS = {
 }  # fmt: skip
 # By the prefix of the header's names.
 ENUMS: dict[str, type[IntEnum]] = {
-    "IB_USER_VERBS_CMD_": abi.Write, "UVERBS_ATTR_GET_CONTEXT_": abi.GetContext,
+    "IB_USER_VERBS_CMD_": abi.Write, "IB_USER_VERBS_EX_CMD_": abi.WriteExtended,
+    "UVERBS_ATTR_GET_CONTEXT_": abi.GetContext,
     "UVERBS_ATTR_QUERY_PORT_": abi.QueryPort, "UVERBS_ATTR_QUERY_GID_TABLE_": abi.GidTable,
     "UVERBS_ATTR_QUERY_GID_ENTRY_": abi.Gid, "UVERBS_ATTR_CREATE_CQ_": abi.CreateCq,
     "UVERBS_ATTR_CREATE_QP_": abi.CreateQp, "UVERBS_ATTR_CREATE_SRQ_": abi.CreateSrq,

@@ -3,6 +3,8 @@
 import contextlib
 import ctypes
 import errno
+import logging
+import mmap
 import struct
 from collections.abc import Iterator
 
@@ -11,14 +13,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import foreign_calls
+from gpunetio.enums import Access, QpState
 from gpunetio.errors import DocaError
+from gpunetio.formats.commands import CREATE_CQ_IN
 from gpunetio.formats.layout import Entry
 from gpunetio.memory import HostMemory
 from gpunetio.nic.control.port import PortConfig
-from gpunetio.uverbs import abi
-from gpunetio.uverbs.abi import Object, QpKind
+from gpunetio.uverbs import abi, devx
+from gpunetio.uverbs.abi import DevxObject, Object, QpKind, QpMask, Rereg, Umem
 from gpunetio.uverbs.call import Refused
-from gpunetio.uverbs.calls import Calls, _guarded
+from gpunetio.uverbs.calls import _TYPES, Calls, _guarded
 from gpunetio.uverbs.files import OpenFile
 
 ROOM = 4096
@@ -98,6 +103,16 @@ def make(program: Program, obj: Object, given: Entry, values: dict[str, int], *a
 ])  # fmt: skip
 def test_payload_in_completions(program, kind, flags, all_signalled, send, receive, cs_req, cs_res):
     """As mlx5_ib asks for it. Responses need all sends to have completions, or a program that says that it knows."""
+    with queue_pair(program, kind, flags, all_signalled, (send, receive)) as handle:
+        row = program.file.provider.nic.qps[program.file.get(Object.QP, handle).qpn]
+        assert (row["cs_req"], row["cs_res"]) == (cs_req, cs_res)
+
+
+@contextlib.contextmanager
+def queue_pair(
+    program: Program, kind: QpKind, flags: int = 0, all_signalled: bool = False, cqe_sizes: tuple[int, int] = (64, 64)
+) -> Iterator[int]:
+    """Create a queue pair, as libmlx5 asks for it: its handle."""
     memory, room = HostMemory(4 * ROOM), ctypes.create_string_buffer(64)
     out = ctypes.addressof(room)
     alloc_pd(program)
@@ -110,7 +125,7 @@ def test_payload_in_completions(program, kind, flags, all_signalled, send, recei
             (abi.CreateCq.CQE, 4, 15), (abi.CreateCq.USER_HANDLE, 8, 7), (abi.CreateCq.COMP_VECTOR, 4, 0),
             (abi.CreateCq.RESP_CQE, 4, out),
         )
-        for i, size in enumerate((send, receive))
+        for i, size in enumerate(cqe_sizes)
     ]  # fmt: skip
     cap = ctypes.create_string_buffer(abi.QP_CAP.pack(max_send_wr=4, max_recv_wr=4), abi.QP_CAP.size)
     qp = make(
@@ -123,14 +138,63 @@ def test_payload_in_completions(program, kind, flags, all_signalled, send, recei
         (abi.CreateQp.FLAGS, 4, all_signalled << 12), (abi.CreateQp.RESP_CAP, abi.QP_CAP.size, out),
         (abi.CreateQp.RESP_QP_NUM, 4, out),
     )  # fmt: skip
-    row = program.file.provider.nic.qps[program.file.get(Object.QP, qp).qpn]
-    assert (row["cs_req"], row["cs_res"]) == (cs_req, cs_res)
+    yield qp
     for obj, method, handle in (
         (Object.QP, abi.DESTROY, qp), *((Object.CQ, abi.DESTROY, cq) for cq in cqs), (Object.PD, abi.DESTROY_ONLY, pd),
     ):  # fmt: skip
         answer = ((abi.DESTROY_RESP, 8 if obj == Object.CQ else 4, out),) if method == abi.DESTROY else ()
         assert program.control(obj, method, (abi.DESTROYED, 0, handle), *answer) == 0
     memory.close()
+
+
+M = QpMask
+INIT = M.STATE | M.PKEY_INDEX | M.PORT | M.ACCESS_FLAGS
+RTR = M.STATE | M.AV | M.PATH_MTU | M.DEST_QPN | M.RQ_PSN | M.MAX_DEST_RD_ATOMIC | M.MIN_RNR_TIMER
+RTS = M.STATE | M.SQ_PSN | M.TIMEOUT | M.RETRY_CNT | M.RNR_RETRY | M.MAX_QP_RD_ATOMIC
+
+
+def test_what_linux_refuses_of_modify_qp(program):
+    """Each mistake that a program makes: EINVAL, as on a card, and the queue pair stays where it is."""
+    gid = bytes(program.file.ctx.query_gid())
+    path = {"dgid": gid, "is_global": 1, "port_num": 1, "hop_limit": 64}
+
+    def modify(state: int, mask: int, dest: dict[str, object] | None = None, **values: int) -> int:
+        values = {"port_num": 1, "path_mtu": 3, "max_rd_atomic": 1, "max_dest_rd_atomic": 1, **values}
+        packed = abi.MODIFY_QP.pack(
+            qp_handle=handle, attr_mask=mask, qp_state=state, dest=abi.QP_DEST.pack(**(dest or path)), **values
+        )  # fmt: skip
+        given = ctypes.create_string_buffer(packed, len(packed))
+        return program.control(
+            Object.DEVICE, abi.Method.INVOKE_WRITE, (abi.Invoke.CMD, 8, abi.Write.MODIFY_QP),
+            (abi.Invoke.IN, len(packed), ctypes.addressof(given)),
+        )  # fmt: skip
+
+    with queue_pair(program, QpKind.RC) as handle:
+        qp = program.file.get(Object.QP, handle)
+        assert modify(1, INIT, port_num=2) == -errno.EINVAL
+        assert modify(1, INIT & ~M.PORT) == -errno.EINVAL
+        assert modify(6, M.STATE) == -errno.EINVAL  # from RESET to ERR
+        assert modify(1, INIT) == 0
+        assert modify(2, RTR & ~M.MAX_DEST_RD_ATOMIC, dest_qp_num=qp.qpn) == -errno.EINVAL
+        assert modify(2, RTR | M.SQ_PSN, dest_qp_num=qp.qpn) == -errno.EINVAL
+        assert modify(2, RTR, path | {"is_global": 0}, dest_qp_num=qp.qpn) == -errno.EINVAL
+        assert modify(2, RTR, path | {"port_num": 2}, dest_qp_num=qp.qpn) == -errno.EINVAL
+        assert qp.state == QpState.INIT
+        assert modify(2, RTR, dest_qp_num=qp.qpn) == 0
+        assert modify(3, RTS & ~M.MAX_QP_RD_ATOMIC) == -errno.EINVAL
+        assert modify(3, RTS | M.PATH_MIG_STATE, path_mig_state=1) == -errno.EOPNOTSUPP
+        rights = int(Access.REMOTE_READ)
+        assert modify(3, RTS | M.ACCESS_FLAGS | M.CUR_STATE, cur_qp_state=2, qp_access_flags=rights) == 0
+        assert qp.query()[0].allow_remote_read
+        assert modify(3, M.STATE | M.AV) == -errno.EINVAL
+        assert modify(6, M.STATE | M.CUR_STATE, cur_qp_state=3) == -errno.EINVAL
+        assert modify(9, M.STATE) == -errno.EINVAL
+    with queue_pair(program, QpKind.UC) as handle:
+        assert modify(1, INIT) == 0
+        assert modify(2, RTR) == -errno.EINVAL
+        assert modify(2, RTR & ~M.MAX_DEST_RD_ATOMIC & ~M.MIN_RNR_TIMER) == 0
+        assert modify(3, RTS) == -errno.EINVAL
+        assert modify(3, M.STATE | M.SQ_PSN) == 0
 
 
 def test_an_object_of_another_kind(program):
@@ -147,6 +211,49 @@ def test_memory_that_the_program_does_not_have(program, address):
     assert _guarded(program.calls.control)(program.number, address) == -errno.EFAULT
 
 
+def test_addresses_that_preload_passes_on(program):
+    """By the types of the functions that it calls: an address of 0 is one like others."""
+    calls = {name: ctypes.CFUNCTYPE(ctypes.c_long, *_TYPES[name])(_guarded(getattr(program.calls, name)))
+             for name in ("control", "map", "write")}  # fmt: skip
+    assert calls["control"](program.number, 0) == -errno.EFAULT
+    assert calls["control"](program.number, (1 << 64) - 1) == -errno.EFAULT
+    assert calls["map"](program.number, (1 << 64) - 1, (1 << 64) - 1) == -errno.EINVAL
+
+
+def no_errors_of_ours(program: Program, *call: object) -> int:
+    """The errno of a call that raises an error of the package."""
+    with pytest.raises((Refused, DocaError)) as raised:
+        program.calls.control(program.number, program.prepare(*call))  # type: ignore[arg-type]
+    return getattr(raised.value, "code", 0) if isinstance(raised.value, Refused) else errno.EINVAL
+
+
+@pytest.mark.parametrize("giant", [1 << 31, (1 << 32) - 1, 1 << 40, (1 << 63) + 1, (1 << 64) - 1])
+def test_giant_counts(program, giant):
+    """Linux refuses them before it allocates anything for them."""
+    table = (abi.GidTable.ENTRY_SIZE, 8, giant), (abi.GidTable.RESP_ENTRIES, 0xFFFF, program.address)
+    assert no_errors_of_ours(program, Object.DEVICE, abi.Method.QUERY_GID_TABLE, *table) == errno.EINVAL
+    ring = abi.MLX5_CREATE_CQ.pack(cqe_size=64, flags=abi.CQ_UAR_PAGE_INDEX, uar_page_index=program.page)
+    structure = ctypes.create_string_buffer(bytes(ring), len(bytes(ring)))
+    cq = (abi.UHW_IN, len(ring), ctypes.addressof(structure)), (abi.CreateCq.CQE, 4, giant)
+    assert no_errors_of_ours(program, Object.CQ, abi.CREATE, *cq) == errno.EINVAL
+    dmabuf = (abi.Umem.DMABUF_FD, 0, giant), (abi.Umem.ADDR, 8, 0), (abi.Umem.LEN, 8, 4096), (abi.Umem.ACCESS, 4, 1)
+    assert no_errors_of_ours(program, Object.DEVX_UMEM, abi.DEVX_UMEM_REG, *dmabuf) in (errno.EBADF, errno.EINVAL)
+
+
+def test_a_list_of_event_types_of_odd_length(program):
+    program.file.event_channels[77] = 0
+    subscription = (abi.Subscribe.FD_HANDLE, 4, 77), (abi.Subscribe.TYPE_NUM_LIST, 3, 1)
+    try:
+        assert no_errors_of_ours(program, Object.DEVX, abi.DEVX_SUBSCRIBE_EVENT, *subscription) == errno.EINVAL
+    finally:
+        del program.file.event_channels[77]
+
+
+@pytest.mark.slow
+def test_calls_with_anything_in_them():
+    assert [*foreign_calls.mistakes(5000, 1)] == []
+
+
 def test_an_answer_that_cannot_be_stored(program):
     """The object is not made, as nobody could name it."""
     before = set(program.file._held)
@@ -158,9 +265,141 @@ def test_an_answer_that_cannot_be_stored(program):
     assert set(program.file.uars) == {program.page}
 
 
+READ, LOCAL_WRITE, REMOTE_WRITE, REMOTE_READ = 0, 1, 2, 4  # enum ibv_access_flags
+MW_BIND, ZERO_BASED, ON_DEMAND, HUGETLB, FLUSH, RELAXED = 1 << 4, 1 << 5, 1 << 6, 1 << 7, 1 << 8, 1 << 20
+
+
+@pytest.fixture(scope="module")
+def pages() -> Iterator[int]:
+    """The address of four pages: ordinary, read-only, without any permission, not mapped."""
+    memory = mmap.mmap(-1, 4 * ROOM)
+    there = ctypes.c_char.from_buffer(memory)
+    start = ctypes.addressof(there)
+    libc = ctypes.CDLL(None)
+    assert libc.mprotect(ctypes.c_void_p(start + ROOM), ROOM, mmap.PROT_READ) == 0
+    assert libc.mprotect(ctypes.c_void_p(start + 2 * ROOM), ROOM, 0) == 0
+    assert libc.munmap(ctypes.c_void_p(start + 3 * ROOM), ROOM) == 0
+    yield start
+    del there
+
+
+def reg_mr(program: Program, start: int, nbytes: int, access: int, iova: int | None = None) -> int:
+    """Register memory in a domain of its own: the kernel's answer, 0 or a negative errno."""
+    alloc_pd(program)
+    pd = program.read()
+    request = ctypes.create_string_buffer(
+        abi.REG_MR.pack(start=start, length=nbytes, hca_va=start if iova is None else iova, pd_handle=pd,
+                        access_flags=access),
+        abi.REG_MR.size,
+    )  # fmt: skip
+    write = (abi.Invoke.CMD, 8, abi.Write.REG_MR), (abi.Invoke.IN, abi.REG_MR.size, ctypes.addressof(request))
+    code = program.control(
+        Object.DEVICE, abi.Method.INVOKE_WRITE, *write, (abi.Invoke.OUT, 12, program.address)
+    )  # fmt: skip
+    if code == 0:
+        mr = program.read()
+        assert program.control(Object.MR, abi.DESTROY_MR, (abi.DESTROYED, 0, mr)) == 0
+    assert program.control(Object.PD, abi.DESTROY_ONLY, (abi.DESTROYED, 0, pd)) == 0
+    return code
+
+
+# Page of `pages`, how many, rights, and what Linux answers (ib_check_mr_access, ib_umem_get, ib_uverbs_reg_mr).
+REGISTERED = [
+    (0, 1, LOCAL_WRITE | REMOTE_WRITE | REMOTE_READ, 0), (0, 2, REMOTE_READ, 0), (1, 1, READ, 0),
+    (1, 1, LOCAL_WRITE, errno.EFAULT), (0, 2, LOCAL_WRITE, errno.EFAULT), (2, 1, READ, errno.EFAULT),
+    (2, 1, LOCAL_WRITE, errno.EFAULT), (1, 2, READ, errno.EFAULT), (3, 1, READ, errno.EFAULT),
+    (3, 1, LOCAL_WRITE, errno.EFAULT), (0, 4, REMOTE_READ, errno.EFAULT),
+    (3, 1, REMOTE_WRITE, errno.EINVAL),  # the rights are looked at first
+    (0, 1, REMOTE_WRITE, errno.EINVAL), (0, 0, READ, errno.EINVAL),
+    (0, 1, LOCAL_WRITE | HUGETLB, 0), (0, 1, LOCAL_WRITE | MW_BIND, 0), (0, 1, LOCAL_WRITE | RELAXED, 0),
+    (0, 1, LOCAL_WRITE | 1 << 29, 0),  # one of those that a device need not know
+    (0, 1, ON_DEMAND, errno.EOPNOTSUPP), (0, 1, FLUSH, errno.EOPNOTSUPP), (0, 1, ZERO_BASED, errno.EOPNOTSUPP),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("page, count, access, code", REGISTERED)
+def test_memory_that_a_device_can_use(program, pages, page, count, access, code):
+    assert reg_mr(program, pages + page * ROOM, count * ROOM, access) == -code
+
+
+def test_addresses_that_nobody_has(program):
+    assert reg_mr(program, 0, 4096, READ) == -errno.EFAULT
+    assert reg_mr(program, NOWHERE, 64, LOCAL_WRITE) == -errno.EFAULT
+    assert reg_mr(program, (1 << 64) - 4096, 8192, READ) == -errno.EINVAL
+    assert reg_mr(program, program.address, 64, READ, iova=64) == -errno.EINVAL  # another offset in the page
+    assert reg_mr(program, program.address, 64, READ, iova=1 << 20) == 0
+
+
+def test_a_region_that_moves_to_unusable_memory(program, pages):
+    """It keeps its memory and its rights."""
+    alloc_pd(program)
+    with program.file.get(Object.PD, program.read()).register(pages, Access.LOCAL_READ, nbytes=ROOM) as mr:
+        handle = program.file.add(Object.MR, mr)
+        for flags, start, access, code in (
+            (Rereg.TRANSLATION, pages + 2 * ROOM, 0, errno.EFAULT), (Rereg.TRANSLATION, 0, 0, errno.EFAULT),
+            (Rereg.TRANSLATION | Rereg.ACCESS, pages + ROOM, LOCAL_WRITE, errno.EFAULT),
+            (Rereg.TRANSLATION, pages + ROOM, 0, 0), (Rereg.ACCESS, 0, LOCAL_WRITE, errno.EFAULT),
+        ):  # fmt: skip
+            request = ctypes.create_string_buffer(
+                abi.REREG_MR.pack(mr_handle=handle, flags=flags, start=start, length=ROOM, hca_va=start,
+                                  access_flags=access),
+                abi.REREG_MR.size,
+            )  # fmt: skip
+            before = mr.address, mr.access
+            assert program.control(
+                Object.DEVICE, abi.Method.INVOKE_WRITE, (abi.Invoke.CMD, 8, abi.Write.REREG_MR),
+                (abi.Invoke.IN, abi.REREG_MR.size, ctypes.addressof(request)), (abi.Invoke.OUT, 8, program.address),
+            ) == -code  # fmt: skip
+            assert (mr.address, mr.access) == (before if code else (start, Access.LOCAL_READ))
+        program.file.remove(Object.MR, handle)
+
+
+def test_queues_in_memory_that_a_device_cannot_use(program, pages):
+    umem = (
+        (Umem.HANDLE, 0, 0), (Umem.ADDR, 8, pages + 2 * ROOM), (Umem.LEN, 8, ROOM), (Umem.ACCESS, 4, LOCAL_WRITE),
+        (Umem.OUT_ID, 4, program.address),
+    )  # fmt: skip
+    assert program.control(Object.DEVX_UMEM, abi.DEVX_UMEM_REG, *umem) == -errno.EFAULT
+    given = ctypes.create_string_buffer(
+        abi.MLX5_CREATE_CQ.pack(buf_addr=pages + ROOM, db_addr=pages, cqe_size=64, flags=abi.CQ_UAR_PAGE_INDEX,
+                                uar_page_index=program.page),
+        abi.MLX5_CREATE_CQ.size,
+    )  # fmt: skip
+    assert program.control(
+        Object.CQ, abi.CREATE, (0, 0, 0), (abi.CreateCq.CQE, 4, 15), (abi.CreateCq.USER_HANDLE, 8, 7),
+        (abi.CreateCq.COMP_VECTOR, 4, 0), (abi.CreateCq.RESP_CQE, 4, program.address),
+        (abi.UHW_IN, given._length_, ctypes.addressof(given)), (abi.UHW_OUT, 4, program.address),
+    ) == -errno.EFAULT  # fmt: skip
+
+
+def test_a_memory_key_that_is_refused_is_told(program, caplog):
+    """UCX continues without it, and then writes to another address."""
+    mailbox = ctypes.create_string_buffer(b"\x02\x00", 272)  # CREATE_MKEY
+    assert program.control(
+        Object.DEVX_OBJ, abi.DEVX_OBJ_CREATE, (DevxObject.HANDLE, 0, 0),
+        (DevxObject.IN, 272, ctypes.addressof(mailbox)), (DevxObject.OUT, 16, program.address),
+    ) == -errno.EREMOTEIO  # fmt: skip
+    (told,) = (record for record in caplog.records if record.levelno == logging.WARNING)
+    assert "refuses a memory key: CREATE_MKEY" in told.getMessage()
+    assert "wrong address" in told.getMessage()
+
+
+def test_the_record_of_a_new_queue_contains_no_request(program):
+    """A first request of 0 can then be told from none, where another queue is armed in the same register at once."""
+    memory = HostMemory(ROOM)
+    with program.file.ctx.register_umem(memory.array) as umem:
+        mailbox = CREATE_CQ_IN.pack(opcode=0x400, cq_context={"dbr_umem_id": umem.umem_id, "dbr_addr": 64})
+        devx._mark_unarmed(program.file.provider, bytes(mailbox))
+    assert bytes(memory.array[64:72]) == bytes(4) + b"\xff" * 4
+    memory.close()
+
+
 def test_calls_that_are_not_there(program):
-    assert program.control(Object.DEVICE, 77) == -errno.EOPNOTSUPP
-    assert program.control(99, 0) == -errno.EOPNOTSUPP
+    """Linux: ib_uverbs_cmd_verbs refuses methods with EPROTONOSUPPORT, uapi_get_method commands with EOPNOTSUPP."""
+    assert program.control(Object.DEVICE, 77) == -errno.EPROTONOSUPPORT
+    assert program.control(99, 0) == -errno.EPROTONOSUPPORT
+    create_flow = abi.Invoke.CMD, 8, 50
+    assert program.control(Object.DEVICE, abi.Method.INVOKE_WRITE, create_flow) == -errno.EOPNOTSUPP
     unknown = (abi.QueryPort.PORT_NUM, 8, 1), (abi.QueryPort.RESP, 48, program.address), (9, 8, 1)
     assert program.control(Object.DEVICE, abi.Method.QUERY_PORT, *unknown) == -errno.EPROTONOSUPPORT
     assert program.control(Object.DEVICE, abi.Method.QUERY_PORT, *unknown[:2], driver=2) == -errno.EINVAL
@@ -239,3 +478,19 @@ def test_structures_with_anything_in_them(program, data):
     for handle in sorted(set(program.file._held) - before, reverse=True):
         program.file.remove(program.file._held[handle].kind, handle)
     assert program.control(Object.PD, abi.DESTROY_ONLY, (abi.DESTROYED, 0, pd)) == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [(8, "raw packets"), (9, "XRC (sending)"), (255, "DC"), (77, "an unknown kind")]
+)
+def test_what_is_lacking_is_said_once(program, caplog, kind, name):
+    """At the default level, so that it reaches stderr. The numbers are those of ib_user_verbs.h."""
+    request, cap = (ctypes.create_string_buffer(layout.size) for layout in (abi.MLX5_CREATE_QP, abi.QP_CAP))
+    for _ in range(2):
+        assert program.control(
+            Object.QP, abi.CREATE, (abi.UHW_IN, abi.MLX5_CREATE_QP.size, ctypes.addressof(request)),
+            (abi.CreateQp.CAP, abi.QP_CAP.size, ctypes.addressof(cap)), (abi.CreateQp.TYPE, 8, kind),
+        ) == -errno.EOPNOTSUPP  # fmt: skip
+    said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(said) == 1
+    assert f"software NICs do not have: queue pairs for {name} (type {kind}) are not supported" in said[0]

@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ import pytest
 import later
 from gpunetio.embed.python import shared_library
 from gpunetio.fabric.pcap_reader import PcapFile
+from nic_rig import until
 from programs import LIMIT, RUN, both, iterations, run, serving
 from rdma_core import skip_without, skip_without_run
 from repository import environment
@@ -135,6 +137,23 @@ def test_other_pingpongs(port, program):
     both(program, "-g", 0, "-n", 100, "-p", port)
 
 
+@pytest.mark.slow
+def test_datagrams_on_infiniband(port):
+    """libmlx5 makes address handles there without a call of the kernel, also to answer who has sent."""
+    both("ibv_ud_pingpong", "-n", 100, "-p", port, options=("--link-layer", "infiniband"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1000)
+@pytest.mark.skipif(shutil.which("valgrind") is None, reason="valgrind is not installed")
+def test_a_program_under_valgrind():
+    """Its NIC is compiled outside: under valgrind, that would take longer than this test may."""
+    command = [*RUN, "--nics", "1", "--", "valgrind", "-q", "ibv_devinfo"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900, env=environment(), check=False)
+    assert done.stdout.startswith("hca_id:\tsoft0\n"), done.stderr
+    assert "outside, it failed" not in done.stderr
+
+
 # Of rdma-core's own tests, those of what software NICs have. They skip what a device says that it does not have.
 PYVERBS = [
     "test_addr", "test_atomic", "test_cq", "test_cq_events", "test_cqex", "test_device", "test_mr", "test_pd",
@@ -205,25 +224,75 @@ def test_one_capture_file_for_several_nics(tmp_path):
     assert "x.pcap is one file for 2 NICs: give a folder that exists, or --nics 1" in done.stderr
 
 
+# What a program finds out about its process: descriptors, children, session, signals, working directory.
+# The shell reads its status itself: while it starts a program, fork(3) has its signals blocked.
+SURROUNDINGS = (
+    "echo $$ /proc/$$/fd/*; read children < /proc/$$/task/$$/children; echo \"$children\";"
+    "cut -d' ' -f5,6 /proc/$$/stat;"
+    "while read -r line; do case $line in Sig[!Q]*) echo \"$line\";; esac; done < /proc/$$/status;"
+    "pwd; umask"
+)
+
+
+def test_run_is_like_exec():
+    """Its process becomes the program's: make's job server, systemd's sockets (LISTEN_PID) and mpiexec rely on that."""
+    reading, writing = os.pipe()
+    found = []
+    for command in (), (*RUN, "--"):
+        with subprocess.Popen(
+            [*command, "sh", "-c", SURROUNDINGS], stdout=subprocess.PIPE, text=True, env=environment(),
+            pass_fds=(reading,),
+        ) as started:  # fmt: skip
+            out, _ = started.communicate(timeout=LIMIT)
+        found.append(out.replace(str(started.pid), "PID"))
+    os.close(reading)
+    os.close(writing)
+    assert found[1] == found[0]
+    assert f"/proc/PID/fd/{reading} " in found[0]
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="no bash")
+def test_process_substitution():
+    command = f"exec {' '.join(RUN)} -- cat <(echo one) <(echo two)"
+    done = subprocess.run(
+        ["bash", "-c", command], capture_output=True, text=True, timeout=LIMIT, env=environment(), check=False
+    )
+    assert (done.stdout, done.stderr) == ("one\ntwo\n", "")
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="no make")
+def test_job_server_of_make(tmp_path):
+    """A make that is run like this shares the jobs of the one above. Otherwise it warns, and takes one job."""
+    (tmp_path / "Makefile").write_text(f"all:\n\t+{' '.join(RUN)} -- $(MAKE) -f inner\n")
+    (tmp_path / "inner").write_text("all: a b\na b: ; @echo $@\n")
+    env = environment() | {"MAKEFLAGS": ""}
+    done = subprocess.run(
+        ["make", "-j2"], cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT, env=env, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert {"a", "b"} <= set(done.stdout.splitlines())
+
+
 def test_the_status_is_the_programs():
     assert run("sh", "-c", "exit 7").returncode == 7
-    done = run("sh", "-c", "kill -9 $$")
-    assert done.returncode == 128 + signal.SIGKILL
-    assert done.stderr == "sh was ended by SIGKILL\n"
+    assert run("sh", "-c", "kill -9 $$").returncode == -signal.SIGKILL
 
 
-@pytest.mark.parametrize("number, status", [(signal.SIGTERM, 128 + 15), (signal.SIGHUP, 128 + 1), (signal.SIGKILL, -9)])
-def test_the_program_ends_with_us(number, status):
-    """Its output ends when it does. Unless we are killed, its files are removed."""
-    with serving("sh", "-c", "echo $GPUNETIO_UVERBS; exec sleep 1000") as started:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_nothing_is_left_of_a_run(number):
+    """Its folder is removed when the program has ended, even by SIGKILL, and also a daemon that it has left behind."""
+    daemon = "setsid sleep 1000 >/dev/null 2>&1 &"
+    with serving("sh", "-c", f"{daemon} echo $GPUNETIO_UVERBS $!; exec sleep 1000") as started:
         assert started.stdout
-        folder = Path(started.stdout.readline().strip())
-        assert folder.is_dir()
+        folder, left = started.stdout.readline().split()
+        assert Path(folder).is_dir()
         started.send_signal(number)
         started.communicate(timeout=LIMIT)
-    assert started.returncode == status
-    assert folder.exists() == (number == signal.SIGKILL)
-    shutil.rmtree(folder, ignore_errors=True)
+    assert started.returncode == -number
+    time.sleep(0.5)
+    assert Path(folder).is_dir()
+    os.kill(int(left), signal.SIGKILL)
+    until(lambda: not Path(folder).exists(), "the folder is removed", LIMIT)
 
 
 def drop_in(*options: object) -> subprocess.CompletedProcess[str]:
@@ -241,6 +310,25 @@ def test_an_environment_without_run(tmp_path):
         env=environment() | {"MADE": made.stdout}, check=True,
     )  # fmt: skip
     assert re.findall(r"soft\d", done.stdout) == ["soft0", "soft1", "soft2"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to another user")
+@pytest.mark.parametrize("change", [
+    lambda folder: os.chown(folder, 65534, 65534), lambda folder: folder.chmod(0o777),
+    lambda folder: folder.symlink_to(folder.rename(folder.with_name("other"))),
+])  # fmt: skip
+def test_an_environment_that_another_user_may_change(tmp_path, change):
+    """The program sees no device, and is told why: another user would decide what it executes."""
+    skip_without("ibv_devices")
+    made = drop_in("--path", tmp_path / "nics")
+    change(tmp_path / "nics")
+    done = subprocess.run(
+        ["sh", "-c", 'eval "$MADE"; ibv_devices'], capture_output=True, text=True, timeout=LIMIT,
+        env=environment() | {"MADE": made.stdout}, check=False,
+    )  # fmt: skip
+    assert "soft0" not in done.stdout
+    why = "no software NICs, as another user may change the folder that stands for them"
+    assert done.stderr.splitlines().count(f"gpunetio run: {why}: {tmp_path}/nics") == 1
 
 
 def test_an_environment_where_something_else_is(tmp_path):

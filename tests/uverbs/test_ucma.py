@@ -26,6 +26,7 @@ from gpunetio.uverbs.calls import Calls, _guarded
 from gpunetio.uverbs.environment import FOLDER
 from gpunetio.uverbs.sockaddr import Address, of_gid, parse
 from gpunetio.uverbs.ucma_abi import Command, Event, Level, Option
+from nic_rig import until
 
 pytestmark = [pytest.mark.soft_nic, pytest.mark.host_memory]
 
@@ -263,6 +264,21 @@ def test_a_listener_that_leaves_rejects(program, port):
     assert program.waits_for_event(DEADLINE)
     assert program.destroy(listener) == 0
     assert program.event()[0] is Event.REJECTED
+
+
+def test_requests_that_are_given_up_are_withdrawn(calls, program, port):
+    """Strangers who ask and give up fill no memory while the program takes no events."""
+    listener = Program(calls)
+    listener.listen(listener.create(uid=1), port)
+    for _ in range(5):
+        client = program.create(uid=2)
+        program.resolve(client, port)
+        assert program.connect(client) == 0
+        assert listener.waits_for_event(DEADLINE)
+        assert program.destroy(client) == 2  # events: its address and its route
+        until(lambda: not listener.waits_for_event(0), "the request to be withdrawn")
+    assert len(calls._manager.ids()) == 1
+    listener.close()
 
 
 def test_a_closed_channel_disconnects(calls, program, port):

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import shlex
 import signal
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
@@ -22,8 +19,7 @@ if TYPE_CHECKING:
     from ..nic.control.port import PortConfig
 
 MOST_NICS, _NICS_BY_DEFAULT = 8, 2
-_PR_SET_PDEATHSIG = 1
-_PASSED_ON = signal.SIGTERM, signal.SIGHUP
+_IGNORED_BY_PYTHON = signal.SIGPIPE, signal.SIGXFSZ
 
 
 _NICS = click.option(
@@ -46,24 +42,13 @@ def run(nics: int | None, program: tuple[str, ...], **values: Any) -> None:
         gpunetio run -- ib_write_bw                  in one terminal, and in another
         gpunetio run -- ib_write_bw 127.0.0.1
 
-    The program is not changed, and its libraries are those of the system (rdma-core). The NICs run in the program's own
-    process. Programs that it starts have NICs of their own. softN has the address 127.0.0.(N+1) or, if another process
-    has that, the first free one from 127.0.0.9 on.
+    The program is not changed, and its libraries are those of the system (rdma-core). It runs in place of this command,
+    as with exec, and the NICs run in its process. Programs that it starts have NICs of their own. softN has the address
+    127.0.0.(N+1) or, if another process has that, the first free one from 127.0.0.9 on.
     """
-    from ..uverbs.environment import environment
+    from ..uverbs.environment import lasting_environment
 
-    with environment(_ports(nics, values)) as more:
-        child: subprocess.Popen[bytes] | None = None
-
-        def pass_on(number: int, _: object) -> None:
-            if child is None:
-                sys.exit(128 + number)
-            child.send_signal(number)
-
-        for number in _PASSED_ON:
-            signal.signal(number, pass_on)
-        child = _start(program, {**os.environ, **more})
-        sys.exit(_wait(child, program[0]))
+    _become(program, {**os.environ, **lasting_environment(_ports(nics, values))})
 
 
 @click.command("drop-in")
@@ -110,26 +95,14 @@ def _port(port: PortConfig, n: int, nics: int) -> PortConfig:
     return replace(port, addresses=port.addresses[n : n + 1]) if nics > 1 else port
 
 
-def _start(program: tuple[str, ...], variables: dict[str, str]) -> subprocess.Popen[bytes]:
-    """Start the program, which ends when this process is killed: its files go with this process."""
-    prctl = ctypes.CDLL(None).prctl  # found before the fork
+def _become(program: tuple[str, ...], variables: dict[str, str]) -> NoReturn:
+    """Execute the program in place of this process, so that its parent, its descriptors and its signals are as usual.
 
-    def end_with_parent() -> None:
-        prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-
+    NotFoundError if it cannot be executed.
+    """
+    for number in _IGNORED_BY_PYTHON:
+        signal.signal(number, signal.SIG_DFL)
     try:
-        return subprocess.Popen(program, env=variables, preexec_fn=end_with_parent)
+        os.execvpe(program[0], program, variables)
     except OSError as error:
         raise NotFoundError(f"{program[0]} cannot be started: {error.strerror}") from None
-
-
-def _wait(child: subprocess.Popen[bytes], name: str) -> int:
-    """Return the status with which a shell would tell how the program ended. Ctrl+C is the program's business."""
-    while True:
-        try:
-            status = child.wait()
-        except KeyboardInterrupt:
-            continue
-        if status < 0:
-            click.echo(f"{name} was ended by {signal.Signals(-status).name}", err=True)
-        return status if status >= 0 else 128 - status

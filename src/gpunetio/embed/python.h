@@ -2,6 +2,7 @@
 #pragma once
 
 #include <dlfcn.h>
+#include <errno.h>
 #include <limits.h>
 #include <pthread.h>
 #include <signal.h>
@@ -23,6 +24,9 @@ static int (*python_is_initialized)(void);
 static void *(*python_thread)(void);  // the calling thread's state
 static int (*python_ensure)(void);  // takes the GIL
 static void (*python_release)(int);
+static int (*python_has_gil)(void);  // the calling thread
+static void *(*python_save)(void);  // lets the GIL go
+static void (*python_restore)(void *);
 static int (*python_execute)(const char *);  // source code
 static pid_t python_process;
 
@@ -30,24 +34,54 @@ static pid_t python_process;
 // destructors in C++ and functions of atexit(3) run later.
 static bool python_lives(void) { return python_is_initialized && (python_is_initialized() || python_thread()); }
 
+// How many calls into Python the thread is in. Threads that are created meanwhile are Python's.
+static __thread int python_depth;
+
+struct python_caller {  // what a call into Python leaves as it was
+    sigset_t signals;
+    int error;
+};
+
 // Threads that Python starts meanwhile get no signals but those of faults of their own: a program may have left the others
-// to one thread (signalfd(2)).
-static sigset_t block_signals(void)
+// to one thread (signalfd(2)). The program's errno stays: Python changes it in calls that succeed, and no function of the
+// C library may set it to 0 (C11 7.5p3).
+static struct python_caller python_enter(void)
 {
     static const int own[] = {SIGABRT, SIGBUS, SIGFPE, SIGILL, SIGSEGV, SIGSYS, SIGTRAP};
-    sigset_t others, before;
+    struct python_caller caller = {.error = errno};
+    python_depth++;
+    sigset_t others;
     sigfillset(&others);
     for (size_t i = 0; i < sizeof own / sizeof *own; i++) sigdelset(&others, own[i]);
-    pthread_sigmask(SIG_BLOCK, &others, &before);
-    return before;
+    pthread_sigmask(SIG_BLOCK, &others, &caller.signals);
+    return caller;
 }
 
-// What a function of Python's returns; `otherwise` if Python cannot be called.
+static void python_leave(struct python_caller caller)
+{
+    python_depth--;
+    pthread_sigmask(SIG_SETMASK, &caller.signals, NULL);
+    errno = caller.error;
+}
+
+// The value of a call into Python, or `otherwise` if Python cannot be called.
 #define IN_PYTHON(call, otherwise) \
     ({ \
-        sigset_t before = block_signals(); \
+        struct python_caller caller = python_enter(); \
         __typeof__(call) returned = python_lives() ? (call) : (otherwise); \
-        pthread_sigmask(SIG_SETMASK, &before, NULL); \
+        python_leave(caller); \
+        returned; \
+    })
+
+// The value of a call that may take long, and during which other threads must be able to run Python: the calling thread lets
+// the GIL go, if it has that.
+#define WITHOUT_PYTHONS_LOCK(call) \
+    ({ \
+        void *state = python_lives() && python_has_gil() ? python_save() : NULL; \
+        __typeof__(call) returned = (call); \
+        int error = errno; \
+        if (state) python_restore(state); \
+        errno = error; \
         returned; \
     })
 
@@ -68,9 +102,7 @@ static void *python_symbol(const struct python *how, void *library, const char *
     return found;
 }
 
-// Runs a statement after the modules of gpunetio can be imported. The reason of a failure goes to `fail`, and the
-// traceback of an exception to stderr. Call it once, with no lock that Python may want.
-static bool python_run(const struct python *how, const char *statement)
+static bool python_start(const struct python *how, const char *statement)
 {
     void *python = RTLD_DEFAULT;
     bool ours = false;
@@ -82,13 +114,15 @@ static bool python_run(const struct python *how, const char *statement)
     python_thread = python_symbol(how, python, "PyGILState_GetThisThreadState");
     python_is_initialized = python_symbol(how, python, "Py_IsInitialized");
     void (*initialize)(int) = python_symbol(how, python, "Py_InitializeEx");
-    void *(*save)(void) = python_symbol(how, python, "PyEval_SaveThread");
+    python_has_gil = python_symbol(how, python, "PyGILState_Check");
+    python_save = python_symbol(how, python, "PyEval_SaveThread");
+    python_restore = python_symbol(how, python, "PyEval_RestoreThread");
     python_ensure = python_symbol(how, python, "PyGILState_Ensure");
     python_release = python_symbol(how, python, "PyGILState_Release");
     python_execute = python_symbol(how, python, "PyRun_SimpleString");
     void (*set_home)(const wchar_t *) = python_symbol(how, python, "Py_SetPythonHome");
-    if (!python_thread || !python_is_initialized || !initialize || !save || !python_ensure || !python_release ||
-        !python_execute || !set_home)
+    if (!python_thread || !python_is_initialized || !initialize || !python_ensure || !python_release || !python_has_gil ||
+        !python_save || !python_restore || !python_execute || !set_home)
         return false;
     char code[2048];
     int length = snprintf(
@@ -114,14 +148,22 @@ static bool python_run(const struct python *how, const char *statement)
         ours = true;
     }
     int state = ours ? 0 : python_ensure();
-    sigset_t before = block_signals();
     int failed = python_execute(code);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (ours) {
-        save();
+        python_save();
         python_process = getpid();
         if (!failed) atexit(python_end);  // else nothing of gpunetio runs
     } else python_release(state);
     if (failed) how->fail("gpunetio cannot be imported: see the traceback on stderr", "");
     return !failed;
+}
+
+// Runs a statement after the modules of gpunetio can be imported. The reason of a failure goes to `fail`, and the
+// traceback of an exception to stderr. Call it once, with no lock that Python may want.
+static bool python_run(const struct python *how, const char *statement)
+{
+    struct python_caller caller = python_enter();
+    bool done = python_start(how, statement);
+    python_leave(caller);
+    return done;
 }

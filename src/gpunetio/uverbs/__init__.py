@@ -10,8 +10,9 @@
     ucma.py         one command to the connection manager: ucma_addresses.py and ucma_connections.py answer it
     ucma_ids.py     its open files, identifiers and events; ucma_devices.py has the devices, ucma_watch.py their peers
     ucma_abi.py     numbers and structures of <rdma/rdma_user_cm.h>; sockaddr.py has those of addresses
-    sysfs.py        what stands for /sys/class/infiniband
-    environment.py  the program's environment; building.py compiles preload.c
+    sysfs.py        what stands for /sys/class/infiniband; counter_files.py writes the counters there
+    valgrind.py     programs under valgrind
+    environment.py  the program's environment; remover.py removes its folder afterwards
 
 docs/programs.md says what works, docs/decisions/libibverbs-programs.md why it is made so.
 """

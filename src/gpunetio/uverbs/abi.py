@@ -33,6 +33,14 @@ class Object(IntEnum):
     SRQ          = 5
     AH           = 6
     MR           = 7
+    MW           = 8
+    FLOW         = 9
+    XRCD         = 10
+    RWQ_IND_TBL  = 11
+    WQ           = 12
+    FLOW_ACTION  = 13
+    DM           = 14
+    COUNTERS     = 15
     ASYNC_EVENT  = 16
     DEVX         = _DRIVER
     DEVX_OBJ     = _DRIVER + 1
@@ -53,7 +61,7 @@ class Method(IntEnum):
 
 CREATE, DESTROY = 0, 1  # of CQ, QP, SRQ
 DESTROY_ONLY = 0  # of PD, AH
-DESTROY_MR, QUERY_MR = 1, 3
+DESTROY_MR, QUERY_MR, REG_MR_METHOD = 1, 3, 5
 ALLOC = 0  # of ASYNC_EVENT
 UAR_ALLOC, UAR_DESTROY = _DRIVER, _DRIVER + 1
 DEVX_OTHER, DEVX_QUERY_UAR, DEVX_QUERY_EQN, DEVX_SUBSCRIBE_EVENT = range(_DRIVER, _DRIVER + 4)
@@ -70,13 +78,37 @@ class Write(IntEnum):
     CREATE_AH           = 5
     REG_MR              = 9
     REREG_MR            = 11
+    ALLOC_MW            = 14
     CREATE_COMP_CHANNEL = 17
     RESIZE_CQ           = 19
     CREATE_QP           = 24
     QUERY_QP            = 25
     MODIFY_QP           = 26
+    ATTACH_MCAST        = 30
     MODIFY_SRQ          = 33
     QUERY_SRQ           = 34
+    OPEN_XRCD           = 37
+    CREATE_XSRQ         = 39
+    OPEN_QP             = 40
+
+
+class WriteExtended(IntEnum):
+    """Commands that there are only with EXTENDED."""
+
+    CREATE_FLOW         = 50
+    CREATE_WQ           = 52
+    CREATE_RWQ_IND_TBL  = 55
+    MODIFY_CQ           = 57
+
+
+class DeviceCap(IntFlag):
+    """enum ibv_device_cap_flags."""
+
+    BAD_PKEY_CNTR     = 1 << 1
+    BAD_QKEY_CNTR     = 1 << 2
+    PORT_ACTIVE_EVENT = 1 << 10
+    SYS_IMAGE_GUID    = 1 << 11
+    RC_RNR_NAK_GEN    = 1 << 12
 
 
 # --- attributes ----------------------------------------------------------------------------------------------------
@@ -290,6 +322,7 @@ DEVICE = Entry("ib_uverbs_ex_query_device_resp", 304, """
     response_length       180  u32
     timestamp_mask        208  u64
     hca_core_clock        216  u64
+    device_cap_flags_ex   224  u64
 """)
 PORT = Entry("ib_uverbs_query_port_resp_ex", 48, """
     port_cap_flags   0  u32
@@ -452,6 +485,7 @@ MODIFY_QP = Entry("ib_uverbs_modify_qp", 112, """
     qp_state            96  u8
     cur_qp_state        97  u8
     path_mtu            98  u8
+    path_mig_state      99  u8
     max_rd_atomic      101  u8
     max_dest_rd_atomic 102  u8
     min_rnr_timer      103  u8
@@ -497,9 +531,12 @@ class QpMask(IntFlag):
     RNR_RETRY          = 1 << 11
     RQ_PSN             = 1 << 12
     MAX_QP_RD_ATOMIC   = 1 << 13
+    ALT_PATH           = 1 << 14
     MIN_RNR_TIMER      = 1 << 15
     SQ_PSN             = 1 << 16
     MAX_DEST_RD_ATOMIC = 1 << 17
+    PATH_MIG_STATE     = 1 << 18
+    CAP                = 1 << 19
     DEST_QPN           = 1 << 20
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import os
+import threading
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
@@ -31,15 +31,16 @@ ATTRIBUTE = Entry("ib_uverbs_attr", 16, """
     data        8  u64
 """)
 _MANDATORY, _VALID_OUTPUT = 1, 2  # UVERBS_ATTR_F_*
+_MOST_INT = (1 << 31) - 1
 _INLINE = 8  # bytes that an attribute holds itself
 
 
 class Refused(Exception):
-    """The call fails with `code`, an errno."""
+    """The call fails with `code`, an errno. `expected`: the program tries it only to find out whether it is there."""
 
-    def __init__(self, code: int, why: str):
+    def __init__(self, code: int, why: str, *, expected: bool = False):
         super().__init__(why)
-        self.code = code
+        self.code, self.expected = code, expected
 
 
 class _Range(ctypes.Structure):
@@ -55,7 +56,7 @@ _libc.process_vm_readv.restype = _libc.process_vm_writev.restype = ctypes.c_ssiz
 def _copy(call: Callable[..., int], ours: ctypes.Array[ctypes.c_char], address: int, nbytes: int) -> None:
     """Copy between memory of ours and of the program. Refused with EFAULT if the program's is not there."""
     here, there = _Range(ctypes.addressof(ours), nbytes), _Range(address, nbytes)
-    if call(os.getpid(), ctypes.byref(here), 1, ctypes.byref(there), 1, 0) != nbytes:
+    if call(threading.get_native_id(), ctypes.byref(here), 1, ctypes.byref(there), 1, 0) != nbytes:
         raise Refused(errno.EFAULT, f"{nbytes} bytes at {address:#x} are not the program's memory")
 
 
@@ -115,6 +116,13 @@ class Call:
         if without is not None and attribute not in self._attributes:
             return without
         return int(self._attribute(attribute)["data"])
+
+    def descriptor(self, attribute: int) -> int:
+        """Return an attribute that is a descriptor. Refused with EBADF if it cannot be one."""
+        value = self.number(attribute)
+        if value > _MOST_INT:
+            raise Refused(errno.EBADF, f"{value:#x} is no descriptor")
+        return value
 
     def data(self, attribute: int) -> bytes:
         """Return the bytes of an attribute; none if it is not there."""

@@ -6,9 +6,11 @@ import atexit
 import ctypes
 import errno
 import logging
+import os
 import threading
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from .. import log
@@ -28,9 +30,10 @@ from ..nic import helping
 from ..nic.control.port import PortConfig
 from ..providers import soft
 from ..verbs import Context
-from . import device, devx, events, memory, queues, ucma, ucma_addresses, ucma_connections
+from . import device, devx, events, memory, queues, ucma, ucma_addresses, ucma_connections, valgrind
 from .call import Call, Refused
-from .environment import ports_of_this_program
+from .counter_files import CounterFiles
+from .environment import FOLDER, ports_of_this_program
 from .files import OpenFile
 from .methods import execute
 from .sysfs import CM_DEVICE
@@ -59,6 +62,7 @@ class Calls:
         self._next = 1
         self._lock = threading.Lock()
         self._exiting = False
+        self._counters = CounterFiles(Path(os.environ.get(FOLDER, os.devnull), "sys/class/infiniband"))
         self._manager = Manager(Devices([name for name, _ in ports], self._open_for_cm))
         atexit.register(self._exit)
 
@@ -81,7 +85,7 @@ class Calls:
         number = int(name.removeprefix(b"uverbs"))
         if number >= len(self._ports):
             return -errno.ENODEV
-        file = OpenFile(*self._ports[number], partial(self._end_help, descriptor))
+        file = OpenFile(*self._ports[number], partial(self._end_help, descriptor), self._counters)
         with self._lock:
             self._next += 1
             self._files[self._next] = file
@@ -109,6 +113,17 @@ class Calls:
     def worker(self, file: int) -> int:
         return self._files[file].worker if file in self._files else 0
 
+    def reach(self, file: int, attributes: int) -> int:
+        """Know the way of an address handle that is about to be made."""
+        with self._files[file].whole_call():
+            queues.reach(self._files[file], attributes)
+        return 0
+
+    def refresh(self) -> int:
+        """Bring the counters in sysfs up to date."""
+        self._counters.tell()
+        return 0
+
     def close(self, file: int) -> int:
         if self._exiting:
             return 0
@@ -118,17 +133,32 @@ class Calls:
         return 0
 
 
+# What a program gets that asks for what software NICs do not have. Its user is told, but not again and again.
+_MISSING = errno.EOPNOTSUPP, errno.EPROTONOSUPPORT, errno.ENOSYS
+_MOST_TOLD = 1000
+_told: set[str] = set()
+
+
+def _refuse(code: int, why: Exception, expected: bool = False) -> int:
+    """Return what a call that is refused returns, and say why on stderr if the program may not find out by itself."""
+    text = str(why)
+    tell = code in _MISSING and not expected and text not in _told and len(_told) < _MOST_TOLD
+    if tell:
+        _told.add(text)
+        logger.warning("the program asks for what software NICs do not have: %s", text)
+    else:
+        logger.info("refused with %s: %s", errno.errorcode[code], text)
+    return -code
+
+
 def _guarded(function: Callable[..., int]) -> Callable[..., int]:
     def call(*arguments: Any) -> int:
         try:
             return function(*arguments)
         except Refused as refused:
-            logger.info("refused with %s: %s", errno.errorcode[refused.code], refused)
-            return -refused.code
+            return _refuse(refused.code, refused, refused.expected)
         except DocaError as error:
-            code = next((code for kind, code in _ERRNO if isinstance(error, kind)), errno.EIO)
-            logger.info("refused with %s: %s", errno.errorcode[code], error)
-            return -code
+            return _refuse(next((code for kind, code in _ERRNO if isinstance(error, kind)), errno.EIO), error)
         except Exception:
             logger.exception("a call of the program has failed")
             return -errno.EIO
@@ -136,10 +166,10 @@ def _guarded(function: Callable[..., int]) -> Callable[..., int]:
     return call
 
 
-_long, _address = ctypes.c_long, ctypes.c_void_p
+_long, _u64 = ctypes.c_long, ctypes.c_uint64  # an address that is 0 is a number, too
 _TYPES = {
-    "open": (ctypes.c_char_p, _long), "control": (_long, _address), "map": (_long, ctypes.c_uint64, ctypes.c_uint64),
-    "write": (_long, ctypes.c_uint64, ctypes.c_uint64), "close": (_long,), "worker": (_long,),
+    "open": (ctypes.c_char_p, _long), "control": (_long, _u64), "map": (_long, _u64, _u64),
+    "write": (_long, _u64, _u64), "close": (_long,), "worker": (_long,), "refresh": (), "reach": (_long, _u64),
 }  # fmt: skip
 _kept: list[object] = []
 
@@ -147,6 +177,7 @@ _kept: list[object] = []
 def install(table: int, started: int, end_help: int) -> None:
     """Fill the table of functions in preload.c, where `end_help` is a function, and say that it is filled."""
     log.configure()
+    valgrind.compile_elsewhere()
     calls = Calls(ports_of_this_program(), ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_int)(end_help))
     functions = [
         ctypes.CFUNCTYPE(_long, *types)(_guarded(getattr(calls, name))) for name, types in _TYPES.items()

@@ -18,6 +18,8 @@ from .methods import command, method
 _QP_TABLE = 1 << 18  # queue pairs in libmlx5's table
 _ATOMIC_HCA = 1  # enum ibv_atomic_cap: atomic among the device's own atomics
 _LONGEST_MESSAGE = 1 << 30
+# What a ConnectX-7 has and software NICs have as well (mlx5_ib_query_device in Linux).
+_CAPABILITIES = sum(abi.DeviceCap)
 _GRH_REQUIRED = 1  # IB_UVERBS_QPF_GRH_REQUIRED
 
 
@@ -55,7 +57,8 @@ def query_device(file: OpenFile, call: Call) -> None:
         **{name: value for name, value in known.items() if isinstance(value, int) and name != "max_cqe"},
         max_cqe=d.max_cqe - 1,  # libmlx5 asks for one more
         page_size_cap=-PAGE & (1 << 64) - 1, max_sge_rd=d.max_sge, max_res_rd_atom=d.max_qp * d.max_qp_rd_atom,
-        atomic_cap=_ATOMIC_HCA, response_length=abi.DEVICE.size,
+        device_cap_flags=_CAPABILITIES, device_cap_flags_ex=_CAPABILITIES, atomic_cap=_ATOMIC_HCA,
+        response_length=abi.DEVICE.size,
     )  # fmt: skip
     call.put(abi.Invoke.OUT, answer)
 
@@ -96,9 +99,10 @@ def query_gid_table(file: OpenFile, call: Call) -> None:
     size = call.number(abi.GidTable.ENTRY_SIZE)
     most = call.room(abi.GidTable.RESP_ENTRIES) // size if size else 0
     found = [_gid_entry(file, 1, index) for index in range(file.ctx.query_port(1).gid_tbl_len)]
-    entries = [entry[:size].ljust(size, b"\0") for entry in found if entry]
-    if len(entries) > most:
-        raise Refused(errno.EINVAL, f"the GID table has {len(entries)} entries, and there is room for {most}")
+    filled = [entry for entry in found if entry]
+    if len(filled) > most:
+        raise Refused(errno.EINVAL, f"the GID table has {len(filled)} entries, and there is room for {most}")
+    entries = [entry[:size].ljust(size, b"\0") for entry in filled]
     call.put(abi.GidTable.RESP_ENTRIES, b"".join(entries))
     call.put_number(abi.GidTable.RESP_NUM_ENTRIES, len(entries))
 

@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 import errno
+import logging
 import struct
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 from ..errors import DriverError
 from ..formats import commands as cmd
 from ..formats import ethernet as eth
 from ..formats.commands import OUT, Opcode
 from ..formats.events import EventType
+from ..nic.control.command import opcode_of
+from ..nic.control.syndromes import CommandError
 from ..providers.soft import SoftProvider
 from ..verbs import Handle
 from . import abi
 from .abi import Devx, DevxObject, EventFd, Object, Subscribe, Umem
 from .call import Call, Refused
+from .events import mark_unarmed
 from .files import OpenFile
-from .memory import access_of
+from .memory import access_of, pinned
 from .methods import method
 
+logger: logging.Logger = logging.getLogger("gpunetio.uverbs")
+
 # Rings and records of a program are always in UMEMs. The kernel says so for it: UCX does not.
+_TYPE_BYTES = 2  # of an event, in a list
 _RING_AND_RECORD = {"wq": {"wq_umem_valid": 1, "dbr_umem_valid": 1}}
 _IN_UMEMS = {
     Opcode.CREATE_CQ:  (cmd.CREATE_CQ_IN,  {"cq_umem_valid": 1, "cq_context": {"dbr_umem_valid": 1}}),
@@ -42,6 +49,16 @@ def _in_umems(call: Call) -> bytes:
         if len(mailbox) >= layout.size:  # else the NIC refuses it
             layout.update(mailbox, **said)
     return bytes(mailbox)
+
+
+def _mark_unarmed(provider: SoftProvider, mailbox: bytes) -> None:
+    """Mark the doorbell record of a completion queue that a mailbox creates, unless it is in GPU memory."""
+    if len(mailbox) < cmd.CREATE_CQ_IN.size:
+        return
+    context = cmd.CREATE_CQ_IN.get(mailbox, "cq_context")
+    with suppress(CommandError, Refused):  # the NIC refuses what is wrong
+        umems = provider.nic.control.umems
+        mark_unarmed(umems.record(context["dbr_umem_id"], context["dbr_addr"], "the CQ doorbell record"))
 
 
 def _carry_out(call: Call, out: int, execute: Callable[[int], bytes]) -> None:
@@ -76,12 +93,23 @@ def create_object(file: OpenFile, call: Call) -> None:
     mailbox = _in_umems(call)
     created: list[int] = []
 
+    if opcode_of(mailbox) == Opcode.CREATE_CQ:
+        _mark_unarmed(provider, mailbox)
+
     def execute(room: int) -> bytes:
         handle, answer = provider.devx_obj_create(mailbox, room)
         created.append(handle)
         return answer
 
-    _carry_out(call, DevxObject.OUT, execute)
+    try:
+        _carry_out(call, DevxObject.OUT, execute)
+    except Refused as refused:
+        if opcode_of(mailbox) == Opcode.CREATE_MKEY:
+            logger.warning(
+                "the NIC refuses a memory key: %s. UCX continues without such a key, and its puts may then write to a "
+                "wrong address", refused,
+            )  # fmt: skip
+        raise
     undo = ExitStack()
     undo.callback(provider.devx_obj_destroy, created[0])
     call.name(DevxObject.HANDLE, file.add(Object.DEVX_OBJ, created[0], undo=undo))
@@ -116,9 +144,10 @@ def register_umem(file: OpenFile, call: Call) -> None:
     access = access_of(call.number(Umem.ACCESS))
     start, nbytes = call.number(Umem.ADDR), call.number(Umem.LEN)
     if Umem.DMABUF_FD in call:
-        umem = provider.reg_dmabuf_umem(call.number(Umem.DMABUF_FD), start, nbytes, access)
+        umem = provider.reg_dmabuf_umem(call.descriptor(Umem.DMABUF_FD), start, nbytes, access)
     else:
-        umem = provider.reg_umem(start, nbytes, access)
+        with pinned(start, nbytes, access):
+            umem = provider.reg_umem(start, nbytes, access)
     undo = ExitStack()
     undo.callback(provider.dereg_umem, umem)
     call.put_number(Umem.OUT_ID, umem)
@@ -147,7 +176,9 @@ def subscribe_events(file: OpenFile, call: Call) -> None:
         raise Refused(errno.EBADF, f"descriptor {fd} is no event channel of this device")
     if Subscribe.FD_NUM in call:
         raise Refused(errno.EOPNOTSUPP, "events by eventfd are not supported")
-    types = struct.unpack(f"={len(numbers) // 2}H", numbers)
+    if len(numbers) % _TYPE_BYTES:
+        raise Refused(errno.EINVAL, f"{len(numbers)} bytes are no list of types of events")
+    types = struct.unpack(f"={len(numbers) // _TYPE_BYTES}H", numbers)
     if unknown := [number for number in types if number not in list(EventType)]:
         raise Refused(errno.EINVAL, f"there are no events of type {unknown[0]:#x}")
     wanted = [EventType(number) for number in types]

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import os
-import pickle
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import mkdtemp
 
 from ..embed import building, python
-from ..errors import InUseError, NotSupportedError, OperatingSystemError
+from ..errors import DocaError, InUseError, NotSupportedError, OperatingSystemError
 from ..nic.control.port import Port, PortConfig
+from ..trusted import make_trusted_folder
+from . import ports as ports_file
 from . import sysfs
+from .remover import remove_after_this_process
 
 FOLDER = "GPUNETIO_UVERBS"  # the variable that names the folder of sysfs.py (preload.c)
+INTERPRETER = "GPUNETIO_PYTHON"  # the variable that names this Python
 PORTS = "ports"  # a file in it
+_WRITABLE_BY_OTHERS = 0o022  # preload.c refuses a folder with one of these bits
 _QUIET_END = "RDMAV_ALLOW_DISASSOC_DESTROY"  # libibverbs: to destroy an object of a device that is gone is no error
 _DESCRIPTION = {  # variable of preload.c → member of python.h's structure
     "GPUNETIO_LIBPYTHON": "library", "GPUNETIO_PYTHONHOME": "home", "GPUNETIO_PYTHONVERSION": "version",
@@ -42,15 +45,20 @@ def _need_shared_library() -> None:
 def prepare(root: Path, ports: Sequence[tuple[str, PortConfig]]) -> dict[str, str]:
     """Return what to add to the environment of a program that is to see these devices, while the folder `root` lasts.
 
-    `ports` has a name and a configuration for each device. InUseError if the folder has files already.
+    `ports` has a name and a configuration for each device. InUseError if the folder has files already;
+    NotPermittedError if another user may change it, and with it what such programs do.
     """
     _need_shared_library()
     preloaded = ":".join(filter(None, (str(library()), os.environ.get("LD_PRELOAD"))))
-    if root.exists() and any(root.iterdir()):
-        raise InUseError(f"{root} is not empty: name a folder that is, or one that does not exist")
     try:
+        make_trusted_folder(root)
+        root.chmod(root.stat().st_mode & ~_WRITABLE_BY_OTHERS)
+        if any(root.iterdir()):
+            raise InUseError(f"{root} is not empty: name a folder that is, or one that does not exist")
         sysfs.build(root, {name: Port(port, f"127.0.0.{n + 1}") for n, (name, port) in enumerate(ports)})
-        (root / PORTS).write_bytes(pickle.dumps(list(ports)))
+        ports_file.write(root / PORTS, ports)
+    except DocaError:
+        raise
     except OSError as error:
         raise OperatingSystemError(f"{error.filename} cannot be written: {error.strerror}") from None
     how = python.description(os.pathsep.join(part for part in sys.path if part))
@@ -58,18 +66,23 @@ def prepare(root: Path, ports: Sequence[tuple[str, PortConfig]]) -> dict[str, st
         "LD_PRELOAD": preloaded,
         FOLDER: str(root.absolute()),
         _QUIET_END: "1",
+        INTERPRETER: sys.executable,
         **{variable: how[member] for variable, member in _DESCRIPTION.items()},
     }
 
 
-@contextmanager
-def environment(ports: Sequence[tuple[str, PortConfig]]) -> Iterator[dict[str, str]]:
-    """Return what `prepare` does, for a folder that lasts as long as the block."""
-    with TemporaryDirectory(prefix="gpunetio-") as folder:
-        yield prepare(Path(folder), ports)
+def lasting_environment(ports: Sequence[tuple[str, PortConfig]]) -> dict[str, str]:
+    """Return what `prepare` does, for a new folder, which lasts as long as this process and programs that it starts."""
+    _need_shared_library()  # before there is something to remove
+    folder = Path(mkdtemp(prefix="gpunetio-"))
+    try:
+        remove_after_this_process(folder, FOLDER)
+    except BaseException:
+        folder.rmdir()
+        raise
+    return prepare(folder, ports)
 
 
 def ports_of_this_program() -> list[tuple[str, PortConfig]]:
     """Return the devices of the program that this process runs."""
-    ports: list[tuple[str, PortConfig]] = pickle.loads((Path(os.environ[FOLDER]) / PORTS).read_bytes())
-    return ports
+    return ports_file.read(Path(os.environ[FOLDER]) / PORTS)

@@ -5,14 +5,16 @@ from __future__ import annotations
 import errno
 from collections.abc import Iterable
 
+from ..formats.doorbell import CQ_DBREC
 from ..formats.events import EventType
 from ..verbs import Handle
 from . import abi
 from .abi import Object, Write
-from .call import Call, Refused
+from .call import Call, Refused, store_at
 from .files import OpenFile
 from .methods import command, method
 
+_NO_REQUEST = b"\xff" * 4  # in the record that arms a completion queue: with reserved bits
 _OF_DEVICE = EventType.PORT_CHANGE, EventType.INTERNAL_ERROR
 
 
@@ -22,6 +24,14 @@ def create_comp_channel(file: OpenFile, call: Call) -> None:
     fd = file.pump.open_pipe(file.provider.event_channel(channel))
     file.channels[fd] = channel
     call.put_number(abi.Invoke.OUT, fd)
+
+
+def mark_unarmed(record: int) -> None:
+    """Let the doorbell record of a new completion queue contain no request to arm it.
+
+    The first request of a program may be 0, as an empty record is, and equal to what an earlier queue has left there.
+    """
+    store_at(record + CQ_DBREC.arm, _NO_REQUEST)
 
 
 def tell_completions(file: OpenFile, fd: int, cq: Handle, subscriber: int) -> None:

@@ -18,6 +18,7 @@ from ..providers import soft
 from ..verbs import QP, UAR, Context, Handle
 from .abi import DESTROY_RESP, DESTROYED, Object
 from .call import Call, Refused
+from .counter_files import CounterFiles
 from .pump import Pump
 
 
@@ -37,7 +38,7 @@ class OpenFile:
     `worker` is what threads that poll may help, until `end_help` was called.
     """
 
-    def __init__(self, device: str, port: PortConfig, end_help: Callable[[], bool]):
+    def __init__(self, device: str, port: PortConfig, end_help: Callable[[], bool], counters: CounterFiles):
         self.provider = soft.open_beside_others(device, port)
         with ExitStack() as undo:
             undo.callback(self.provider.close)
@@ -45,7 +46,10 @@ class OpenFile:
             self.provider.nic.expect_polling()
             self.worker = self.provider.nic.to_help()
             self.pump = Pump(f"gpunetio {self.ctx.name}")
+            self._counters = counters
+            counters.begin(self.provider.nic)
             undo.pop_all()
+        atexit.register(self._end_counting)
         atexit.register(self.pump.stop)  # later than the NIC's end, so before it
         self._end_help = end_help
         atexit.register(self._be_alone)
@@ -54,6 +58,7 @@ class OpenFile:
         self.channels: dict[int, int] = {}  # completion channels, by descriptor
         self.event_channels: dict[int, int] = {}  # those of DEVX, by descriptor
         self.subscribers: dict[tuple[int, int | None], int] = {}  # on the latter, by channel and object
+        self.ways: dict[int, int] = {}  # paths that address handles of libmlx5 need, by LID
         self.asynchronous: int | None = None  # the channel of asynchronous events
         self.caps: dict[QP, np.ndarray] = {}  # what each was created with
         self._held: dict[int, Held] = {}
@@ -126,8 +131,14 @@ class OpenFile:
         if not self._end_help():
             raise TimedOutError(f"a thread of the program has been making a turn of {self.ctx.name} for 10 s")
 
+    def _end_counting(self) -> None:
+        """Let nobody read the NIC's counters any more."""
+        self._counters.end(self.provider.nic)
+
     def close(self) -> None:
         """Close all objects, and the device."""
+        self._end_counting()
+        atexit.unregister(self._end_counting)
         self._be_alone()
         atexit.unregister(self._be_alone)
         atexit.unregister(self.pump.stop)

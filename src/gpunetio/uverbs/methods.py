@@ -5,8 +5,9 @@ from __future__ import annotations
 import errno
 import logging
 from collections.abc import Callable, Collection
+from enum import IntEnum
 
-from .abi import EXTENDED, UHW_IN, UHW_OUT, Invoke, Method, Object, Write
+from .abi import EXTENDED, REG_MR_METHOD, UHW_IN, UHW_OUT, Invoke, Method, Object, Write, WriteExtended
 from .call import Call, Refused
 from .files import OpenFile
 
@@ -37,22 +38,32 @@ def command(number: int) -> Callable[[Answer], Answer]:
     return register
 
 
-def _name(of: type[Object] | type[Write], number: int) -> str:
-    return of(number).name if number in list(of) else f"{number:#x}"
+def _name(number: int, *enums: type[IntEnum]) -> str:
+    return next((enum(number).name for enum in enums if number in list(enum)), f"{number:#x}")
+
+
+# Newer methods, in place of which libibverbs sends a command if the kernel lacks them.
+_REPLACED = {(Object.MR, REG_MR_METHOD)}
 
 
 def execute(file: OpenFile, call: Call) -> None:
-    """Execute a call. Refused with EOPNOTSUPP if nothing answers it here."""
-    if (call.object, call.method) != (Object.DEVICE, Method.INVOKE_WRITE):
-        what = f"method {call.method:#x} of {_name(Object, call.object)}"
-        answer, known = _methods.get((call.object, call.method), (None, ()))
+    """Execute a call.
+
+    If nothing answers it here, it is refused as the kernel refuses it: a method with EPROTONOSUPPORT, after which
+    libibverbs looks for another way (ib_uverbs_cmd_verbs), and a command with EOPNOTSUPP.
+    """
+    method = call.object, call.method
+    if method != (Object.DEVICE, Method.INVOKE_WRITE):
+        what = f"method {call.method:#x} of {_name(call.object, Object)}"
+        answer, known = _methods.get(method, (None, ()))
+        code = errno.EPROTONOSUPPORT
     else:
         number = call.number(Invoke.CMD)
-        what = f"command {_name(Write, number & ~EXTENDED)}"
+        what = f"command {_name(number & ~EXTENDED, Write, WriteExtended)}"
         answer, known = _commands.get(number), (*Invoke, UHW_IN, UHW_OUT)
+        code = errno.EOPNOTSUPP
     if answer is None:
-        logger.warning("the program asks the kernel for %s, which software NICs do not have", what)
-        raise Refused(errno.EOPNOTSUPP, f"{what} is not supported")
+        raise Refused(code, f"{what} is not supported", expected=method in _REPLACED)
     logger.debug("%s", what)
     call.check_known(known)
     answer(file, call)

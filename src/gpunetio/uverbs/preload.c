@@ -1,5 +1,5 @@
 // What a program's libibverbs and librdmacm take for the kernel: /dev/infiniband, /sys/class/infiniband, and ioctl, mmap,
-// write and close on what was opened there. LD_PRELOAD puts these functions in front of libc's. All else goes to libc.
+// write, dup and close on what was opened there. LD_PRELOAD puts these functions in front of libc's. All else goes to libc.
 //
 // A device file is opened as /dev/null, whose number the device's "dev" file in sysfs has, too: libibverbs compares both.
 // For rdma_cm, Python puts a descriptor in its place that is readable when there is an event.
@@ -33,10 +33,15 @@ static struct calls {
     long (*write)(long file, uint64_t bytes, uint64_t nbytes); // bytes written
     long (*close)(long file);
     long (*worker)(long file);                                 // what threads that poll help; 0: nothing
+    long (*refresh)(void);                                     // counters in sysfs
+    long (*reach)(long file, const void *attributes);          // struct ibv_ah_attr
     void (*help_out)(long worker, long posted);                // a turn of the engine (nic/loop.py)
 } calls;
 
-static int files[MAX_FDS];  // by descriptor; 0: not ours
+// The open files, by descriptor; 0: not ours. Several descriptors may mean one file (dup(2)), which ends with the last one.
+static int files[MAX_FDS];
+static pthread_mutex_t files_change = PTHREAD_MUTEX_INITIALIZER;  // held while descriptors lose their files
+static pid_t process;  // whose descriptors these are
 
 // libc's own function of this name.
 #define REAL(name) \
@@ -61,15 +66,39 @@ static void *real(const char *name)
 static const char *const PREFIXES[] = {
     "/dev/infiniband", "/sys/class/infiniband", "/sys/class/misc/rdma_cm", "/sys/module/nvidia_peermem"};
 
+static void refresh_counters(void);
+
+static void fail(const char *what, const char *about) { fprintf(stderr, "gpunetio run: %s%s\n", what, about); }
+
+// Whether only this user or root may change what is in the folder. Python has checked the way to it (trusted.py), and
+// checks it again when it reads the ports.
+static bool trusted(const char *root)
+{
+    static bool told;
+    struct statx found;
+    int before = errno;
+    bool here = !REAL(statx)(AT_FDCWD, root, AT_SYMLINK_NOFOLLOW, STATX_TYPE | STATX_MODE | STATX_UID, &found);
+    errno = before;
+    bool good = here && S_ISDIR(found.stx_mode) && !(found.stx_mode & (S_IWGRP | S_IWOTH)) &&
+                (found.stx_uid == geteuid() || found.stx_uid == 0);
+    if (!good && !told)
+        fail(here ? "no software NICs, as another user may change the folder that stands for them: "
+                  : "no software NICs, as the folder that stands for them is gone: ", root);
+    told |= !good;
+    return good;
+}
+
 // The path with what stands for these folders, in `room`; or the path as it is.
 static const char *place_of(const char *path, char room[PATH_MAX])
 {
     const char *root = getenv("GPUNETIO_UVERBS");
     if (!path || !root) return path;
     for (size_t i = 0; i < sizeof PREFIXES / sizeof *PREFIXES; i++)
-        if (!strncmp(path, PREFIXES[i], strlen(PREFIXES[i])) &&
-            snprintf(room, PATH_MAX, "%s%s", root, path) < PATH_MAX)
+        if (!strncmp(path, PREFIXES[i], strlen(PREFIXES[i])) && trusted(root) &&
+            snprintf(room, PATH_MAX, "%s%s", root, path) < PATH_MAX) {
+            if (strstr(path, "counters/")) refresh_counters();
             return room;
+        }
     return path;
 }
 
@@ -80,15 +109,18 @@ static const char *device_in(const char *path)
 
 // --- Python -----------------------------------------------------------------------------------------------------------
 
-static void fail(const char *what, const char *about) { fprintf(stderr, "gpunetio run: %s%s\n", what, about); }
-
 static int started;
 static bool forked;  // from a process that had started Python, whose threads are not here
 
-static void forget(void)
+static void forget_threads(void);
+
+static void forget(void)  // in a child of fork(2)
 {
+    forget_threads();
+    if (!started) return;
     memset(files, 0, sizeof files);
-    forked = started;
+    pthread_mutex_init(&files_change, NULL);
+    forked = true;
     started = 0;
 }
 
@@ -99,10 +131,11 @@ static const char *told(const char *variable)
 }
 
 static bool end_help(int fd);
+static void end_with_the_program(void);
 
 static void start(void)
 {
-    pthread_atfork(NULL, NULL, forget);
+    process = getpid();
     const struct python how = {
         .library = told("GPUNETIO_LIBPYTHON"), .home = told("GPUNETIO_PYTHONHOME"),
         .version = told("GPUNETIO_PYTHONVERSION"), .path = told("GPUNETIO_PATH"), .fail = fail,
@@ -112,6 +145,13 @@ static void start(void)
              (unsigned long long)(uintptr_t)&calls, (unsigned long long)(uintptr_t)&started,
              (unsigned long long)(uintptr_t)end_help);
     python_run(&how, statement);
+    atexit(refresh_counters);
+    end_with_the_program();
+}
+
+static void refresh_counters(void)
+{
+    if (started) IN_PYTHON(calls.refresh(), 0);
 }
 
 static bool ready(void)
@@ -120,6 +160,98 @@ static bool ready(void)
     pthread_once(&once, start);
     if (forked) fail("a process that was forked after its parent had opened a device cannot open one: ", "use exec");
     return started;
+}
+
+// --- threads ----------------------------------------------------------------------------------------------------------
+//
+// A process ends with 0 when its first thread has ended by pthread_exit(3), and all others have ended. The threads of Python
+// and of the NIC, of which the program knows nothing, never do. So they are counted, and do not count.
+
+static pthread_key_t ending;          // its destructor is called when a thread ends that has one of these values
+static const char FIRST = 0, OURS = 0;
+static bool first_has_ended;
+static int our_threads;
+
+struct beginning { void *(*function)(void *); void *argument; };
+
+static void *begin_ours(void *given)
+{
+    struct beginning begun = *(struct beginning *)given;
+    free(given);
+    python_depth = 1;  // for the threads that it creates
+    pthread_setspecific(ending, &OURS);
+    return begun.function(begun.argument);
+}
+
+int pthread_create(
+    pthread_t *restrict thread, const pthread_attr_t *restrict attributes, void *(*function)(void *),
+    void *restrict argument)
+{
+    if (!python_depth) return REAL(pthread_create)(thread, attributes, function, argument);
+    struct beginning *begun = malloc(sizeof *begun);
+    if (!begun) return EAGAIN;
+    *begun = (struct beginning){function, argument};
+    int code = REAL(pthread_create)(thread, attributes, begin_ours, begun);
+    if (code) free(begun);
+    else __atomic_add_fetch(&our_threads, 1, __ATOMIC_SEQ_CST);
+    return code;
+}
+
+// The threads of this process. The first one is listed even if it has ended (proc(5)). INT_MAX if /proc cannot be read.
+static int all_threads(void)
+{
+    DIR *folder = opendir("/proc/self/task");
+    if (!folder) return INT_MAX;
+    int count = 0;
+    for (struct dirent *entry; (entry = readdir(folder));) count += *entry->d_name != '.';
+    closedir(folder);
+    return count;
+}
+
+static void *wait_for_the_program(void *unused)
+{
+    (void)unused;
+    // Our threads count from after their beginning to before their end: a change meanwhile makes the difference too large.
+    for (int ours, all;; usleep(10000)) {
+        ours = __atomic_load_n(&our_threads, __ATOMIC_SEQ_CST);
+        all = all_threads();
+        if (all <= 1 + ours && ours == __atomic_load_n(&our_threads, __ATOMIC_SEQ_CST)) exit(0);
+    }
+}
+
+// Wait for the program's threads, in a thread of ours, if the first one has ended and ours are there. Idempotent.
+static void end_with_the_program(void)
+{
+    static bool waits;
+    if (!started || !__atomic_load_n(&first_has_ended, __ATOMIC_SEQ_CST)) return;
+    if (__atomic_exchange_n(&waits, true, __ATOMIC_SEQ_CST)) return;
+    struct python_caller caller = python_enter();
+    pthread_t thread;
+    if (!pthread_create(&thread, NULL, wait_for_the_program, NULL)) pthread_detach(thread);
+    python_leave(caller);
+}
+
+static void end_thread(void *which)
+{
+    if (which == &OURS) {
+        __atomic_sub_fetch(&our_threads, 1, __ATOMIC_SEQ_CST);
+        return;
+    }
+    __atomic_store_n(&first_has_ended, true, __ATOMIC_SEQ_CST);
+    end_with_the_program();
+}
+
+static void forget_threads(void)  // the thread that has forked is the first one of the child
+{
+    our_threads = 0;
+    pthread_setspecific(ending, &FIRST);
+}
+
+__attribute__((constructor)) static void begin(void)
+{
+    pthread_key_create(&ending, end_thread);
+    pthread_setspecific(ending, &FIRST);
+    pthread_atfork(NULL, NULL, forget);
 }
 
 // --- help for the engine ----------------------------------------------------------------------------------------------
@@ -132,10 +264,12 @@ static void begin_help(int fd, long worker) { __atomic_store_n(&helped[fd].worke
 static void help_out(int fd, bool posted)
 {
     if (!started) return;  // in a child, which has no engine
+    int before = errno;    // the engine makes system calls
     __atomic_add_fetch(&helped[fd].helpers, 1, __ATOMIC_SEQ_CST);
     long worker = __atomic_load_n(&helped[fd].worker, __ATOMIC_SEQ_CST);
     if (worker) calls.help_out(worker, posted);
     __atomic_sub_fetch(&helped[fd].helpers, 1, __ATOMIC_RELEASE);
+    errno = before;
 }
 
 // Let no thread help any more. Python calls this before the NIC closes. False if a turn takes too long.
@@ -163,7 +297,12 @@ static int opened(const char *path, int fd)
     return fd;
 }
 
-static int file_of(int fd) { return fd < 0 || fd >= MAX_FDS ? 0 : __atomic_load_n(&files[fd], __ATOMIC_ACQUIRE); }
+// The file that a descriptor means; 0: none of ours. A child of vfork(2) has this memory, but descriptors of its own.
+static int file_of(int fd)
+{
+    int file = fd < 0 || fd >= MAX_FDS ? 0 : __atomic_load_n(&files[fd], __ATOMIC_ACQUIRE);
+    return file && getpid() == process ? file : 0;
+}
 
 #define MODE(flags) \
     mode_t mode = 0; \
@@ -305,21 +444,8 @@ void *mmap64(void *address, size_t nbytes, int protection, int flags, int fd, of
     return file ? map(file, nbytes, (uint64_t)offset) : REAL(mmap64)(address, nbytes, protection, flags, fd, offset);
 }
 
-// UCX puts a jump to itself into the function above, and calls the kernel directly then.
-long syscall(long number, ...)
-{
-    long arguments[6];
-    va_list list;
-    va_start(list, number);
-    for (size_t i = 0; i < 6; i++) arguments[i] = va_arg(list, long);
-    va_end(list);
-    int file = number == SYS_mmap && !(arguments[3] & MAP_ANONYMOUS) ? file_of((int)arguments[4]) : 0;
-    if (file) return (long)map(file, (size_t)arguments[1], (uint64_t)arguments[5]);
-    return REAL(syscall)(
-        number, arguments[0], arguments[1], arguments[2], arguments[3], arguments[4], arguments[5]);
-}
-
-// A command to rdma_cm. One that finds no event is repeated when there is one, unless the program does not want to wait.
+// A command to rdma_cm. One that finds no event is repeated when there is one, unless the program does not want to wait. The
+// connection manager, whose threads run Python, makes the event: so a program in Python waits without Python's lock.
 // In the kernel, a call that waits does so even when another thread closes the file: rping's does until the program ends.
 ssize_t write(int fd, const void *bytes, size_t nbytes)
 {
@@ -329,10 +455,10 @@ ssize_t write(int fd, const void *bytes, size_t nbytes)
     struct pollfd event = {.fd = fd, .events = POLLIN};
     long result;
     while ((result = IN_PYTHON(calls.write(file, (uintptr_t)bytes, nbytes), -EIO)) == -EAGAIN && waits)
-        if (poll(&event, 1, -1) < 0) return -1;
+        if (WITHOUT_PYTHONS_LOCK(poll(&event, 1, -1)) < 0) return -1;
     if (result >= 0) return result;
     if (result == -EBADF && waits && *(const uint32_t *)bytes == GET_EVENT) {
-        pause();
+        WITHOUT_PYTHONS_LOCK(pause());
         result = -EINTR;
     }
     errno = (int)-result;
@@ -349,14 +475,99 @@ ssize_t write(int fd, const void *bytes, size_t nbytes)
 FSTAT(fstat, stat, stat)
 FSTAT(fstat64, stat64, stat64)
 
+// The descriptor is closed, or will mean something else.
+static void let_go(int fd)
+{
+    if (!file_of(fd)) return;
+    pthread_mutex_lock(&files_change);
+    int file = __atomic_exchange_n(&files[fd], 0, __ATOMIC_ACQ_REL), others = 0;
+    for (int other = 0; other < MAX_FDS; other++) others += files[other] == file;
+    pthread_mutex_unlock(&files_change);
+    if (!file) return;  // another thread was first
+    if (others) end_help(fd);
+    else IN_PYTHON(calls.close(file), 0);
+}
+
 int close(int fd)
 {
-    int file = file_of(fd);
-    if (file) {
-        __atomic_store_n(&files[fd], 0, __ATOMIC_RELEASE);
-        IN_PYTHON(calls.close(file), 0);
-    }
+    let_go(fd);
     return REAL(close)(fd);
+}
+
+enum { CLOSE_ON_EXEC = 1 << 2 /* CLOSE_RANGE_CLOEXEC */, CLOSE_RANGE = 436 /* SYS_close_range */ };
+
+int close_range(unsigned first, unsigned last, int flags)
+{
+    for (unsigned fd = first; !(flags & CLOSE_ON_EXEC) && fd <= last && fd < MAX_FDS; fd++) let_go((int)fd);
+    return (int)REAL(syscall)(CLOSE_RANGE, first, last, flags);
+}
+
+void closefrom(int first);
+void closefrom(int first)
+{
+    for (int fd = first < 0 ? 0 : first; fd < MAX_FDS; fd++) let_go(fd);
+    REAL(closefrom)(first);
+}
+
+// The result of duplicating a descriptor.
+static int duplicated(int fd, int copy)
+{
+    int file = copy < 0 || copy >= MAX_FDS || copy == fd ? 0 : file_of(fd);
+    if (!file) return copy;
+    __atomic_store_n(&files[copy], file, __ATOMIC_RELEASE);
+    return copy;
+}
+
+static bool is_open(int fd) { return REAL(fcntl)(fd, F_GETFD) >= 0; }
+
+int dup(int fd) { return duplicated(fd, REAL(dup)(fd)); }
+
+int dup2(int fd, int copy)
+{
+    if (fd != copy && file_of(copy) && is_open(fd)) let_go(copy);
+    return duplicated(fd, REAL(dup2)(fd, copy));
+}
+
+int dup3(int fd, int copy, int flags)
+{
+    if (fd != copy && file_of(copy) && is_open(fd) && !(flags & ~O_CLOEXEC)) let_go(copy);
+    return duplicated(fd, REAL(dup3)(fd, copy, flags));
+}
+
+#define FCNTL(name) \
+    int name(int fd, int command, ...) \
+    { \
+        va_list list; \
+        va_start(list, command); \
+        void *argument = va_arg(list, void *); \
+        va_end(list); \
+        int result = REAL(name)(fd, command, argument); \
+        return command == F_DUPFD || command == F_DUPFD_CLOEXEC ? duplicated(fd, result) : result; \
+    }
+
+FCNTL(fcntl)
+FCNTL(fcntl64)
+
+// Programs that call the kernel directly: UCX puts a jump to itself into mmap, others close descriptors like this.
+long syscall(long number, ...)
+{
+    long arguments[6];
+    va_list list;
+    va_start(list, number);
+    for (size_t i = 0; i < 6; i++) arguments[i] = va_arg(list, long);
+    va_end(list);
+    int file;
+    switch (number) {
+    case SYS_mmap:
+        file = arguments[3] & MAP_ANONYMOUS ? 0 : file_of((int)arguments[4]);
+        if (file) return (long)map(file, (size_t)arguments[1], (uint64_t)arguments[5]);
+        break;
+    case SYS_close: return close((int)arguments[0]);
+    case CLOSE_RANGE: return close_range((unsigned)arguments[0], (unsigned)arguments[1], (int)arguments[2]);
+    case SYS_dup3: return dup3((int)arguments[0], (int)arguments[1], (int)arguments[2]);
+    }
+    return REAL(syscall)(
+        number, arguments[0], arguments[1], arguments[2], arguments[3], arguments[4], arguments[5]);
 }
 
 // Where the kernel has RDMA devices of its own, libibverbs asks netlink for them, and never looks at sysfs.
@@ -369,12 +580,25 @@ int socket(int domain, int type, int protocol)
     return REAL(socket)(domain, type, protocol);
 }
 
+// --- libibverbs -------------------------------------------------------------------------------------------------------
+//
+// Members of <infiniband/verbs.h>, which need not be there, at the places that they have in the ABI.
+
+struct pd { struct context *context; };
+
+// A function of libibverbs, which the program may have loaded for itself alone (RTLD_LOCAL).
+static void *of_libibverbs(const char *name)
+{
+    void *library = dlopen("libibverbs.so.1", RTLD_LAZY | RTLD_NOLOAD), *found = library ? dlsym(library, name) : NULL;
+    if (!found) fail("libibverbs.so.1 has no function ", name);
+    return found;
+}
+
 // --- the data path ----------------------------------------------------------------------------------------------------
 //
 // libmlx5 posts and polls. A thread that polls in vain, or has just posted, then makes a turn of the engine: where cores
 // are few, the engine's own thread gets none while programs poll.
 
-// <infiniband/verbs.h>, which need not be there: the members that are used here, at the places that they have in the ABI.
 struct cq { struct context *context; };
 struct qp { struct context *context; };
 
@@ -438,14 +662,6 @@ static int wr_complete(struct qp_ex *qp)
 
 static bool is_helped(int fd) { return file_of(fd) && __atomic_load_n(&helped[fd].worker, __ATOMIC_RELAXED); }
 
-// A function of libibverbs, which the program may have loaded for itself alone (RTLD_LOCAL).
-static void *of_libibverbs(const char *name)
-{
-    void *library = dlopen("libibverbs.so.1", RTLD_LAZY | RTLD_NOLOAD), *found = library ? dlsym(library, name) : NULL;
-    if (!found) fail("libibverbs.so.1 has no function ", name);
-    return found;
-}
-
 struct context *ibv_open_device(void *device)
 {
     struct context *(*open)(void *) = of_libibverbs("ibv_open_device"), *context = open ? open(device) : NULL;
@@ -461,4 +677,30 @@ struct qp_ex *ibv_qp_to_qp_ex(void *qp)
     struct qp_ex *(*convert)(void *) = of_libibverbs("ibv_qp_to_qp_ex"), *found = convert ? convert(qp) : NULL;
     if (found && is_helped(found->qp.context->cmd_fd)) IN_FRONT(found->wr_complete, mlx5_wr_complete, wr_complete);
     return found;
+}
+
+// --- address handles --------------------------------------------------------------------------------------------------
+//
+// On InfiniBand, libmlx5 makes address handles without a call of the kernel, since a card needs nothing but the LID. A
+// software NIC must know the way before the first datagram.
+
+union ah_attributes { char bytes[32]; uint64_t alignment; };  // struct ibv_ah_attr, which is ib_uverbs_ah_attr
+
+void *ibv_create_ah(struct pd *pd, union ah_attributes *attributes)
+{
+    void *(*create)(struct pd *, void *) = of_libibverbs("ibv_create_ah");
+    int file = create ? file_of(pd->context->cmd_fd) : 0;
+    long result = file ? IN_PYTHON(calls.reach(file, attributes), -EIO) : 0;
+    if (result >= 0) return create ? create(pd, attributes) : NULL;
+    errno = (int)-result;
+    return NULL;
+}
+
+// libibverbs' own calls its own ibv_create_ah.
+void *ibv_create_ah_from_wc(struct pd *pd, void *completion, void *header, uint8_t port)
+{
+    int (*initialize)(void *, uint8_t, void *, void *, void *) = of_libibverbs("ibv_init_ah_from_wc");
+    union ah_attributes attributes;
+    if (!initialize || initialize(pd->context, port, completion, header, &attributes)) return NULL;
+    return ibv_create_ah(pd, &attributes);
 }

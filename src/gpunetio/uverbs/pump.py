@@ -92,7 +92,7 @@ class Pump:
                 raise NoMemoryError(f"{self._name}: the program has {MOST_PIPES - 1} event channels, the most possible")
             theirs, ours = os.pipe2(os.O_CLOEXEC | os.O_DIRECT)  # each read returns one message
             os.set_blocking(ours, False)
-            self._unread.append(os.open(f"/proc/self/fd/{theirs}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
+            self._unread.append(os.open(f"/proc/thread-self/fd/{theirs}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
             self._channels.append(channel)
             self._pipes[place] = (channel.ring, ours, devx)
             self._pollfds[place] = (channel.fd, select.POLLIN, 0)

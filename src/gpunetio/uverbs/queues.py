@@ -6,40 +6,56 @@ libmlx5 allocates rings and doorbell records, and tells where they are.
 from __future__ import annotations
 
 import errno
+import logging
 from contextlib import ExitStack
+from dataclasses import replace
+from functools import reduce
+from operator import or_
 
 import numpy as np
 
 from ..enums import Access, AddrType, CqOverrun, LinkLayer, QpAtomicType, QpAttrMask, QpState, QpType
+from ..errors import NotFoundError
+from ..fabric.frames import HOP_LIMIT
 from ..formats.commands import CQ_RESIZE, MODIFY_CQ_IN, MTU_CODES, MTU_OF_CODE, OUT, CqResize, Opcode
 from ..formats.cqe import CQE_SIZES
-from ..formats.doorbell import CQ_DBREC
 from ..formats.wqe import ATOMIC_SEG, AV_SEG, CTRL_SEG, DATA_SEG, SEGMENT, WQEBB
 from ..memory import PAGE, round_up
+from ..providers.plain_verbs import Route
 from ..verbs import CQ, PD, QP, SRQ, AhAttr, QpAttr
 from ..verbs.events import OF_CQ, OF_QP, OF_SRQ
+from ..verbs.qp_state import Transition, transition
 from ..verbs.umem import UMEM
 from . import abi
 from .abi import Object, QpKind, QpMask, SrqMask, Write
-from .call import Call, Refused, store_at
-from .events import tell_completions, tell_errors
+from .call import Call, Refused, bytes_at
+from .events import mark_unarmed, tell_completions, tell_errors
 from .files import OpenFile
+from .memory import pinned
 from .methods import command, method
+from .qp_rules import Rule, check, rule_of
+
+logger: logging.Logger = logging.getLogger("gpunetio.uverbs")
 
 _RECORD = 8  # bytes of a doorbell record
-_NO_REQUEST = b"\xff" * 4  # in a record: with reserved bits
 _IGNORE_OVERRUN = 2  # IB_UVERBS_CQ_FLAGS_IGNORE_OVERRUN
 _SIG_ALL = 1 << 12  # IB_UVERBS_QP_CREATE_SQ_SIG_ALL
+_BLOCK_MULTICAST_LOOPBACK = 1 << 1  # IB_UVERBS_QP_CREATE_BLOCK_MULTICAST_LOOPBACK: there is no multicast
 # Scatter to CQE, and what says nothing to the device.
 _QP_FLAGS = abi.QP_SCATTER_CQE | abi.QP_ALLOW_SCATTER_CQE | abi.QP_PACKET_BASED_CREDIT | abi.QP_UAR_PAGE_INDEX
 _TYPES = {QpKind.RC: QpType.RC, QpKind.UC: QpType.UC, QpKind.UD: QpType.UD}
+_MOST_SHIFT = 32  # of the bytes of a receive WQE, as mlx5_ib takes it (set_rq_size)
+# enum ib_uverbs_qp_type (rdma/ib_user_verbs.h); mlx5 has DC as the driver's own kind
+_OTHER_KINDS = {8: "raw packets", 9: "XRC (sending)", 10: "XRC (receiving)", 255: "DC"}
 _MIGRATED = 0  # IBV_MIG_MIGRATED
 
 
 def _umem(file: OpenFile, address: int, nbytes: int, undo: ExitStack) -> tuple[UMEM, int]:
     """Register the pages of a range that libmlx5 has allocated, and return the range's place in them."""
     start = address & -PAGE
-    umem = file.ctx.register_umem(start, nbytes=round_up(address - start + nbytes, PAGE))
+    nbytes = round_up(address - start + nbytes, PAGE)
+    with pinned(start, nbytes, Access.LOCAL_WRITE):
+        umem = file.ctx.register_umem(start, nbytes=nbytes)
     undo.callback(umem.close)
     return umem, address - start
 
@@ -47,18 +63,25 @@ def _umem(file: OpenFile, address: int, nbytes: int, undo: ExitStack) -> tuple[U
 # --- completion queues -----------------------------------------------------------------------------------------------
 
 
+def _ring_entries(file: OpenFile, asked: int) -> int:
+    """Return the entries of a ring for so many completions and one more. Refused with EINVAL if it is too large."""
+    most = file.ctx.query_device().max_cqe
+    if (entries := 1 << asked.bit_length()) > most:
+        raise Refused(errno.EINVAL, f"{asked} completions: a queue has {most - 1} at most")
+    return entries
+
+
 @method(Object.CQ, abi.CREATE, abi.CreateCq)
 def create_cq(file: OpenFile, call: Call) -> None:
     request = call.take(abi.UHW_IN, abi.MLX5_CREATE_CQ)
-    entries = 1 << call.number(abi.CreateCq.CQE).bit_length()
+    entries = _ring_entries(file, call.number(abi.CreateCq.CQE))
     size, flags = int(request["cqe_size"]), call.number(abi.CreateCq.FLAGS, 0)
     if request["cqe_comp_en"] or int(request["flags"]) & ~abi.CQ_UAR_PAGE_INDEX or flags & ~_IGNORE_OVERRUN:
         raise Refused(errno.EOPNOTSUPP, "completions that are compressed or have timestamps are not supported")
     if not int(request["flags"]) & abi.CQ_UAR_PAGE_INDEX:
         raise Refused(errno.EOPNOTSUPP, "this libmlx5 does not name the doorbell page of a completion queue")
     with ExitStack() as undo:
-        # libmlx5's first request to arm it may be 0. So that it can be told from none, the record says something else.
-        store_at(int(request["db_addr"]) + CQ_DBREC.arm, _NO_REQUEST)
+        mark_unarmed(int(request["db_addr"]))
         cq = file.ctx.create_cq(
             entries, cqe_size=size,
             external_umem=_umem(file, int(request["buf_addr"]), entries * size, undo),
@@ -91,7 +114,9 @@ def resize_cq(file: OpenFile, call: Call) -> None:
     request, ring = call.take(abi.Invoke.IN, abi.RESIZE_CQ), call.take(abi.UHW_IN, abi.MLX5_RESIZE_CQ)
     held = file.held(Object.CQ, int(request["cq_handle"]))
     cq: CQ = held.what
-    entries, size = 1 << int(request["cqe"]).bit_length(), int(ring["cqe_size"])
+    entries, size = _ring_entries(file, int(request["cqe"])), int(ring["cqe_size"])
+    if size not in CQE_SIZES:
+        raise Refused(errno.EINVAL, f"completions have {' or '.join(map(str, CQE_SIZES))} bytes, not {size}")
     with ExitStack() as undo:
         umem, offset = _umem(file, int(ring["buf_addr"]), entries * size, undo)
         mailbox = MODIFY_CQ_IN.pack(
@@ -118,8 +143,9 @@ def create_qp(file: OpenFile, call: Call) -> None:
     request, cap = call.take(abi.UHW_IN, abi.MLX5_CREATE_QP), call.take(abi.CreateQp.CAP, abi.QP_CAP)
     kind, flags = call.number(abi.CreateQp.TYPE), call.number(abi.CreateQp.FLAGS, 0)
     if kind not in list(QpKind):
-        raise Refused(errno.EOPNOTSUPP, f"queue pairs of type {kind} are not supported")
-    for given, known in ((flags, _SIG_ALL), (int(request["flags"]), _QP_FLAGS)):
+        what = _OTHER_KINDS.get(kind, "an unknown kind")
+        raise Refused(errno.EOPNOTSUPP, f"queue pairs for {what} (type {kind}) are not supported: RC, UC and UD are")
+    for given, known in ((flags, _SIG_ALL | _BLOCK_MULTICAST_LOOPBACK), (int(request["flags"]), _QP_FLAGS)):
         if unknown := given & ~known:
             raise Refused(errno.EOPNOTSUPP, f"flags {unknown:#x} of queue pairs are not supported")
     if abi.CreateQp.SOURCE_QPN in call:
@@ -131,6 +157,8 @@ def create_qp(file: OpenFile, call: Call) -> None:
     scatters = bool(int(request["flags"]) & abi.QP_SCATTER_CQE) and not qp_type.datagrams
     all_complete = bool(int(request["flags"]) & abi.QP_ALLOW_SCATTER_CQE or flags & _SIG_ALL)
     sends, receives, shift = (int(request[name]) for name in ("sq_wqe_count", "rq_wqe_count", "rq_wqe_shift"))
+    if shift > _MOST_SHIFT:
+        raise Refused(errno.EINVAL, f"receives of 1 << {shift} bytes: there are none beyond 1 << {_MOST_SHIFT}")
     stride = 1 << shift if receives else 0
     nbytes = receives * stride + sends * WQEBB
     srq = file.get(Object.SRQ, call.number(abi.CreateQp.SRQ_HANDLE)) if abi.CreateQp.SRQ_HANDLE in call else None
@@ -147,6 +175,7 @@ def create_qp(file: OpenFile, call: Call) -> None:
             external_datapath=True, cqe_inline=scatters,
             cqe_inline_responses=scatters and all_complete and qp_type == QpType.RC,
         )  # fmt: skip
+        qp.rules = _linux_transition
         undo.callback(qp.close)
         subscriber = file.pump.subscriber(call.number(abi.CreateQp.USER_HANDLE))
         tell_errors(file, qp, OF_QP, subscriber)
@@ -193,7 +222,20 @@ STATES = {
 _STATE_CODE = {state: code for code, state in STATES.items()}
 _OF_STATE = QpMask.STATE, QpMask.CUR_STATE
 _RIGHTS = QpAttrMask.ALLOW_REMOTE_WRITE | QpAttrMask.ALLOW_REMOTE_READ | QpAttrMask.ATOMIC_MODE
-_KNOWN = sum(_MASKS) | QpMask.PATH_MTU | QpMask.ACCESS_FLAGS | QpMask.AV
+_OURS = {
+    **{bit: ours for bit, (ours, _, _) in _MASKS.items()},
+    QpMask.PATH_MTU: QpAttrMask.PATH_MTU, QpMask.ACCESS_FLAGS: _RIGHTS, QpMask.AV: QpAttrMask.AH_ATTR,
+}  # fmt: skip
+_KNOWN = sum(_OURS) | QpMask.PATH_MIG_STATE
+
+
+def _linux_transition(current: QpState, following: QpState, qp_type: QpType) -> Transition:
+    """Return the command that moves a queue pair, with the attributes that Linux takes."""
+    rule = rule_of(current, following, qp_type) or Rule()
+    required, optional = (
+        reduce(or_, (_OURS[bit] for bit in mask if bit in _OURS), QpAttrMask(0)) for mask in rule
+    )  # fmt: skip
+    return replace(transition(current, following, qp_type), required=required, optional=optional)
 
 
 @command(Write.MODIFY_QP)
@@ -202,14 +244,18 @@ def modify_qp(file: OpenFile, call: Call) -> None:
     request = call.take(abi.Invoke.IN, abi.MODIFY_QP)
     qp: QP = file.get(Object.QP, int(request["qp_handle"]))
     asked = QpMask(int(request["attr_mask"]))
+    current = _state(int(request["cur_qp_state"])) if QpMask.CUR_STATE in asked else qp.state
+    check(current, _state(int(request["qp_state"])) if QpMask.STATE in asked else current, qp.type, asked)
     if unknown := int(asked) & ~_KNOWN:
         raise Refused(errno.EOPNOTSUPP, f"attributes {unknown:#x} of queue pairs are not supported")
+    if QpMask.PATH_MIG_STATE in asked and int(request["path_mig_state"]) != _MIGRATED:
+        raise Refused(errno.EOPNOTSUPP, "alternate paths of queue pairs are not supported")
     attr, mask = QpAttr(), QpAttrMask(0)
     for bit, (ours, theirs, name) in _MASKS.items():
         if bit in asked:
             value = int(request[theirs])
-            if bit in _OF_STATE and value not in STATES:
-                raise Refused(errno.EINVAL, f"there is no state {value} of queue pairs")
+            if bit is QpMask.MAX_QP_RD_ATOMIC and value:
+                value = 1 << (value - 1).bit_length()  # a power of two, rounded up (mlx5_ib: log_sra_max)
             setattr(attr, name, STATES[value] if bit in _OF_STATE else value)
             mask |= ours
     if QpMask.PATH_MTU in asked:
@@ -227,13 +273,28 @@ def modify_qp(file: OpenFile, call: Call) -> None:
     qp.modify(attr, mask)
 
 
+def _state(code: int) -> QpState:
+    if code not in STATES:
+        raise Refused(errno.EINVAL, f"there is no state {code} of queue pairs")
+    return STATES[code]
+
+
 def _path_of(file: OpenFile, dest: np.ndarray) -> AhAttr:
-    """Return the path that an address handle, or the address of a connected queue pair, names."""
-    ethernet = file.ctx.query_device().link_layer == LinkLayer.ETHERNET
+    """Return the path that an address handle, or the address of a connected queue pair, names.
+
+    As in Linux (`rdma_check_ah_attr`), the port must exist, and on Ethernet a path must have a GID. The hop limit is
+    then that of the route (`ib_resolve_eth_dmac`), whatever the program asks for.
+    """
+    device = file.ctx.query_device()
+    ethernet = device.link_layer == LinkLayer.ETHERNET
+    if not 1 <= dest["port_num"] <= device.phys_port_cnt:
+        raise Refused(errno.EINVAL, f"ah_attr.port_num {dest['port_num']}: the last port is {device.phys_port_cnt}")
+    if ethernet and not dest["is_global"]:
+        raise Refused(errno.EINVAL, "ah_attr.is_global is 0: on Ethernet, a path has a GID; set is_global and grh")
     kind = None if ethernet else AddrType.IB_GRH if dest["is_global"] else AddrType.IB_NO_GRH
     return AhAttr(
         gid=dest["dgid"].tobytes(), addr_type=kind, dlid=int(dest["dlid"]), sl=int(dest["sl"]),
-        sgid_index=int(dest["sgid_index"]), hop_limit=int(dest["hop_limit"]),
+        sgid_index=int(dest["sgid_index"]), hop_limit=HOP_LIMIT if ethernet else int(dest["hop_limit"]),
         traffic_class=int(dest["traffic_class"]),
     )  # fmt: skip
 
@@ -280,12 +341,15 @@ def create_srq(file: OpenFile, call: Call) -> None:
     if call.number(abi.CreateSrq.TYPE) or int(request["flags"]):
         raise Refused(errno.EOPNOTSUPP, "shared receive queues of XRC, tag matching and signatures are not supported")
     asked, sges = call.number(abi.CreateSrq.MAX_WR), call.number(abi.CreateSrq.MAX_SGE)
-    entries = 1 << asked.bit_length()  # as mlx5_create_srq rounds up: one more than asked for
+    # As mlx5_create_srq rounds up: one more than asked for. If that is 1, libmlx5 posts nothing, and the NIC needs a
+    # ring of 2 all the same.
+    entries = 1 << asked.bit_length()
+    in_ring = max(2, entries)
     stride = 1 << (SEGMENT + sges * SEGMENT - 1).bit_length()
     with ExitStack() as undo:
         srq = file.get(Object.PD, call.number(abi.CreateSrq.PD_HANDLE)).create_srq(
-            entries - 1, receive_max_sges=stride // SEGMENT - 1, external_datapath=True,
-            external_umem=_umem(file, int(request["buf_addr"]), entries * stride, undo),
+            in_ring - 1, receive_max_sges=stride // SEGMENT - 1, external_datapath=True,
+            external_umem=_umem(file, int(request["buf_addr"]), in_ring * stride, undo),
             external_dbr_umem=_umem(file, int(request["db_addr"]), _RECORD, undo),
         )  # fmt: skip
         undo.callback(srq.close)
@@ -341,7 +405,29 @@ def create_ah(file: OpenFile, call: Call) -> None:
     call.put(abi.UHW_OUT, answer)
 
 
+def reach(file: OpenFile, attributes: int) -> None:
+    """Lay the path of an address handle that libmlx5 makes by itself, which it does on InfiniBand.
+
+    The path stays until the file is closed. Refused with EHOSTUNREACH if no NIC has the LID.
+    """
+    if file.ctx.query_device().link_layer == LinkLayer.ETHERNET:
+        return  # CREATE_AH comes
+    dest = abi.AH_ATTR.at(bytes_at(attributes, abi.AH_ATTR.size))
+    lid, port = int(dest["dlid"]), int(dest["port_num"])
+    route = Route(
+        dest["dgid"].tobytes(), lid, int(dest["sl"]), int(dest["sgid_index"]), int(dest["static_rate"]),
+        int(dest["hop_limit"]), int(dest["traffic_class"]), bool(dest["is_global"]),
+    )  # fmt: skip
+    try:
+        laid = file.provider.create_ah(0, port, route).handle
+    except NotFoundError as error:
+        logger.warning("the program cannot send datagrams to LID %#x: %s", lid, error)
+        raise
+    if (before := file.ways.pop(lid, None)) is not None:  # it may have led to a NIC that is gone
+        file.provider.destroy_ah(before)
+    file.ways[lid] = laid
+
+
 @method(Object.AH, abi.DESTROY_ONLY, (abi.DESTROYED,))
 def destroy_ah(file: OpenFile, call: Call) -> None:
     file.remove(Object.AH, call.number(abi.DESTROYED))
-

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from ..enums import PortState
 from ..nic.control.guids import node_guid_of
-from ..nic.control.port import Port
+from ..nic.control.port import Port, address_of, interface_of
 from ..providers.provider import LANE_GBPS, LANES
-from . import ucma_abi
+from . import counter_files, ucma_abi
 from .abi import IP_BASED_GIDS, PHYSICALLY_UP
 
 ABI_VERSION = 6  # IB_USER_VERBS_ABI_VERSION
@@ -19,6 +19,7 @@ MLX5_ABI_VERSION = 1  # MLX5_IB_UVERBS_ABI_VERSION
 CM_DEVICE = b"rdma_cm"  # the connection manager's device file
 _VENDOR, _DEVICE = 0x15B3, 0x1021  # Mellanox, ConnectX-7 (PCI): by these libmlx5 knows that it is meant
 _NULL = "1:3"  # /dev/null, as which device files are opened (preload.c)
+_CPUS = Path("/sys/devices/system/cpu/online")  # for all of which the device is as near
 _DOMAIN = 0xFFFF  # of PCI, where a machine has nothing
 _SPEEDS = {  # by ibv_port_attr.active_speed
     1: "SDR", 2: "DDR", 4: "QDR", 8: "FDR10", 16: "FDR", 32: "EDR", 64: "HDR", 128: "NDR", 256: "XDR",
@@ -40,7 +41,9 @@ def build(root: Path, ports: dict[str, Port]) -> None:
         (devices / char).symlink_to("/dev/null")
         pci = root / f"sys/devices/pci{_DOMAIN:04x}:00/{_DOMAIN:04x}:{number:02x}:00.0"
         _write(pci, {
-            "vendor": f"{_VENDOR:#06x}", "device": f"{_DEVICE:#06x}", "numa_node": -1, "class": "0x020700",
+            "vendor": f"{_VENDOR:#06x}", "device": f"{_DEVICE:#06x}", "subsystem_vendor": f"{_VENDOR:#06x}",
+            "subsystem_device": "0x0000", "revision": "0x00", "numa_node": -1, "class": "0x020700",
+            "local_cpulist": _CPUS.read_text().strip(), "local_cpus": _mask(_CPUS.read_text()),
             "modalias": f"pci:v{_VENDOR:08X}d{_DEVICE:08X}sv{_VENDOR:08X}sd00000000bc02sc07i00",
         })  # fmt: skip
         _write(pci / "infiniband_verbs" / char, {"ibdev": name, "abi_version": MLX5_ABI_VERSION, "dev": _NULL})
@@ -48,6 +51,16 @@ def build(root: Path, ports: dict[str, Port]) -> None:
         for folder in pci / "infiniband_verbs" / char, pci / "infiniband" / name:
             (folder / "device").symlink_to("../..")
             (classes / folder.parent.name / folder.name).symlink_to(Path("../../..") / folder.relative_to(root))
+
+
+def _mask(cpus: str) -> str:
+    """Return a list of CPUs, such as 0-3,8, as the kernel prints a mask: words of 32 bits in hexadecimal."""
+    mask = 0
+    for part in cpus.strip().split(","):
+        first, _, last = part.partition("-")
+        mask |= (1 << int(last or first) + 1) - (1 << int(first))
+    words = max(1, -(-mask.bit_length() // 32))
+    return ",".join(f"{mask >> 32 * word & 0xFFFF_FFFF:08x}" for word in reversed(range(words)))
 
 
 def _describe(folder: Path, port: Port) -> None:
@@ -70,6 +83,10 @@ def _describe(folder: Path, port: Port) -> None:
     _write(one / "gids", {str(n): gid.hex(":", 2) for n, gid in enumerate(gids)})
     kind = "IB/RoCE v1" if port.infiniband else "RoCE v2"  # as the kernel calls them
     _write(one / "gid_attrs/types", dict.fromkeys(map(str, range(len(gids))), kind))
+    # For programs, the network device of a GID is the interface that has its address. On InfiniBand, GIDs have none.
+    devices = {} if port.infiniband else {n: interface_of(address_of(gid)) for n, gid in enumerate(port.gids)}
+    _write(one / "gid_attrs/ndevs", {str(n): name for n, name in devices.items() if name})
+    counter_files.build(one)
 
 
 def _write(folder: Path, files: dict[str, object]) -> None:

@@ -25,6 +25,10 @@ logger: logging.Logger = logging.getLogger("gpunetio.uverbs")
 _ERRNO = ((BadStateError, errno.EINVAL), (InUseError, errno.EADDRINUSE), (TooBigError, errno.EINVAL))
 
 
+_MOST_WRITTEN = 0x7FFF_F000  # bytes that write(2) transfers at a time
+_MOST_BYTES = (1 << 16) - 1  # that a header can announce
+
+
 class Channel(NamedTuple):
     """Who writes a command: an open file, and the manager of all."""
 
@@ -64,14 +68,14 @@ def write(manager: Manager, file: CmFile, address: int, nbytes: int) -> int:
     """Execute a command that the program has written. Return how many bytes that took: all. -EAGAIN without event."""
     if nbytes < ucma_abi.HEADER.size:
         raise Refused(errno.EINVAL, f"a command of {nbytes} bytes has no header")
-    raw = bytes_at(address, nbytes)
+    nbytes = min(nbytes, _MOST_WRITTEN)
+    raw = bytes_at(address, min(nbytes, ucma_abi.HEADER.size + _MOST_BYTES))
     header = ucma_abi.HEADER.at(raw)
     number, size, room = int(header["cmd"]), int(header["in"]), int(header["out"])
     if number not in list(Command) or ucma_abi.HEADER.size + size > nbytes:
         raise Refused(errno.EINVAL, f"there is no command {number} of {size} bytes in {nbytes}")
     known = _commands.get(number)
     if known is None:
-        logger.warning("the program asks the kernel for %s, which software NICs do not have", Command(number).name)
         raise Refused(errno.EOPNOTSUPP, f"{Command(number).name} is not supported")
     if room < known.room:
         raise Refused(errno.ENOSPC, f"{Command(number).name} leaves {room} bytes for an answer of {known.room}")

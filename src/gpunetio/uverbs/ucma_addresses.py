@@ -12,7 +12,8 @@ from ..cm.address import text_of
 from ..cm.ip_service import EPHEMERAL_PORTS
 from ..cm.parameters import port_mtu
 from ..cm.path import Path
-from ..errors import NotFoundError, TimedOutError
+from ..cm.ways import PATIENCE
+from ..errors import DocaError, NotFoundError, TimedOutError
 from ..formats.cm import PortSpace
 from ..formats.commands import MTU_CODES
 from ..formats.packet import DEFAULT_PKEY, IPV4_MAPPED
@@ -37,8 +38,7 @@ def create_id(channel: Channel, request: np.ndarray) -> bytes:
     space = int(request["ps"])
     # With that of IB, librdmacm finds out whether the kernel takes addresses of InfiniBand, which BIND refuses then.
     if space not in list(PortSpace):
-        logger.warning("the program asks for port space %#x: software NICs have RDMA_PS_TCP and RDMA_PS_UDP", space)
-        raise Refused(errno.EOPNOTSUPP, f"port space {space:#x} is not supported")
+        raise Refused(errno.EOPNOTSUPP, f"port space {space:#x} is not supported: RDMA_PS_TCP and RDMA_PS_UDP are")
     made = channel.manager.new(channel.file, int(request["uid"]), PortSpace(space))
     return ucma_abi.CREATE_ID_RESP.pack(id=made.number)
 
@@ -108,30 +108,42 @@ def _with_port(channel: Channel, cm_id: CmId, address: Address) -> Address:
 @command(Command.RESOLVE_IP, ucma_abi.RESOLVE_IP)
 @command(Command.RESOLVE_ADDR, ucma_abi.RESOLVE_ADDR)
 def resolve_address(channel: Channel, request: np.ndarray) -> None:
-    """Find the device by which a peer is reached, and the peer there."""
+    """Find the device by which a peer is reached, and the peer there. It may take a while: an event says the result."""
     cm_id = channel.get(request)
     source, peer = sockaddr.parse(request["src_addr"].tobytes()), sockaddr.parse(request["dst_addr"].tobytes())
-    if peer is None or cm_id.communication is not None or cm_id.listenings or cm_id.peer is not None:
+    asked = cm_id.communication is not None or cm_id.listenings or cm_id.peer is not None or cm_id.resolving
+    if peer is None or asked:
         raise Refused(errno.EINVAL, f"{cm_id} has a peer already, or is to get none")
     if cm_id.source is None and source is not None:
         bind_to(channel, cm_id, source)
     if peer.wildcard:  # the kernel takes it for this machine
         peer = Address(peer.family, IPV4_MAPPED + bytes((127, 0, 0, 1)), peer.port)
+
+    def failed(error: DocaError) -> None:  # a program may ask again after the event
+        logger.info("%s: %s", cm_id, error)
+        cm_id.resolving = False
+        channel.manager.add(Pending(cm_id, Event.ADDR_ERROR, -errno.EHOSTUNREACH))
+
+    def found() -> None:
+        cm_id.device, cm_id.peer, cm_id.path, cm_id.resolving = device, peer, path, False
+        channel.manager.add(Pending(cm_id, Event.ADDR_RESOLVED))
+
     try:
         device, gid = _way(channel, cm_id, peer)
         index = device.gid_index(gid)
         if index is None:
             raise NotFoundError(f"{text_of(gid)} is no address of {device.ctx.name} any more")
-        path = Path(peer.gid, index, traffic_class=cm_id.options.get(Option.TOS, 0))
-        device.agent.reach(path)
-    except (NotFoundError, TimedOutError) as error:  # a program may ask again after the event
-        logger.info("%s: %s", cm_id, error)
-        channel.manager.add(Pending(cm_id, Event.ADDR_ERROR, -errno.EHOSTUNREACH))
+    except (NotFoundError, TimedOutError) as error:
+        failed(error)
         return
+    path = Path(peer.gid, index, traffic_class=cm_id.options.get(Option.TOS, 0))
     port = cm_id.source.port if cm_id.source is not None else 0
     cm_id.source = of_gid(gid, port) if port else _with_port(channel, cm_id, of_gid(gid, 0))
-    cm_id.device, cm_id.peer, cm_id.path = device, peer, path
-    channel.manager.add(Pending(cm_id, Event.ADDR_RESOLVED))
+    cm_id.resolving = True
+    try:
+        device.agent.find(path, failed, found, min(PATIENCE, int(request["timeout_ms"]) / 1000))
+    except DocaError as error:
+        failed(error)
 
 
 def _way(channel: Channel, cm_id: CmId, peer: Address) -> tuple[Device, bytes]:
@@ -190,7 +202,6 @@ _MOST_ACK_TIMEOUT = 31
 def set_option(channel: Channel, request: np.ndarray) -> None:
     cm_id, level, name = channel.get(request), int(request["level"]), int(request["optname"])
     if level != Level.ID or name not in list(Option):
-        logger.warning("the program sets option %d of level %d, which software NICs do not have", name, level)
         raise Refused(errno.ENOSYS, f"option {name} of level {level} is not supported")
     option, nbytes = Option(name), int(request["optlen"])
     if nbytes != _OPTION_BYTES[option]:

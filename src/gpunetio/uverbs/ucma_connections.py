@@ -251,6 +251,8 @@ _WITH_DATA = EventType.RESPONSE, EventType.REJECTED  # as in Linux, others bring
 
 def _on_event(manager: Manager, cm_id: CmId, communication: Communication, told: Told) -> None:
     """Tell the program what has become of its connection, or its question. In the agent's thread."""
+    if cm_id.passive and told.type in (EventType.REJECTED, EventType.UNREACHABLE) and manager.withdraw(cm_id):
+        return
     status = -errno.ETIMEDOUT if told.type is EventType.UNREACHABLE else told.reason
     terms = communication.peer if told.type is EventType.RESPONSE else None
     private_data = told.private_data if told.type in _WITH_DATA else b""

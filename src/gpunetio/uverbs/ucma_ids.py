@@ -45,6 +45,7 @@ class CmId:
     peer: Address | None = None
     device: Device | None = None
     path: Path | None = None
+    resolving: bool = False  # the peer's address is being looked for
     routed: bool = False
     passive: bool = False  # a peer has asked
     communication: Communication | None = None
@@ -121,6 +122,15 @@ class CmFile:
                 os.eventfd_read(self._event)
         return taken
 
+    def withdraw(self, made: CmId) -> bool:
+        """Take out the request that has made an identifier, if it is there. The manager's queue lock is held."""
+        left = deque(pending for pending in self._pending if pending.made is not made)
+        found = len(left) < len(self._pending)
+        self._pending = left
+        if found and not left:
+            os.eventfd_read(self._event)
+        return found
+
     def close(self) -> None:
         """Destroy its identifiers, and give peers a moment to answer: the process may end now."""
         with self._manager.lock:
@@ -175,6 +185,17 @@ class Manager:
         with self.queue_lock:
             if pending.about.uid and pending.about.number in self._ids:
                 pending.about.file.add(pending)
+
+    def withdraw(self, made: CmId) -> bool:
+        """Take back the request of a peer that has given up. Return False if the program has taken it.
+
+        So strangers who ask and give up fill no memory while the program does something else.
+        """
+        with self.queue_lock:
+            withdrawn = made.file.withdraw(made)
+            if withdrawn:
+                self._ids.pop(made.number, None)
+            return withdrawn
 
     def move(self, cm_id: CmId, file: CmFile) -> None:
         """Let another file have an identifier and its events."""

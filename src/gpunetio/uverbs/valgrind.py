@@ -1,0 +1,45 @@
+"""Programs under valgrind: another process compiles the NIC's code, where the compiler is a hundred times faster.
+
+valgrind(1) emulates a processor with fewer features than the machine's, so what was compiled for this machine is of no
+use there.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+
+from ..jit import prebuilt
+from .environment import INTERPRETER
+
+logger: logging.Logger = logging.getLogger("gpunetio.uverbs")
+
+_PRELOADED = "vgpreload_"  # begins the names of valgrind's own libraries
+_PATIENCE = 900.0  # seconds
+_COMPILE = """
+from numba import types
+from gpunetio.fabric.ring import next_full
+from gpunetio.nic import engine, helping
+from gpunetio.uverbs.pump_loop import compile_pump
+engine.compile_engine(), compile_pump(), helping.address(), next_full.compile((types.int64,))
+"""
+
+
+def compile_elsewhere() -> None:
+    """Under valgrind, have the NIC compiled natively for the processor that valgrind emulates, unless it is there.
+
+    If that fails, the log says so, and the NIC is compiled here.
+    """
+    if _PRELOADED not in os.environ.get("LD_PRELOAD", ""):
+        return
+    target = prebuilt.here()
+    # A child runs outside valgrind, unless valgrind follows it (--trace-children).
+    env = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"} | {
+        "NUMBA_CPU_NAME": target.cpu, "NUMBA_CPU_FEATURES": target.features,
+        "PYTHONPATH": os.environ.get("GPUNETIO_PATH", ""),
+    }  # fmt: skip
+    try:
+        subprocess.run([os.environ.get(INTERPRETER, ""), "-c", _COMPILE], env=env, check=True, timeout=_PATIENCE)
+    except (OSError, subprocess.SubprocessError) as error:
+        logger.warning("compiling the NIC under valgrind, which takes an hour: outside, it failed (%s)", error)
