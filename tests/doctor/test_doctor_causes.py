@@ -121,7 +121,7 @@ CAUSES = {
         {"topology": WARN}, cure="behind the PCIe switch",
     ),
     "old kernel": Cause(
-        [file("/proc/sys/kernel/osrelease", "5.15.0-122-generic\n"), *NO_PEERMEM],
+        [file("/proc/sys/kernel/osrelease", "5.15.0-122-generic\n"), *NO_PEERMEM, cuda(dma_buf_supported=0)],
         {"kernel": WARN, "gpu-memory-path": FAIL}, HARDWARE, "6.2",
     ),
     "no persistence": Cause(

@@ -1,9 +1,15 @@
 """`gpunetio doctor`: what it prints, records, replays, and its exit status."""
 
+import contextlib
+import fcntl
 import json
+import os
 import re
+import struct
 import subprocess
 import sys
+import termios
+import threading
 
 import pytest
 from click.testing import CliRunner, Result
@@ -12,6 +18,7 @@ from doctor_rig import READY, answer, changed, file, without
 from gpunetio.cli import app
 from gpunetio.doctor import ReplayHost, Trouble, save
 from gpunetio.doctor.machine.host import Kind
+from tools import new_terminal
 
 UUID = "GPU-3d4c1c8e-aaaa-4bcd-9e55-0123456789ab"
 
@@ -146,3 +153,29 @@ def test_it_needs_no_compiler():
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
     assert json.loads(done.stdout)["findings"], done.stderr
+
+
+@pytest.mark.parametrize("columns", [72, 140])
+@pytest.mark.parametrize("command", ["doctor", "topo"])
+def test_lines_fit_the_terminal(recorded, command, columns):
+    ours, theirs = new_terminal()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))  # ioctl_tty(2)
+    told = bytearray()
+
+    def read() -> None:
+        with contextlib.suppress(OSError):  # EIO: the other end is closed
+            while piece := os.read(ours, 1 << 16):
+                told.extend(piece)
+
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
+    environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+    line = [command, "--replay", recorded(READY), *(["-v"] if command == "doctor" else [])]
+    subprocess.run([sys.executable, "-m", "gpunetio", *line], stdout=theirs, env=environment, timeout=60)
+    os.close(theirs)
+    reader.join(10)
+    os.close(ours)
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", told.decode()).splitlines()
+    longest = max(map(len, lines))
+    assert longest <= columns
+    assert command == "topo" or longest > columns - 12

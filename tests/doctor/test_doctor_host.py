@@ -22,6 +22,7 @@ INTEGRATED = answer("cuda", value={"devices": [{"integrated": 1} | dict.fromkeys
     ("pci_domain_id", "pci_device_id"), 0) | {"pci_bus_id": 0xCA}]})  # fmt: skip
 DOCKER = file("/.dockerenv", "")
 NO_PEERMEM = without(Kind.FOLDER, "/sys/module/nvidia_peermem")
+NO_CUDA = without(Kind.QUESTION, "cuda", trouble=Trouble.FAILED)
 KUBERNETES = answer("environment", "KUBERNETES_SERVICE_HOST", value="10.0.0.1")
 NODES = (link("/dev/nvidiactl", "/dev/nvidiactl"), folder("/dev/infiniband", "rdma_cm", "uverbs0", "uverbs1"))
 
@@ -50,11 +51,20 @@ def product(name: str):
     ],
 )  # fmt: skip
 def test_kernel(release, status):
-    (finding,) = found("kernel", file("/proc/sys/kernel/osrelease", release + "\n"), NO_PEERMEM)
+    (finding,) = found("kernel", file("/proc/sys/kernel/osrelease", release + "\n"), NO_PEERMEM, NO_CUDA)
     assert finding.status is status
     assert not finding.reboot
     assert release in finding.summary or status is Status.SKIP
     assert ("nvidia-peermem" in finding.cure) == (status is Status.WARN)
+
+
+def test_an_old_kernel_of_which_libcuda_says_that_it_can():
+    """RHEL 8 has the functions of Linux 5.12 that dmabuf needs in its 4.18."""
+    (finding,) = found("kernel", file("/proc/sys/kernel/osrelease", "4.18.0-553.el8_10.x86_64\n"), NO_PEERMEM)
+    assert finding.status is Status.WARN
+    assert "libcuda says that dmabuf works" in finding.summary
+    assert "gpunetio doctor --probe" in finding.cure
+    assert not finding.reboot
 
 
 def test_an_old_kernel_with_nvidia_peermem():

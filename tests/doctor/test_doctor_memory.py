@@ -36,6 +36,9 @@ OLD_PEERMEM = folder("/sys/module/nv_peer_mem", "version")
 NO_GDRDRV = without(Kind.FOLDER, "/sys/module/gdrdrv")
 NO_CUDA = Reading(Kind.QUESTION, ("cuda",), None, Trouble.FAILED, "libcuda did not answer within 5 s")
 OLD_KERNEL = file("/proc/sys/kernel/osrelease", "5.15.0-60-generic\n")
+_IB_CORE = ("kernel_symbols", "ib_register_peer_memory_client", "ib_register_client")
+INBOX_IB_CORE = answer(*_IB_CORE, value=["ib_register_client"])
+PEER_IB_CORE = answer(*_IB_CORE, value=["ib_register_peer_memory_client", "ib_register_client"])
 NO_REGIONS = answer("symbols", "libibverbs.so.1", "ibv_reg_dmabuf_mr", value=[])
 NO_QUEUES = answer("symbols", "libmlx5.so.1", "mlx5dv_devx_umem_reg_ex", value=[])
 NO_GDRAPI = Reading(Kind.QUESTION, ("symbols", "libgdrapi.so.2", "gdr_open"), None, Trouble.FAILED, "cannot open")
@@ -121,7 +124,21 @@ CAUSES = [
     ("gdrcopy of an integrated GPU", [NO_GDRDRV, cuda(integrated=1)], "gdrcopy", SKIP, "its own memory", ""),
     ("integrated, no peermem", [NO_PEERMEM, cuda(integrated=1)], "peermem", SKIP, "its own memory", ""),
     ("closed driver", [CLOSED], "dmabuf", WARN, "closed driver", "nvidia-open, in place of cuda-drivers"),
-    ("old kernel", [OLD_KERNEL, without(Kind.FILE, CONFIG)], "dmabuf", WARN, "5.15.0-60-generic is older", "6.2"),
+    ("old kernel", [OLD_KERNEL, without(Kind.FILE, CONFIG), cuda(dma_buf_supported=0)],
+        "dmabuf", WARN, "5.15.0-60-generic is older", "6.2"),
+    ("old kernel that can", [OLD_KERNEL, NO_PEERMEM],
+        "dmabuf", WARN, "libcuda says that dmabuf works; NVIDIA's guide asks for Linux 6.2", "doctor --probe"),
+    ("old kernel that can, no peermem", [OLD_KERNEL, NO_PEERMEM],
+        "gpu-memory-path", WARN, "libcuda says that dmabuf works", "doctor --probe"),
+    ("old kernel that can, peermem needed no more", [OLD_KERNEL, NO_PEERMEM], "peermem", OK, "not needed", ""),
+    ("old kernel that can, closed driver", [OLD_KERNEL, NO_PEERMEM, CLOSED], "gpu-memory-path", FAIL, "neither", ""),
+    ("old kernel, libcuda says nothing", [OLD_KERNEL, NO_PEERMEM, NO_CUDA],
+        "gpu-memory-path", FAIL, "neither dmabuf", "modprobe nvidia-peermem, or"),
+    ("ib_core takes no peermem", [NO_PEERMEM, CLOSED, INBOX_IB_CORE],
+        "peermem", WARN, "this kernel's ib_core has no support for it", "install DOCA-OFED, then sudo modprobe"),
+    ("ib_core takes peermem", [NO_PEERMEM, CLOSED, PEER_IB_CORE], "peermem", WARN, "not loaded", "sudo modprobe"),
+    ("ib_core takes no peermem, nor dmabuf", [NO_PEERMEM, CLOSED, INBOX_IB_CORE],
+        "gpu-memory-path", FAIL, "neither dmabuf nor nvidia-peermem", "install DOCA-OFED, then sudo modprobe"),
     ("new enough kernel", [file("/proc/sys/kernel/osrelease", "6.2.0\n"), without(Kind.FILE, CONFIG)],
         "dmabuf", OK, "support it", ""),
     ("no shared buffers", [config("CONFIG_PCI_P2PDMA=y\n")],

@@ -185,14 +185,29 @@ def test_path_mtu(mtu, path):
     assert summary.startswith(f"{mtu}: path MTU {path}" if path else f"{mtu} is too small")
 
 
-def test_interface_of_the_first_gid_counts():
+def test_interface_of_the_best_gid_counts():
     """A device may have interfaces for virtual switches, too."""
     changes = [
-        file(f"{PORT}/gid_attrs/ndevs/0", "bond0"), file("/sys/class/net/bond0/mtu", "1500"),
+        file(f"{PORT}/gid_attrs/ndevs/3", "bond0"), file("/sys/class/net/bond0/mtu", "1500"),
         folder("/sys/class/net", "bond0", "ens6f0", "ens6f1"),
     ]  # fmt: skip
     assert found("mtu", *changes)[0].cure.startswith("sudo ip link set bond0 mtu 4200")
     assert statuses("mtu", *changes) == [WARN, OK]
+
+
+@pytest.mark.parametrize(("here", "index", "mtu"), [("net1", 1, 9000), ("ens6f0", 3, 4200)])
+def test_a_pod_has_its_own_gid(here, index, mtu):
+    """The host's and the pod's interfaces share the port: a macvlan's GID is as good, a foreign GID is not."""
+    there = {"net1": "ens6f0", "ens6f0": "net1"}[here]
+    changes = [
+        folder("/sys/class/net", "lo", "eth0", here), file(f"/sys/class/net/{here}/mtu", f"{mtu}"),
+        file(f"{PORT}/gids/{index}", "0000:0000:0000:0000:0000:ffff:c000:0206"),
+        *(file(f"{PORT}/gid_attrs/ndevs/{i}", here if i == index else there) for i in range(4)),
+    ]  # fmt: skip
+    assert found("gid", *changes)[0].summary == f"GID {index} is 192.0.2.6"
+    assert found("mtu", *changes)[0].read[0].source == f"/sys/class/net/{here}/mtu"
+    none = [file(f"{PORT}/gid_attrs/ndevs/{index}", there)]
+    assert [found(check, *changes, *none)[0].status for check in ("gid", "mtu")] == [FAIL, SKIP]
 
 
 @pytest.mark.parametrize("name", HINTS)
@@ -211,9 +226,10 @@ def test_what_an_interface_loses(name):
 
 
 def test_a_network_of_ones_own_is_no_matter_to_others_than_verbs():
-    first, other = found("gid", CONTAINER, file("/sys/class/infiniband/mlx5_1/ports/1/gid_attrs/ndevs/0", "eth0"))
+    second = "/sys/class/infiniband/mlx5_1/ports/1/gid_attrs/ndevs"
+    first, other = found("gid", CONTAINER, *(file(f"{second}/{index}", "eth0") for index in range(4)))
     assert (first.status, first.uses, other.status) == (FAIL, {Use.VERBS}, OK)
-    assert [one.source for one in first.read] == [f"{PORT}/gid_attrs/ndevs/0", "/sys/class/net"]
+    assert [one.source for one in first.read] == [f"{PORT}/gid_attrs/ndevs/3", "/sys/class/net"]
 
 
 @settings(max_examples=50, deadline=None)

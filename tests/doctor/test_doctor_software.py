@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import pickle
 import re
 import tomllib
+from pathlib import Path
 
 import pytest
+from numba.core.caching import FunctionCache
 
 from doctor_rig import answer, file, folder, found, report, without
 from gpunetio.doctor import LiveHost, Status, Trouble, Use
 from gpunetio.doctor.checks.software import CUDA_STACK, NEEDED, OLDEST_PYTHON
 from gpunetio.doctor.finding import HARDWARE, Readiness
 from gpunetio.doctor.machine.host import Kind
+from gpunetio.doctor.machine.questions import compiler_cache
+from gpunetio.kept import write_kept
 from repository import ROOT
 
 OK, WARN, FAIL, SKIP = Status.OK, Status.WARN, Status.FAIL, Status.SKIP
@@ -147,19 +150,23 @@ def test_this_machine_runs_the_software_nic():
     assert near == sorted(set(near))
 
 
-def test_files_that_are_cut_are_counted(tmp_path, monkeypatch):
-    """In the folder that Numba takes for this package; a file of anything else is not looked at."""
+def test_damaged_files_are_counted(tmp_path, monkeypatch):
+    """Of the folders that Numba takes for this package's. Files of other packages have no checksums."""
     monkeypatch.setattr("numba.core.config.CACHE_DIR", str(tmp_path))
     assert LiveHost().ask("compiler_cache").value["damaged"] == 0
-    folder = tmp_path / "nic_0123"
-    folder.mkdir()
-    whole = pickle.dumps(("stamp", {}))
-    for name, content in (
-        ("run-1.py311.nbi", whole), ("run-1.py311.1.nbc", whole[:-1]), ("step-2.py311.nbi", b""), ("notes.txt", b""),
+    ours = Path(FunctionCache(compiler_cache).cache_path)
+    assert ours.parent == tmp_path
+    write_kept(ours / "whole-1.py311.nbi", b"it")
+    whole = (ours / "whole-1.py311.nbi").read_bytes()
+    for name, contents in (
+        ("cut-1.py311.1.nbc", whole[:-1]), ("overwritten-1.py311.1.nbc", b"at" + whole[2:]), ("step-2.py311.nbi", b""),
+        ("notes.txt", b""),
     ):  # fmt: skip
-        (folder / name).write_bytes(content)
+        (ours / name).write_bytes(contents)
+    (tmp_path / "other_0123").mkdir()
+    (tmp_path / "other_0123/run-1.py311.nbi").write_bytes(b"it")
     found = LiveHost().ask("compiler_cache").value
-    assert found["damaged"] == 2
+    assert found["damaged"] == 3
     assert found["free"] > 0
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from .failures import UsageFailure, guarded, writing
-from .machine import FILE, machine_options, opened, options_at_fault
+from .machine import FILE, machine_options, opened, options_at_fault, terminal_width
 
 if TYPE_CHECKING:
     from ..doctor import Report, Status, Use
@@ -49,7 +49,7 @@ def doctor(
     if as_json:
         click.echo(json.dumps(library.as_json(report), indent=1))
     else:
-        for line in library.lines_of(report, verbose, library.Use(use) if use else None, _painted):
+        for line in library.lines_of(report, verbose, library.Use(use) if use else None, _painted, terminal_width()):
             click.echo(line)
     raise click.exceptions.Exit(int(report.ready(_deciding(report, use)).readiness))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +25,13 @@ _OPTIONS = (
     click.option("--replay", metavar="FILE", type=FILE, help="Use a machine that `gpunetio doctor --record` recorded."),
     click.option("--root", metavar="DIR", help="Use a machine whose files are below DIR. No command is run."),
 )  # fmt: skip
+
+
+def terminal_width() -> int:
+    """Return the columns of the terminal, or a default for files and pipes."""
+    from ..doctor.report.text import WIDTH
+
+    return shutil.get_terminal_size((WIDTH, 0)).columns if sys.stdout.isatty() else WIDTH
 
 
 def machine_options(command: Callable[..., object]) -> Callable[..., object]:

@@ -99,6 +99,7 @@ class Finding:
     cure: str = ""  # if empty and something is wrong: the check's own
     reboot: bool | None = None  # None: the check's own
     needs_root: bool = False  # root would find out more
+    brief: bool = False  # nothing is wrong with it, it only does not serve a use: one line, if no use is asked about
     uses: frozenset[Use] | None = None  # None: the check's own
     check: Check = field(default=None, compare=False)  # type: ignore[assignment]  # `of` sets it
 
@@ -150,6 +151,7 @@ class Details(Subject, total=False):
     cure: str
     reboot: bool | None
     needs_root: bool
+    brief: bool
     uses: frozenset[Use] | None
 
 

@@ -10,7 +10,7 @@ from ..finding import GUIDE, HARDWARE, Evidence, Finding, check, evidence, fail,
 from ..machine import nvidia_smi, pci
 from ..machine.containers import container_kind
 from ..machine.devices import Gpu, Machine
-from ..machine.nvidia_driver import is_open, loaded, peermem_carries, smi, unseen, version
+from ..machine.nvidia_driver import is_open, loaded, peermem_carries, peermem_cure, smi, unseen, version
 
 AREA = "GPUs"
 CUDA_13_DRIVER = "580.65.06"  # CUDA release notes: minimum driver versions
@@ -98,11 +98,15 @@ def _parts(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split("."))
 
 
+_OPEN = (
+    "sudo apt install nvidia-open, in place of cuda-drivers (for CUDA 12.5 and older: the installer's -m=kernel-open)"
+)
+
+
 @check(
     "gpu-driver-open", "Open kernel modules",
     why="Only the open kernel modules export GPU memory as a dmabuf. The closed ones need nvidia-peermem.",
-    cure="sudo apt install nvidia-open, in place of cuda-drivers (for CUDA 12.5 and older: the installer's "
-    "-m=kernel-open); until then sudo modprobe nvidia-peermem",
+    cure=f"{_OPEN}; until then sudo modprobe nvidia-peermem",
     source=f"{GUIDE}: Using dmabuf", uses=HARDWARE, reboot=True,
 )  # fmt: skip
 def gpu_driver_open(machine: Machine) -> Iterator[Finding]:
@@ -117,7 +121,8 @@ def gpu_driver_open(machine: Machine) -> Iterator[Finding]:
     elif (by_peermem := peermem_carries(machine))[0]:
         yield ok("closed kernel modules: no dmabuf, but nvidia-peermem is loaded", read, by_peermem[1])
     else:
-        yield warn("closed kernel modules: no dmabuf; load nvidia-peermem", read)
+        cure = f"{_OPEN}; until then {peermem_cure(machine)}"
+        yield warn("closed kernel modules: no dmabuf; load nvidia-peermem", read, cure=cure)
 
 
 @check(

@@ -11,7 +11,7 @@ from ..machine.containers import container_kind
 from ..machine.devices import Machine
 from ..machine.dmabuf import kernel_can
 from ..machine.host import Host, Reading, Trouble
-from ..machine.nvidia_driver import integrated, peermem_carries
+from ..machine.nvidia_driver import attribute, integrated, peermem_carries, peermem_cure
 
 AREA = "Operating system and process"
 _ETHERNET, _VERBS = frozenset({Use.ETHERNET}), frozenset({Use.VERBS, Use.DMA})
@@ -31,9 +31,19 @@ def kernel(machine: Machine) -> Iterator[Finding]:
     elif new:
         yield ok(f"Linux {reading.text} can share GPU memory as a dmabuf", reading)
     elif (by_peermem := peermem_carries(machine))[0]:
-        yield ok(f"Linux {reading.text} has no dmabuf, but nvidia-peermem is loaded", reading, by_peermem[1])
+        yield ok(f"Linux {reading.text} is older than 6.2, but nvidia-peermem is loaded", reading, by_peermem[1])
+    elif says := next((read for value, read in _dmabuf_by_libcuda(machine) if value), None):
+        yield warn(
+            f"Linux {reading.text} is older than 6.2; libcuda says that dmabuf works", reading, says,
+            cure="NVIDIA's guide asks for 6.2; try this one: gpunetio doctor --probe", reboot=False,
+        )  # fmt: skip
     else:
-        yield warn(f"Linux {reading.text} is older than 6.2: no dmabuf; load nvidia-peermem", reading)
+        cure = f"{peermem_cure(machine)}; or install a kernel of at least 6.2, and reboot"
+        yield warn(f"Linux {reading.text} is older than 6.2: no dmabuf; load nvidia-peermem", reading, cure=cure)
+
+
+def _dmabuf_by_libcuda(machine: Machine) -> list[tuple[int | None, Evidence]]:
+    return [attribute(machine, gpu, "dma_buf_supported") for gpu in machine.gpus]
 
 
 # --- Rights -----------------------------------------------------------------------------------------------------------

@@ -11,7 +11,16 @@ from ..machine import pci
 from ..machine import peer_mapping as by_peer_mapping
 from ..machine.devices import Gpu, Machine
 from ..machine.host import Trouble
-from ..machine.nvidia_driver import SHARES_MEMORY, attribute, discrete, integrated, loaded, smi
+from ..machine.nvidia_driver import (
+    SHARES_MEMORY,
+    attribute,
+    can_take_peermem,
+    discrete,
+    integrated,
+    loaded,
+    peermem_cure,
+    smi,
+)  # fmt: skip
 from .gpu import each_gpu
 
 AREA = "GPU memory and the NIC"
@@ -132,6 +141,8 @@ def peermem(machine: Machine) -> Iterator[Finding]:
         yield skip("cannot find out whether it is loaded", *told)
     elif works:
         yield ok("not loaded, and not needed: dmabuf works", *told)
+    elif (can := can_take_peermem(machine))[0] is False:
+        yield warn("not loaded: this kernel's ib_core has no support for it", *told, can[1], cure=peermem_cure(machine))
     else:
         yield warn("not loaded", *told)
 
@@ -156,7 +167,16 @@ def dmabuf(machine: Machine, gpu: Gpu) -> Finding:
         return warn(f"{lacks[0].without}{more}", *(need.read for need in lacks), cure=cure, reboot=reboot)
     if by_dmabuf.works(needs) is None:
         return skip("cannot read everything that it needs", *(need.read for need in needs if need.holds is None))
+    if doubts := by_dmabuf.doubts(needs):
+        return _doubtful(machine, gpu, doubts)
     return ok("kernel, driver and libraries support it", *(need.read for need in needs))
+
+
+def _doubtful(machine: Machine, gpu: Gpu, doubts: list[by_dmabuf.Need]) -> Finding:
+    """Warn that there is a reason to doubt libcuda's word."""
+    read = (*(need.read for need in doubts), attribute(machine, gpu, "dma_buf_supported")[1])
+    cure = f"try it: gpunetio doctor --probe; if that fails: {'; '.join(need.cure for need in doubts)}"
+    return warn(f"libcuda says that dmabuf works; {doubts[0].doubt}", *read, cure=cure)
 
 
 _PEERMEMS = ("nvidia-peermem", "nv_peer_mem")  # the second is its predecessor
@@ -180,12 +200,16 @@ def gpu_memory_path(machine: Machine, gpu: Gpu) -> Finding:
     name, there, module = next((one for one in modules if one[1]), modules[0])
     direct, attributed = attribute(machine, gpu, "gpu_direct_rdma_supported")
     lacks = [need.read for need in needs if need.for_all and need.holds is not True]
-    if works:
+    doubts = by_dmabuf.doubts(needs)
+    if works and not doubts:
         return ok("dmabuf", *(need.read for need in needs if need.for_all))
     if there and direct != 0:
         return ok(name, module, *lacks)
+    if works:
+        return _doubtful(machine, gpu, doubts)
     if works is False and (there is False or direct == 0):
-        return fail("neither dmabuf nor nvidia-peermem", *lacks, module, attributed)
+        cure = f"{peermem_cure(machine)}, or the cure of the check dmabuf"
+        return fail("neither dmabuf nor nvidia-peermem", *lacks, module, attributed, cure=cure)
     return skip("cannot find out whether dmabuf or nvidia-peermem works", *lacks, module)
 
 

@@ -64,7 +64,8 @@ def link_type(machine: Machine, nic: Nic, firmware: Firmware) -> Iterator[Findin
     ethernet = layer.text == "Ethernet"
     if not ethernet:
         yield fail(
-            "InfiniBand: no Ethernet queues", layer, uses=frozenset({Use.ETHERNET}), reboot=bool(firmware.card),
+            "InfiniBand: no Ethernet queues", layer,
+            uses=frozenset({Use.ETHERNET}), reboot=bool(firmware.card), brief=True,
             cure=f"RDMA needs no change; for Ethernet: {_to_ethernet(machine, nic, firmware, port)}",
         )  # fmt: skip
     uses = HARDWARE if ethernet else HARDWARE - {Use.ETHERNET}
@@ -95,7 +96,7 @@ def _to_ethernet(machine: Machine, nic: Nic, firmware: Firmware, port: int) -> s
 )  # fmt: skip
 @_each_card
 def bluefield_mode(machine: Machine, nic: Nic, firmware: Firmware) -> Iterator[Finding]:
-    """Check INTERNAL_CPU_…: the settings that decide about the mode, and the others that the guide sets."""
+    """Check INTERNAL_CPU_…: the settings that decide about the mode. The cure sets all that the guide sets."""
     if nic.pci is None or not _is_bluefield(nic):
         unknown = nic.address if nic.pci is None else min(nic.pci.vendor, nic.pci.device) < 0
         yield skip("cannot read its PCI device") if unknown else ok("not a BlueField", *_ids(machine, nic))
@@ -108,7 +109,7 @@ def bluefield_mode(machine: Machine, nic: Nic, firmware: Firmware) -> Iterator[F
     elif firmware.wrong(decisive) or firmware.pending(decisive):
         yield _judged(machine, firmware, decisive | _NIC_MODE, fail, good="", bad="DPU mode: ")
     else:
-        yield _judged(machine, firmware, _NIC_MODE, warn, good="NIC mode", bad="NIC mode; ")
+        yield ok("NIC mode", firmware.shown(decisive))
 
 
 @check(

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from ipaddress import IPv6Address
 
 from ..finding import Evidence, Finding, Status, Use, check, evidence, fail, ok, skip, warn
 from ..machine.devices import Machine, Nic
 from ..machine.host import Reading
 from ..machine.nics import each_nic, port_of
-from ..machine.topology import is_active
+from ..machine.topology import active, is_active
 
 AREA = "Ports"
 _SYSFS = "Linux Documentation/ABI/stable/sysfs-class-infiniband"
@@ -44,7 +45,10 @@ def port_state(machine: Machine, nic: Nic) -> Iterator[Finding]:
         yield ok(f"port {number} is {name}, {layer}, {rate}", state, told["link_layer"], told["rate"])
     else:
         read = (state, told["phys_state"], told["link_layer"])
-        yield fail(f"port {number} is {name}", *read, cure=_bring_up(machine, nic, told["phys_state"], layer))
+        cure = _bring_up(machine, nic, told["phys_state"], layer)
+        # Second ports of cards are often not used.
+        others = any(active(machine, other) for other in machine.nics if other.rdma and other != nic)
+        yield fail(f"port {number} is {name}", *read, cure=cure, brief=others)
 
 
 def _bring_up(machine: Machine, nic: Nic, physical: Reading, layer: str) -> str:
@@ -84,35 +88,67 @@ def gid(machine: Machine, nic: Nic) -> Iterator[Finding]:
     if (other := _not_ethernet(told)) is not None:
         yield other
         return
-    interface = _interface(machine, nic, port)
-    if (there := _elsewhere(machine, interface)) is not None:
-        first = machine.host.read(f"{port}/gid_attrs/ndevs/0")
-        yield fail(f"its interface {interface} is in another network namespace", first, there, cure=_SHARE)
-        return
     folder = machine.host.names(f"{port}/gids")
     if not folder.ok:
         yield skip("cannot read its GIDs", folder)
         return
-    indices = (int(name) for name in folder.names if re.fullmatch("[0-9]{1,5}", name))
-    entries = {index: _address(machine.host.read(f"{port}/gids/{index}")) for index in indices}
-    roce = [(i, a) for i, a in entries.items() if a and _type(machine, port, i).text == "RoCE v2"]
-    best = sorted(roce, key=lambda entry: (_link_local(entry[1]), entry[1].ipv4_mapped is None, entry[0]))
+    entries = _gids(machine, port, folder)
+    roce = _for_roce(entries)
+    best = _best_here(machine, nic, port, roce)
+    owner, interface = _owner(machine, nic, port, best or next(iter(roce), None))
+    if best is None and (there := _elsewhere(machine, interface)) is not None:
+        yield fail(f"its interface {interface} is in another network namespace", owner, there, cure=_SHARE)
+        return
     cure = f"sudo ip addr add <address>/<prefix> dev {interface or '<interface>'}"
-    if not best:
-        used = sum(address is not None for address in entries.values())
-        read = evidence(folder, f"{used} of {len(entries)} in use, none for RoCE v2")
+    if best is None:
+        read = evidence(folder, f"{len(entries)} of {len(folder.names)} in use, none for RoCE v2")
         yield fail("no GID for RoCE v2", read, cure=f"sudo ip link set {interface or '<interface>'} up; {cure}")
         return
-    index, address = best[0]
-    read = [Evidence(f"{port}/gids/{index}", str(address)), evidence(_type(machine, port, index))]
-    if _link_local(address):
+    read = [Evidence(f"{port}/gids/{best.index}", str(best.address)), evidence(best.version)]
+    if _link_local(best.address):
         yield warn("only link-local GIDs, which reach no other subnet", *read, cure=cure)
     else:
-        yield ok(f"GID {index} is {address.ipv4_mapped or address}", *read)
+        yield ok(f"GID {best.index} is {best.address.ipv4_mapped or best.address}", *read)
 
 
-def _type(machine: Machine, port: str, index: int) -> Reading:
-    return machine.host.read(f"{port}/gid_attrs/types/{index}")
+@dataclass(frozen=True)
+class _Gid:
+    """An entry of a port's GID table that is in use."""
+
+    index: int
+    address: IPv6Address
+    version: Reading  # such as "RoCE v2"
+
+
+def _gids(machine: Machine, port: str, folder: Reading) -> list[_Gid]:
+    """Return the entries in use, the best first: no link-local address, IPv4, the lowest index."""
+    indices = (int(name) for name in folder.names if re.fullmatch("[0-9]{1,5}", name))
+    addresses = {index: _address(machine.host.read(f"{port}/gids/{index}")) for index in indices}
+    entries = [
+        _Gid(index, address, machine.host.read(f"{port}/gid_attrs/types/{index}"))
+        for index, address in addresses.items() if address
+    ]  # fmt: skip
+    return sorted(entries, key=lambda one: (_link_local(one.address), one.address.ipv4_mapped is None, one.index))
+
+
+def _for_roce(gids: list[_Gid]) -> list[_Gid]:
+    return [one for one in gids if one.version.text == "RoCE v2"]
+
+
+def _best_here(machine: Machine, nic: Nic, port: str, gids: list[_Gid]) -> _Gid | None:
+    """Return the first GID whose interface is not in another network namespace: packets leave by that interface."""
+    return next((one for one in gids if _elsewhere(machine, _owner(machine, nic, port, one)[1]) is None), None)
+
+
+def _owner(machine: Machine, nic: Nic, port: str, gid: _Gid | None) -> tuple[Reading, str]:
+    """Return the network interface of a GID, or else of the port, with its evidence; "" if there is none.
+
+    A port has several where macvlan, ipvlan or VLAN interfaces have addresses: each GID belongs to one of them.
+    """
+    first = machine.host.read(f"{port}/gid_attrs/ndevs/0")
+    own = machine.host.read(f"{port}/gid_attrs/ndevs/{gid.index}") if gid else first
+    told = own if own.text else first
+    return told, told.text or (nic.interfaces[0] if nic.interfaces else "")
 
 
 def _address(reading: Reading) -> IPv6Address | None:
@@ -127,12 +163,6 @@ def _address(reading: Reading) -> IPv6Address | None:
 def _link_local(address: IPv6Address) -> bool:
     """Return whether an address is in fe80::/10, or IPv4-mapped in 169.254.0.0/16 (RFC 3927): routers drop both."""
     return (address.ipv4_mapped or address).is_link_local
-
-
-def _interface(machine: Machine, nic: Nic, port: str) -> str:
-    """Return the port's network interface; "" if it has none."""
-    first = machine.host.read(f"{port}/gid_attrs/ndevs/0").text
-    return first or (nic.interfaces[0] if nic.interfaces else "")
 
 
 def _elsewhere(machine: Machine, interface: str) -> Reading | None:
@@ -158,7 +188,8 @@ def mtu(machine: Machine, nic: Nic) -> Iterator[Finding]:
     if (other := _not_ethernet(told)) is not None:
         yield other
         return
-    interface = _interface(machine, nic, port)
+    roce = _for_roce(_gids(machine, port, machine.host.names(f"{port}/gids")))
+    _, interface = _owner(machine, nic, port, _best_here(machine, nic, port, roce))
     if (there := _elsewhere(machine, interface)) is not None:
         yield skip(f"{interface} is in another network namespace: docker run --network=host", there)
         return

@@ -8,7 +8,7 @@ from ..finding import GUIDE, HARDWARE, Evidence, Finding, Subject, check, eviden
 from ..machine import topo_m, topology
 from ..machine.devices import Gpu, Machine, Nic
 from ..machine.host import Reading
-from ..machine.nvidia_driver import SHARES_MEMORY, integrated
+from ..machine.nvidia_driver import SHARES_MEMORY, integrated, on_superchip
 from ..machine.topology import Distance
 
 AREA = "Topology"
@@ -56,6 +56,11 @@ def _pair(machine: Machine, gpu: Gpu, nic: Nic) -> Finding:
     if apart.rank <= Distance.PHB.rank:
         return ok(summary, *read, **about)
     nearer = _nearer(machine, gpu, apart)
+    if not _has_slots(machine, gpu):
+        if nearer is None:
+            return ok(f"{summary}; the GPU's own has no slot", *read, **about)
+        cure = f"use {nearer.name} ({topology.apart(machine, gpu, nearer)}) with {gpu.name}"
+        return warn(f"{summary}; {nearer.name} is nearer", *read, cure=cure, **about)
     move = f"move the card of {nic.name} to a slot {_near(gpu)}"
     if nearer is None:
         return warn(summary, *read, cure=move, reboot=True, **about)
@@ -78,6 +83,16 @@ def _nearer(machine: Machine, gpu: Gpu, apart: Distance) -> Nic | None:
     best = topology.nearest(machine, gpu, (nic for nic in machine.all_nics if nic.rdma))
     found = topology.apart(machine, gpu, best) if best else None
     return best if found is not None and found.rank < apart.rank else None
+
+
+def _has_slots(machine: Machine, gpu: Gpu) -> bool:
+    """Return whether the GPU's host bridge may have a slot.
+
+    On Grace, each GPU has a host bridge of its own, whose only root port leads to it.
+    """
+    if not on_superchip(gpu) or gpu.pci is None or not gpu.pci.root or len(gpu.pci.bridges) != 1:
+        return True
+    return any(one.root == gpu.pci.root and one.path[0] != gpu.pci.path[0] for one in machine.pci.values())
 
 
 def _near(gpu: Gpu) -> str:

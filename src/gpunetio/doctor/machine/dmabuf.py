@@ -7,13 +7,20 @@ import zlib
 from dataclasses import dataclass
 
 from ..finding import Evidence, evidence
+from . import peer_mapping, topology
 from .devices import Gpu, Machine
 from .host import Reading
-from .nvidia_driver import attribute, is_open
+from .nvidia_driver import attribute, is_open, on_superchip
 
 _LARGEST = 4 << 20  # bytes of a kernel's configuration, which usually has some 300 KiB
 _GZIP = 31  # zlib's wbits for a gzip header and any window
 _OPEN_DRIVER = "sudo apt install nvidia-open, in place of cuda-drivers"
+_TOPO_CHECK = "GrdmaPciTopoCheckOverride"
+_NO_TOPO_CHECK = (
+    f"echo 'options nvidia NVreg_{_TOPO_CHECK}=1' | sudo tee /etc/modprobe.d/zz-nvidia-topo-check.conf; "
+    f"then {peer_mapping.LOAD}"
+)
+_OTHER_GROUP = frozenset({topology.Distance.NODE, topology.Distance.SYS})
 _KERNEL = "install a kernel of at least 6.2"
 _OTHER_KERNEL = "use a distribution's kernel, or build one with "
 _RDMA_CORE = "update rdma-core (ibverbs-providers, libibverbs1) to 44 or newer"
@@ -30,6 +37,7 @@ class Need:
     cure: str
     reboot: bool = False
     for_all: bool = True  # False: needed only for queues
+    doubt: str = ""  # why it may not hold after all
 
 
 def needs(machine: Machine, gpu: Gpu) -> tuple[Need, ...]:
@@ -37,7 +45,9 @@ def needs(machine: Machine, gpu: Gpu) -> tuple[Need, ...]:
     supported, answer = attribute(machine, gpu, "dma_buf_supported")
     told = True if supported else None
     release, new = kernel_can(machine)
-    new = told if new is None else new
+    # The driver needs functions of Linux 5.12, which some distributions have in older kernels. libcuda knows.
+    doubt = "NVIDIA's guide asks for Linux 6.2" if new is False and told else ""
+    old = f"Linux {release.text[:20]} is older than 6.2"
     config, options = kernel_config(machine)
     # The configuration does not list options that depend on disabled ones.
     shared = config.get("DMA_SHARED_BUFFER", False if config else told)
@@ -46,14 +56,29 @@ def needs(machine: Machine, gpu: Gpu) -> tuple[Need, ...]:
     flavour = told if flavour is None else flavour
     libcuda = None if supported is None else supported != 0
     return (
-        Need(new, f"Linux {release.text[:20]} is older than 6.2", evidence(release), _KERNEL, True),
+        Need(told or new, old, evidence(release), _KERNEL, True, doubt=doubt),
         Need(shared, "no CONFIG_DMA_SHARED_BUFFER", options, f"{_OTHER_KERNEL}CONFIG_DMA_SHARED_BUFFER=y", True),
         Need(flavour, "closed driver", module, _OPEN_DRIVER, True),
         Need(libcuda, "libcuda says not supported", answer, _OPEN_DRIVER, True),
+        *_topology_checks(machine, gpu),
         _symbol(machine, *_REGIONS),
         Need(p2p, "no CONFIG_PCI_P2PDMA", options, f"{_OTHER_KERNEL}CONFIG_PCI_P2PDMA=y", True, for_all=False),
         _symbol(machine, *_QUEUES, for_all=False),
     )
+
+
+def _topology_checks(machine: Machine, gpu: Gpu) -> list[Need]:
+    """Doubt that the driver maps GPU memory to a NIC in another IOMMU group, as on Grace, without its option.
+
+    Azure's azhpc-images (pull request 589) and NVIDIA's AICR (validators/performance) set it for this.
+    """
+    nic = topology.nearest(machine, gpu) if on_superchip(gpu) else None
+    apart = topology.apart(machine, gpu, nic) if nic else None
+    file = machine.host.read(peer_mapping.PARAMS)
+    if apart not in _OTHER_GROUP or peer_mapping.parameters(file.text).get(_TOPO_CHECK) != "0":
+        return []
+    off = f"{_TOPO_CHECK} is 0"
+    return [Need(True, off, evidence(file, f"{_TOPO_CHECK}: 0"), _NO_TOPO_CHECK, True, doubt=off)]
 
 
 def kernel_can(machine: Machine) -> tuple[Reading, bool | None]:
@@ -61,6 +86,11 @@ def kernel_can(machine: Machine) -> tuple[Reading, bool | None]:
     release = machine.host.read("/proc/sys/kernel/osrelease")
     version = re.match(r"(\d{1,6})\.(\d{1,6})", release.text)
     return release, (int(version[1]), int(version[2])) >= (6, 2) if version else None
+
+
+def doubts(found: tuple[Need, ...]) -> list[Need]:
+    """Return the needs of which it is not certain that they hold."""
+    return [need for need in found if need.doubt]
 
 
 def works(found: tuple[Need, ...]) -> bool | None:

@@ -11,6 +11,8 @@ from .host import Kind, Reading, Trouble
 
 VERSION = "/proc/driver/nvidia/version"
 SHARES_MEMORY = "integrated: the NIC uses host memory"  # why checks of peer traffic are skipped
+_PEER_CLIENT, _RDMA_CLIENT = "ib_register_peer_memory_client", "ib_register_client"  # functions of ib_core
+_SUPERCHIP = re.compile(r"\b(GH|GB|VR)[23]00\b")
 _NUMBER = re.compile(r"\b(\d{3,5}(?:\.\d{1,5}){1,3})\b")
 
 
@@ -98,6 +100,11 @@ def integrated(machine: Machine, gpu: Gpu) -> tuple[bool | None, Evidence]:
     return None if value is None else value != 0, read
 
 
+def on_superchip(gpu: Gpu) -> bool:
+    """Return whether a GPU is attached to an Arm processor by NVLink-C2C: Grace Hopper, Grace Blackwell, Vera Rubin."""
+    return _SUPERCHIP.search(gpu.model) is not None
+
+
 def discrete(machine: Machine) -> list[Gpu]:
     """Return the GPUs that have their own memory, as far as known."""
     return [gpu for gpu in machine.gpus if not integrated(machine, gpu)[0]]
@@ -108,6 +115,24 @@ def peermem_carries(machine: Machine) -> tuple[bool, Evidence]:
     there, read = loaded(machine, "nvidia_peermem")
     direct = [attribute(machine, gpu, "gpu_direct_rdma_supported")[0] for gpu in machine.gpus]
     return bool(there) and any(value != 0 for value in direct), read
+
+
+def can_take_peermem(machine: Machine) -> tuple[bool | None, Evidence]:
+    """Return whether the loaded ib_core has the function that nvidia-peermem registers with; None if unknown.
+
+    Only DOCA-OFED's ib_core and some distributions' kernels have it. Without it, modprobe says "Invalid argument".
+    """
+    reading = machine.host.ask("kernel_symbols", _PEER_CLIENT, _RDMA_CLIENT)
+    has = reading.value if isinstance(reading.value, list) else []
+    known = _RDMA_CLIENT in has  # ib_core is loaded, and /proc/kallsyms shows names
+    read = evidence(reading, f"has {_PEER_CLIENT}" if _PEER_CLIENT in has else f"has no {_PEER_CLIENT}")
+    return (_PEER_CLIENT in has, read) if known else (None, evidence(reading))
+
+
+def peermem_cure(machine: Machine) -> str:
+    """Return how to load nvidia-peermem on this machine."""
+    load = "sudo modprobe nvidia-peermem"
+    return f"install DOCA-OFED, then {load}" if can_take_peermem(machine)[0] is False else load
 
 
 def smi(gpu: Gpu, name: str) -> tuple[str, Evidence]:

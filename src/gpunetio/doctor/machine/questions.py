@@ -7,15 +7,16 @@ import grp
 import itertools
 import json
 import os
-import pickle
 import pwd
 import resource
 import stat
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
 
+from ...kept import DamagedError, unsealed
+from ...trusted import load_library
 from . import process
 from .cuda_attributes import file_of
 
@@ -93,21 +94,33 @@ def compiler_cache() -> dict[str, int | str]:
         folder = Path(FunctionCache(compiler_cache).cache_path)
     except RuntimeError:
         raise PermissionError("neither gpunetio's folder nor the user's cache can be written to") from None
-    package = Path(__file__).parents[2]
-    root = package if package in folder.parents else folder.parent  # a user's cache has one folder per source folder
     baseline, why_not = prebuilt.report()
     return {
-        "free": filesystem(str(folder))["free"], "damaged": sum(map(_damaged, root.glob("*/**/*.nb[ic]"))),
+        "free": filesystem(str(folder))["free"], "damaged": sum(map(_damaged, _compiled_code(folder))),
         "baseline": baseline, "why_not": why_not,
     }  # fmt: skip
 
 
+def _compiled_code(folder: Path) -> Iterator[Path]:
+    """Yield the cache files of this package's modules, if those of one of them are in `folder`."""
+    from numba.core.caching import InTreeCacheLocator
+
+    package = Path(__file__).parents[2]
+    if folder.is_relative_to(package):
+        yield from package.glob("**/__pycache__/*.nb[ic]")
+    else:  # a user's cache has a folder for each folder of sources, also of other packages
+        name = InTreeCacheLocator.get_suitable_cache_subpath
+        for part in sorted({name(str(module)) for module in package.rglob("*.py")}):
+            yield from (folder.parent / part).glob("*.nb[ic]")
+
+
 def _damaged(path: Path) -> bool:
-    """Return whether a cache file is empty or truncated. Numba's files are pickles, which end with a full stop."""
-    with path.open("rb") as file:
-        size = file.seek(0, os.SEEK_END)
-        file.seek(max(0, size - 1))
-        return file.read() != pickle.STOP
+    """Return whether a cache file is not as it was written."""
+    try:
+        unsealed(path.read_bytes())
+    except DamagedError:
+        return True
+    return False
 
 
 def hypervisor() -> bool | None:
@@ -172,6 +185,13 @@ def symbols(library: str, *names: str) -> list[str]:
     return [name for name in names if hasattr(loaded, name)]
 
 
+def kernel_symbols(*names: str) -> list[str]:
+    """Return those of the symbols that the kernel and its loaded modules have (proc_kallsyms(5))."""
+    with open("/proc/kallsyms", errors="replace") as lines:
+        there = {line.split(maxsplit=3)[2] for line in lines}
+    return [name for name in names if name in there]
+
+
 def permissions(path: str) -> dict[str, str]:
     """Return a file's owner, group and mode, such as "660"."""
     found = os.stat(path)
@@ -190,7 +210,7 @@ def verbs_library(name: str) -> dict[str, object]:
         "libibverbs": (IBVERBS, "libibverbs.so.1", "GPUNETIO_LIBIBVERBS"),
         "libmlx5": (MLX5, "libmlx5.so.1", "GPUNETIO_LIBMLX5"),
     }[name]
-    loaded = ctypes.CDLL(os.environ.get(variable) or soname)
+    loaded = load_library(os.environ.get(variable) or soname)
     lacks = [function for function in functions if not hasattr(loaded, function)]
     with open("/proc/self/maps") as maps:
         file = file_of(name, maps)
@@ -229,6 +249,7 @@ def _seconds_to_probe(step: str) -> float:
 
 _ASKED = (
     environment, system, user, limit, processors, affinity, shared_memory, compiler_cache, hypervisor,
-    container, root_filesystem, opens, permissions, filesystem, package, symbols, verbs_library, cuda, probe,
+    container, root_filesystem, opens, permissions, filesystem, package, symbols, kernel_symbols, verbs_library, cuda,
+    probe,
 )  # fmt: skip
 QUESTIONS: dict[str, Callable[..., object]] = {one.__name__: one for one in _ASKED}

@@ -1,9 +1,10 @@
-"""Print a report as text of at most 100 columns, or as JSON."""
+"""Print a report as text, or as JSON."""
 
 from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from itertools import groupby
 
 from ..finding import (
@@ -19,7 +20,8 @@ from ..finding import (
 )  # fmt: skip
 from ..machine.nvidia_smi import STYLE
 
-WIDTH = 100
+WIDTH = 100  # columns, where the output is not a terminal
+_NARROW = 20  # columns that text has at least, also in a terminal that is too narrow
 _LEFT = 8  # columns before the details of a finding
 _LABEL = 8
 _READ = 4  # pieces of evidence shown, unless verbose
@@ -30,77 +32,98 @@ Paint = Callable[[str, Status], str]
 
 
 def lines_of(
-    report: Report, verbose: bool = False, use: Use | None = None, paint: Paint = lambda text, _: text
-) -> Iterator[str]:
+    report: Report, verbose: bool = False, use: Use | None = None, paint: Paint = lambda text, _: text,
+    width: int = WIDTH,
+) -> Iterator[str]:  # fmt: skip
     """Yield the lines of a report: problems with all details, everything else in one line (`verbose`: with details).
 
-    `use` limits the report to one use.
+    `use` limits the report to one use. Lines wrap at `width` columns.
     """
     shown = [finding for finding in report.findings if use is None or use in (finding.uses or ())]
     ids = max((len(finding.check.id) for finding in shown), default=0)
+    how = _Layout(ids, width, paint, verbose, brief=use is None and not verbose)
     for area, findings in groupby(shown, lambda finding: finding.check.area):
         yield area
-        for _, alike in groupby(findings, lambda finding: _alike(finding, verbose)):
-            yield from _told_of(list(alike), ids, verbose, paint)
+        ordered = [one for _, of in groupby(findings, lambda one: one.check.id) for one in sorted(of, key=how.last)]
+        for _, alike in groupby(ordered, how.alike):
+            yield from _told_of(list(alike), how)
         yield ""
     hidden = dict.fromkeys(finding.check.id for finding in shown if finding.needs_root)
     if hidden:
-        yield from (*hanging("Root would know more: ", ", ".join(hidden)), "")
+        yield from (*hanging("Root would know more: ", ", ".join(hidden), width), "")
     yield "Ready for"
     for each, name in USE_NAMES.items():
         verdict = report.ready(each)
-        yield from hanging(f"  {name:<14}{_YES_OR_NO[verdict.readiness]:<9}", verdict.why)
+        yield from hanging(f"  {name:<14}{_YES_OR_NO[verdict.readiness]:<9}", verdict.why, width)
 
 
-def _alike(finding: Finding, verbose: bool) -> tuple[str, ...]:
-    """Return the key by which consecutive findings are grouped into one."""
-    if finding.status is Status.SKIP and not verbose:
-        return finding.status, finding.summary
-    return finding.status, finding.check.id, finding.summary, finding.cure
+@dataclass(frozen=True)
+class _Layout:
+    """How findings are printed."""
+
+    ids: int  # columns for the names of checks
+    width: int
+    paint: Paint
+    verbose: bool
+    brief: bool  # whether brief findings take one line
+
+    def in_brief(self, finding: Finding) -> bool:
+        return self.brief and finding.brief
+
+    def last(self, finding: Finding) -> bool:
+        """Return a sort key that puts the brief findings of a check together, before the others."""
+        return not self.in_brief(finding)
+
+    def alike(self, finding: Finding) -> tuple[str, ...]:
+        """Return the key by which consecutive findings are grouped into one."""
+        if finding.status is Status.SKIP and not self.verbose:
+            return finding.status, finding.summary
+        return finding.status, finding.check.id, finding.summary, "" if self.in_brief(finding) else finding.cure
 
 
-def _told_of(alike: list[Finding], ids: int, verbose: bool, paint: Paint) -> Iterator[str]:
-    one = alike[0]
+def _told_of(alike: list[Finding], how: _Layout) -> Iterator[str]:
+    one, verbose, ids, paint = alike[0], how.verbose, how.ids, how.paint
     wrong = one.status in (Status.WARN, Status.FAIL)
     read = list(dict.fromkeys(evidence for finding in alike for evidence in finding.read))
     if one.status is Status.SKIP and not verbose:
         ids_there = dict.fromkeys(finding.check.id for finding in alike)
         subjects = {id: _subjects(finding for finding in alike if finding.check.id == id) for id in ids_there}
         names = ", ".join(f"{id} ({subject})" if subject else id for id, subject in subjects.items())
-        first, *more = hanging(f"  {one.status:<{_LEFT - 3}} ", f"{names}: {one.summary}")
+        first, *more = hanging(f"  {one.status:<{_LEFT - 3}} ", f"{names}: {one.summary}", how.width)
     else:
         subject = _subjects(alike)
         said = f"{subject}: {one.summary}" if subject else one.summary
-        first, *more = hanging(f"  {one.status:<{_LEFT - 3}} {one.check.id:<{ids}}  ", said)
+        first, *more = hanging(f"  {one.status:<{_LEFT - 3}} {one.check.id:<{ids}}  ", said, how.width)
     yield first.replace(f"  {one.status}", f"  {paint(one.status, one.status)}", 1)
     yield from more
-    if one.status is Status.OK and not verbose:
+    if (one.status is Status.OK and not verbose) or how.in_brief(one):
         return
     for evidence in read if verbose else read[:_READ]:
-        yield from _told("read", f"{evidence.source}: {evidence.value}")
+        yield from _told("read", f"{evidence.source}: {evidence.value}", how.width)
     if len(read) > _READ and not verbose:
-        yield from _told("", f"… and {len(read) - _READ} more")
+        yield from _told("", f"… and {len(read) - _READ} more", how.width)
     if one.status is Status.SKIP and not verbose:
         return
-    yield from _told("why", one.check.why)
+    yield from _told("why", one.check.why, how.width)
     if one.cure:  # also a finding that is OK may have one, for an optional feature
         then = " (then reboot)" if one.reboot and not says_reboot(one.cure) else ""
-        yield from _told("cure", one.cure + then)
+        yield from _told("cure", one.cure + then, how.width)
         if wrong and one.uses not in (HARDWARE, EVERY_USE):
-            yield from _told("for", ", ".join(name for use, name in USE_NAMES.items() if use in (one.uses or ())))
-    yield from _told("source", one.check.source)
+            names = ", ".join(name for use, name in USE_NAMES.items() if use in (one.uses or ()))
+            yield from _told("for", names, how.width)
+    yield from _told("source", one.check.source, how.width)
 
 
 def _subjects(findings: Iterable[Finding]) -> str:
     return ", ".join(filter(None, dict.fromkeys(finding.subject for finding in findings)))
 
 
-def _told(label: str, text: str) -> Iterator[str]:
-    return hanging(" " * _LEFT + f"{label:<{_LABEL}}", text)
+def _told(label: str, text: str, width: int) -> Iterator[str]:
+    return hanging(" " * _LEFT + f"{label:<{_LABEL}}", text, width)
 
 
-def hanging(start: str, text: str) -> Iterator[str]:
-    """Wrap text after `start`, with a hanging indent. Words that are too long are broken.
+def hanging(start: str, text: str, width: int = WIDTH) -> Iterator[str]:
+    """Wrap text after `start` at `width` columns, with a hanging indent. Words that are too long are broken.
 
     Files may contain any bytes. Styles are removed, and other control characters are shown as "?".
     """
@@ -108,7 +131,7 @@ def hanging(start: str, text: str) -> Iterator[str]:
     lines = [
         line
         for paragraph in "".join(c if c.isprintable() or c == "\n" else "?" for c in text).split("\n")
-        for line in textwrap.wrap(paragraph, WIDTH - len(start), break_on_hyphens=False) or [""]
+        for line in textwrap.wrap(paragraph, max(width - len(start), _NARROW), break_on_hyphens=False) or [""]
     ]
     yield (start + (lines[0] if lines else "")).rstrip()
     for line in lines[1:]:

@@ -9,9 +9,9 @@ from ..machine.devices import Gpu, Machine, Nic
 from ..machine.nics import model_of
 from ..machine.pci import PciDevice, short
 from ..machine.pci_link import MOST_LANES, link_of
+from .text import WIDTH
 
 Below = dict[str, "Below"]  # PCI functions by address, those behind a bridge below it
-WIDTH = 100  # columns
 _CLASSES = {
     0x01: "storage", 0x02: "network", 0x03: "display", 0x04: "multimedia", 0x05: "memory", 0x06: "bridge",
     0x07: "communication", 0x08: "system peripheral", 0x0C: "serial bus", 0x12: "accelerator",
