@@ -21,6 +21,7 @@ from gpunetio.enums import Access
 from gpunetio.errors import InvalidValueError, NotFoundError
 from gpunetio.fabric.control_socket import ControlSocket
 from gpunetio.memory import PAGE, HostMemory
+from gpunetio.nic.observe.kinds import KINDS
 from gpunetio.nic.observe.publish import Publication, describe_dtype
 from gpunetio.nic.observe.running import Observed, running
 from gpunetio.nic.state.counters import COUNTERS
@@ -359,7 +360,7 @@ def test_prometheus(other):
 
 
 def test_show_qp(other):
-    output = run("show", "qp", "--pid", other.pid).stdout
+    output = run("show", "qp", "--wide", "--pid", other.pid).stdout
     heading, *lines = output.splitlines()
     assert re.split(r"  +", heading.strip())[:5] == ["device", "pid", "qpn", "state", "type"]
     rows = {line.split()[2]: line.split() for line in lines}
@@ -378,10 +379,10 @@ def test_show_qp(other):
 
 
 def test_show_others(other):
-    rows = [line.split() for line in run("show", "mr", "--pid", other.pid).stdout.splitlines()]
-    assert rows[0] == ["device", "pid", "key", "iova", "address", "length", "rights", "pd"]
+    rows = [line.split() for line in run("show", "mr", "--wide", "--pid", other.pid).stdout.splitlines()]
+    assert rows[0] == ["device", "pid", "key", "iova", "length", "pd", "rights", "address"]
     (row,) = (row for row in rows if row[2] == hex(other.has["key"]))
-    assert row[4:] == [hex(other.has["address"]), "5000", "LOCAL_WRITE", "|", "REMOTE_READ", str(other.has["pdn"])]
+    assert row[4:] == ["5000", str(other.has["pdn"]), "LOCAL_WRITE", "|", "REMOTE_READ", hex(other.has["address"])]
     gids = [line.split() for line in run("show", "gid", "--pid", other.pid).stdout.splitlines()]
     assert gids[1][2:6] == ["0", "::ffff:127.0.0.1", "RoCE", "v2"]
     assert "version:         RoCE v2" in run("show", "gid", "0", "--pid", other.pid).stdout
@@ -389,6 +390,13 @@ def test_show_others(other):
     assert {int(row[2], 0) for row in cqs[1:]} == {*other.has["cqns"]}
     for kind in ("pd", "umem", "uar", "eq"):
         assert len(run("show", kind, "--pid", other.pid).stdout.splitlines()) > 1
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "mr"])  # whose rights are folded on a terminal
+def test_what_matters_fits_80_characters(other, kind):
+    lines = run("show", kind, "--pid", other.pid).stdout.splitlines()
+    assert max(len(line.rstrip()) for line in lines) <= 80
+    assert len(re.split(r"  +", lines[0].strip())) <= 7
 
 
 def test_show_json(other):
@@ -429,7 +437,7 @@ def farm():
 
 def shown_qp(pid):
     """The one QP of a process as `show qp` lists it, by heading."""
-    heading, line = run("show", "qp", "--pid", pid).stdout.splitlines()
+    heading, line = run("show", "qp", "--wide", "--pid", pid).stdout.splitlines()
     ends = [match.end() for match in re.finditer(r"\S+(?: \S+)*", heading)]
     starts = [match.start() for match in re.finditer(r"\S+(?: \S+)*", heading)]
     cells = re.split(r"  +", line.strip())

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from .plot import time_bins
 from .trace import Trace, TracedThread
 
 if TYPE_CHECKING:
@@ -58,8 +59,7 @@ def _distribution(axes: Axes, threads: list[TracedThread]) -> None:
     """Draw the distribution of the times from the begin of a post to its completion."""
     times = np.concatenate([thread.rows[:, 3] - thread.rows[:, 1] for thread in threads]) / 1000
     low, high = max(float(times.min()), 1e-3), float(times.max())
-    axes.hist(times, bins=np.geomspace(low, max(high, low * 1.01), _BINS).tolist(), color=_FLIGHT, alpha=0.7)
-    axes.set_xscale("log")
+    axes.hist(times, bins=time_bins(axes, low, high, _BINS), color=_FLIGHT, alpha=0.7)
     for percent, style in _PERCENTILES:
         value = float(np.percentile(times, percent))
         axes.axvline(value, color="black", linestyle=style, label=f"{percent}%: {value:.2f} µs")

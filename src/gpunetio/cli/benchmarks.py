@@ -121,14 +121,14 @@ class _Files(NamedTuple):
     trace: Path | None
     trace_plot: Path | None
 
-    def write(self, run: Run, results: list[Result]) -> None:
+    def write(self, run: Run, results: list[Result], gbits: bool) -> None:
         """Write the files that were asked for."""
         from ..bench import plot, trace_plot
 
         title = f"{run.options.benchmark.title}, {run.role}"
         if self.plot:
             with writing("--plot", self.plot):
-                plot.draw(self.plot, title, results)
+                plot.draw(self.plot, title, results, gbits)
         if run.trace and self.trace:
             with writing("--trace", self.trace):
                 run.trace.write(self.trace, title)
@@ -176,7 +176,7 @@ class _Output:
             click.echo(report.as_json(run, results))
         else:
             self._conclude(run, results, valid)
-        self._files.write(run, results)  # last: a full disk must not cost the results
+        self._files.write(run, results, self._gbits)  # last: a full disk must not cost the results
         return valid
 
     def _conclude(self, run: Run, results: list[Result], valid: bool) -> None:

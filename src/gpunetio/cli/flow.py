@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -11,20 +11,21 @@ import click
 
 from .click_types import Number
 from .failures import guarded
-from .running import console, nobody, selection, table
+from .running import console, nobody, print_table, selection, wide_option
 
 if TYPE_CHECKING:
     import numpy as np
+    from rich.console import Console
 
     from ..nic.observe.running import Observed
     from .flow_words import Compared
 
-Echo = Callable[[object], None]  # prints a line, or a table
 _LIMIT, _QUEUES = 100, 4  # rules of a table, and queues of a rule, that are shown
 _COLUMNS = (
-    ("order", True), ("group", True), ("match", False), ("to", False), ("tag", True), ("counter", True),
-    ("packets", True), ("bytes", True),
+    ("order", True), ("match", False), ("to", False), ("tag", True), ("counter", True), ("packets", True),
+    ("bytes", True), ("group", True),
 )  # fmt: skip
+_MATTER = 7  # of them: those that are shown unless more are wanted
 
 
 @click.command()
@@ -34,9 +35,12 @@ _COLUMNS = (
     help=f"Show at most N rules of each table.  [default: {_LIMIT}; with --json, all]",
 )  # fmt: skip
 @selection
+@wide_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @guarded
-def flow(wanted: int | None, limit: int | None, device: str | None, pid: int | None, as_json: bool) -> None:
+def flow(
+    wanted: int | None, limit: int | None, device: str | None, pid: int | None, wide: bool, as_json: bool
+) -> None:
     """Show the flow tables of running software NICs: their rules in order, where these lead, and their counters."""
     nics = [Rules(nic) for nic in _ask(device, pid)]
     if wanted is not None and not any(wanted in nic.tables for nic in nics):
@@ -46,7 +50,7 @@ def flow(wanted: int | None, limit: int | None, device: str | None, pid: int | N
         return
     out = console()
     for nic in nics:
-        nic.show(out.print, wanted, _LIMIT if limit is None else limit)
+        nic.show(out, wanted, _LIMIT if limit is None else limit, len(_COLUMNS) if wide else _MATTER)
 
 
 def _ask(device: str | None, pid: int | None) -> list[Observed]:
@@ -207,8 +211,9 @@ class Rules:
 
     # --- text ------------------------------------------------------------------------------------------------------
 
-    def show(self, echo: Echo, wanted: int | None, limit: int) -> None:
-        """Print the rules of at most `limit` rules for each table."""
+    def show(self, out: Console, wanted: int | None, limit: int, columns: int) -> None:
+        """Print the tables with at most `limit` rules of each, and the first `columns` columns of these."""
+        echo = out.print
         head = f"{self.name}, process {self.pid}: "
         if self._no_ethernet:
             echo(f"{head}no flow tables: {self._no_ethernet}")
@@ -217,9 +222,10 @@ class Rules:
         begin = f"packets begin in table {self._root:#x}" if self._root else "no table is the root"
         echo(f"{head}{len(self.tables)} flow tables, {len(self._rules)} rules; {begin}")
         for number in shown:
-            self._show_table(echo, number, limit)
+            self._show_table(out, number, limit, columns)
 
-    def _show_table(self, echo: Echo, number: int, limit: int) -> None:
+    def _show_table(self, out: Console, number: int, limit: int, columns: int) -> None:
+        echo = out.print
         row, groups = self.tables[number], self._groups_of(number)
         root = " (root)" if number == self._root else ""
         echo("")
@@ -233,7 +239,7 @@ class Rules:
             echo(f"  group {group['group_id']} ({group['start']} … {group['end']}) compares {fields}")
         rules = self._some(number, limit)
         if rules:
-            echo(table(_COLUMNS, [self._cells(rule, masks) for rule in rules]))
+            print_table(out, _COLUMNS[:columns], [self._cells(rule, masks)[:columns] for rule in rules])
         if left := self._count[number] - len(rules):
             echo(f"  {left} of {self._count[number]} rules left out: --limit {self._count[number]} shows all")
 
@@ -242,7 +248,7 @@ class Rules:
         counted = (f"{counter:#x}", str(rule["packets"]), str(rule["octets"])) if counter else ("", "", "")
         match = ", ".join(map(str, self._match(rule, masks))) or "all packets"
         return (
-            str(rule["index"]), str(rule["group_id"]), match, str(self._target(rule)), str(tag) if tag else "", *counted
+            str(rule["index"]), match, str(self._target(rule)), str(tag) if tag else "", *counted, str(rule["group_id"])
         )
 
     # --- JSON ------------------------------------------------------------------------------------------------------

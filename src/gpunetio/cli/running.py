@@ -1,4 +1,4 @@
-"""What `stat` and `show` share: the choice of NICs, and the printing of tables."""
+"""What `stat`, `show` and `flow` share: the choice of NICs, and the printing of tables."""
 
 from __future__ import annotations
 
@@ -43,6 +43,12 @@ def find(device: str | None, pid: int | None) -> list[Observed]:
     raise NotFoundError(nobody(device, pid))
 
 
+_GAP = 2  # characters between two columns
+_FOLDED = {"match": 18, "to": 14, "rights": 16}  # columns of long texts, and how narrow these may become
+
+wide_option = click.option("--wide", is_flag=True, help="Show all columns. Lines may be longer than the terminal.")
+
+
 def console() -> Console:
     """Return a console that prints to the present stdout."""
     from rich.console import Console
@@ -58,7 +64,22 @@ def table(columns: Iterable[tuple[str, bool]], rows: Iterable[Sequence[str]], ti
 
     made = Table(box=None, pad_edge=False, title=title and Text(title), title_justify="left", title_style="")
     for heading, right in columns:
-        made.add_column(heading, justify="right" if right else "left", no_wrap=True, header_style="")
+        made.add_column(
+            heading, justify="right" if right else "left", no_wrap=heading not in _FOLDED, overflow="fold",
+            header_style="",
+        )  # fmt: skip
     for row in rows:
         made.add_row(*map(Text, row))
     return made
+
+
+def print_table(out: Console, columns: Sequence[tuple[str, bool]], rows: Sequence[Sequence[str]]) -> None:
+    """Print a table. Long texts are folded to fit the console, and nothing is ever cut: lines become longer instead."""
+    widths = [max(map(len, cells)) for cells in zip([heading for heading, _ in columns], *rows)]
+    least = sum(
+        min(width, _FOLDED.get(heading, width)) + _GAP for width, (heading, _) in zip(widths, columns, strict=True)
+    )
+    width = out.width
+    out.width = max(width, least)  # the terminal wraps lines that are too long for it
+    out.print(table(columns, rows))
+    out.width = width

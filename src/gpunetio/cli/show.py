@@ -11,7 +11,7 @@ import click
 from ..nic.observe.kinds import KINDS
 from .click_types import Number
 from .failures import guarded
-from .running import console, find, selection, table
+from .running import console, find, print_table, selection, wide_option
 
 if TYPE_CHECKING:
     import numpy as np
@@ -23,9 +23,12 @@ if TYPE_CHECKING:
 @click.argument("kind", type=click.Choice(list(KINDS)))
 @click.argument("wanted", type=Number(), metavar="[N]", required=False)
 @selection
+@wide_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document, with all fields.")
 @guarded
-def show(kind: str, wanted: int | None, device: str | None, pid: int | None, as_json: bool) -> None:
+def show(
+    kind: str, wanted: int | None, device: str | None, pid: int | None, wide: bool, as_json: bool
+) -> None:
     """List the objects of one kind in all running software NICs, or all fields of object N (decimal, or 0x…)."""
     from ..nic.observe.words import details, document, number_of
 
@@ -41,7 +44,7 @@ def show(kind: str, wanted: int | None, device: str | None, pid: int | None, as_
     if as_json:
         click.echo(json.dumps([document(kind, nic, row) for nic, row in found], indent=2))
     elif wanted is None:
-        _list(kind, nics, found)
+        _list(kind, nics, found, wide)
     else:
         click.echo("\n".join(details(kind, nic, row) for nic, row in found), nl=False)
 
@@ -59,10 +62,10 @@ def _unknown(kind: str, wanted: int, nics: list[Observed]) -> None:
     raise NotFoundError(f"there is no {kind} {as_text(wanted)}: {known}")
 
 
-def _list(kind: str, nics: list[Observed], found: list[tuple[Observed, np.void]]) -> None:
-    from ..nic.observe.words import cells, columns, is_right
+def _list(kind: str, nics: list[Observed], found: list[tuple[Observed, np.void]], wide: bool) -> None:
+    from ..nic.observe.words import MATTER, cells, columns, is_right
 
-    fields = columns(kind, nics[0])
+    fields = columns(kind, nics[0])[: None if wide else MATTER]
     rows = [(nic.name, str(nic.pid), *cells(kind, nic, row, fields)) for nic, row in found]
     headings = [("device", False), ("pid", True)] + [(heading, is_right(heading)) for heading, _ in fields]
-    console().print(table(headings, rows))
+    print_table(console(), headings, rows)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from .failures import guarded, writing
-from .machine import FILE, machine_options, opened, options_at_fault
+from .machine import FILE, machine_options, opened, options_at_fault, terminal_width
 
 if TYPE_CHECKING:
     from ..doctor import Finding, Machine
@@ -52,7 +52,8 @@ def topo(
         click.echo(json.dumps(_document(machine, nodes, matrix), indent=1))
         return
     if not machine.gpus and not machine.nics:
-        for line in hanging("", _EMPTY + (f" {svg} was not written." if svg and not nodes else "")):
+        empty = _EMPTY + (f" {svg} was not written." if svg and not nodes else "")
+        for line in hanging("", empty, terminal_width()):
             click.echo(line)
     for line in _lines(machine, nodes, matrix):
         click.echo(line)
@@ -60,18 +61,19 @@ def topo(
 
 def _lines(machine: Machine, nodes: tuple[Node, ...], matrix: dict[str, dict[str, str]]) -> Iterator[str]:
     """Return all lines to print. Click removes the colours if stdout is not a terminal."""
-    from ..doctor.report.tree import WIDTH, rows, table
+    from ..doctor.report.tree import rows, table
 
+    width = terminal_width()
     for above, node in rows(nodes):
-        room = WIDTH - len(above)
+        room = max(width - len(above), 2)
         label = node.label if len(node.label) <= room else node.label[: room - 1] + "…"
         yield above + click.style(label, fg=_COLOURS.get(node.kind))
-    for part in (table(matrix), _advice(machine), _agreement(machine)):
+    for part in (table(matrix, width), _advice(machine, width), _agreement(machine, width)):
         if part:
             yield from ("", *part)
 
 
-def _advice(machine: Machine) -> list[str]:
+def _advice(machine: Machine, width: int) -> list[str]:
     """Return the best NIC for each GPU and why, and another NIC if the best one has no active port."""
     from ..doctor.machine import topology
     from ..doctor.report.text import hanging
@@ -82,7 +84,7 @@ def _advice(machine: Machine) -> list[str]:
         said = f"best with {_why(machine, gpu, nic)}" if nic else "no NIC with an RDMA device"
         other = topology.next_active(machine, gpu)
         more = f"; next with an active port: {_why(machine, gpu, other)}" if other and other != nic else ""
-        lines += hanging(f"{gpu.name}: ", said + more)
+        lines += hanging(f"{gpu.name}: ", said + more, width)
     return lines
 
 
@@ -96,7 +98,7 @@ def _why(machine: Machine, gpu: Gpu, nic: Nic) -> str:
     return f"{nic.name} ({f'{apart}: {BETWEEN[apart]}' if apart else 'distance unknown'}; {port})"
 
 
-def _agreement(machine: Machine) -> list[str]:
+def _agreement(machine: Machine, width: int) -> list[str]:
     """Return what `nvidia-smi` says about the same distances."""
     from ..doctor.report.text import hanging
 
@@ -107,8 +109,8 @@ def _agreement(machine: Machine) -> list[str]:
         return ["nvidia-smi topo -m agrees."]
     differ = [f"{f.gpu} {f.summary}" for f in findings if f.status == "WARN"]
     if not differ:
-        return list(hanging("Not compared with nvidia-smi: ", findings[0].summary))
-    return [line for one in differ for line in hanging("nvidia-smi topo -m differs: ", one)]
+        return list(hanging("Not compared with nvidia-smi: ", findings[0].summary, width))
+    return [line for one in differ for line in hanging("nvidia-smi topo -m differs: ", one, width)]
 
 
 def _findings(machine: Machine) -> list[Finding]:
