@@ -1,6 +1,7 @@
 """The pytest plugin, in suites of users: each runs in a process of its own."""
 
 import re
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -155,6 +156,73 @@ def test_the_option_is_for_all_tests(suite):
     assert "2 passed" in said
 
 
+INJECTED = """
+    from contextlib import contextmanager
+
+    import pytest
+
+    import gpunetio as gn
+    from gpunetio import verbs
+
+    WRITES = 50
+
+    class End:
+        def __init__(self, ctx):
+            self.cq, self.pd = ctx.create_cq(64), ctx.create_pd()
+            self.qp = self.pd.create_qp(sq_wr=8, send_cq=self.cq)
+            self.memory = self.pd.register(bytearray(64))
+
+    def write(near, far):
+        sge = verbs.Sge(near.memory.address, 64, near.memory.lkey)
+        for _ in range(WRITES):
+            near.qp.post_send(verbs.SendWr(
+                opcode=gn.WrOpcode.RDMA_WRITE, sges=[sge], remote_addr=far.memory.address, rkey=far.memory.rkey,
+            ))
+            while not (done := near.cq.poll()):
+                pass
+            assert done[0].status == gn.WcStatus.SUCCESS
+
+    def exchange(near):
+        with gn.open("soft1") as ctx:
+            far = End(ctx)
+            near.qp.connect(far.qp, ack_timeout=10, retry_cnt=7)
+            write(near, far)
+
+    @pytest.fixture(scope="module")
+    def kept():
+        with gn.open("soft0", port=gn.PortConfig(faults=gn.Faults(duplication=1.0))) as ctx:
+            yield ctx
+
+    def test_first(kept, injected):
+        exchange(End(kept))
+        assert injected()["duplicated"] >= WRITES
+
+    def test_those_of_the_first_test_are_not_counted(kept, injected):
+        assert not any(injected().values())
+
+    def test_peers_that_have_left(kept, injected):
+        exchange(End(kept))
+        first = injected()["duplicated"]
+        assert WRITES <= first < 2 * WRITES
+        exchange(End(kept))
+        assert 2 * WRITES <= injected()["duplicated"] < 4 * WRITES
+
+    @pytest.mark.faults("duplication=1")
+    def test_nics_that_were_closed(injected):
+        for times in (1, 2):
+            with gn.open("soft2") as ctx:
+                exchange(End(ctx))
+            assert 2 * WRITES * times <= injected()["duplicated"] < 4 * WRITES * times
+"""
+
+
+def test_injected_faults(suite):
+    """What NICs have injected during the test, and not before, counts when they or their peers are closed, too."""
+    status, said = suite(INJECTED)
+    assert status == 0, said
+    assert "4 passed" in said
+
+
 def test_artefacts_of_a_failure(suite, tmp_path):
     (tmp_path / "kept" / "test_suite.py-test_right").mkdir(parents=True)  # of an earlier run
     status, said = suite(
@@ -214,7 +282,7 @@ def test_artefacts_of_a_failure(suite, tmp_path):
     told = (own / "diagnosis.txt").read_text()
     assert "something else" in told
     assert "closed before: soft3 at " in told
-    assert len([*own.glob("soft3-*.pcap")]) == 1
+    assert not [*own.glob("soft3-*.pcap")]  # a request of a queue pair to itself is no packet
     assert "no software NIC was open" in (tmp_path / "kept" / f"{start}without_a_nic" / "diagnosis.txt").read_text()
     assert "failed in phase setup" in (tmp_path / "kept" / f"{start}set_up" / "diagnosis.txt").read_text()
 
@@ -358,6 +426,38 @@ def test_a_program_of_pyverbs(suite, tmp_path):
     (kept,) = tmp_path.glob("kept/*")
     assert sorted(path.name.split("-")[0] for path in kept.iterdir()) == ["diagnosis.txt", "soft0", "soft1"]
     assert "faults: Faults(loss=0.1" in (kept / "diagnosis.txt").read_text()
+
+
+C_SUITE = """
+    import subprocess
+
+    def look():
+        subprocess.run(["ibv_devinfo"], check=True, timeout=50, stdout=subprocess.DEVNULL)
+
+    def test_passes():
+        look()
+
+    def test_fails():
+        look()
+        assert not "right"
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("ibv_devinfo") is None, reason="ibv_devinfo is not installed (ibverbs-utils)")
+def test_artefacts_of_programs_in_c(suite, tmp_path):
+    """A program of the test that fails leaves its diagnosis. Its NIC had no packets, so nowhere is an empty capture."""
+    skip_without_run()
+    (tmp_path / "captures").mkdir()
+    run = (sys.executable, "-m", "gpunetio", "run", "--nics", "1", "--pcap", "captures", "--")
+    status, said = suite(C_SUITE, "--gpunetio-artefacts=kept", before=run)
+    assert status == 1, said
+    assert "1 failed, 1 passed" in said
+    assert not [*(tmp_path / "captures").iterdir()]
+    (kept,) = tmp_path.glob("kept/*")
+    assert kept.name == "test_suite.py-test_fails"
+    assert [path.name for path in kept.iterdir()] == ["diagnosis.txt"]
+    assert re.search(r"^closed in process \d+: soft0 at ", (kept / "diagnosis.txt").read_text(), re.MULTILINE)
 
 
 def test_names_of_folders():

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from ..fabric.faults import Faults
 from ..nic.control.port import CPU, TWIN, PortConfig
+from ..providers import watch
 
 if TYPE_CHECKING:
     from ..nic.nic import SoftNic
@@ -67,7 +68,9 @@ class NicsOfTest:
         self.network, self.folder = network, folder
         self._test = test
         self._closed: list[str] = []  # the diagnoses of NICs
-        self._injected: Counter[str] = Counter()  # by those
+        self._injected: Counter[str] = Counter()  # by those, less what open NICs had injected before the test
+        for nic in open_nics():
+            self._injected.subtract(nic.injected())
         self._failed = False
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)  # of an earlier run
@@ -75,15 +78,9 @@ class NicsOfTest:
     # --- gpunetio.providers.watch.Watcher
 
     def opening(self, name: str, port: PortConfig) -> PortConfig:
-        """Return the port with the faults of the test, and with a capture unless the program writes a file of its own.
-
-        A capture in a folder, as of `gpunetio run --pcap`, goes to the folder of the test.
-        """
+        """Return the port with the faults of the test, and with a capture in its folder."""
         port = self.network.port(port)
-        if self.folder is not None and (port.capture is None or Path(port.capture).is_dir()):
-            self.folder.mkdir(parents=True, exist_ok=True)
-            port = replace(port, capture=self.folder)
-        return port
+        return port if self.folder is None else watch.with_capture(port, self.folder)
 
     def closing(self, nic: SoftNic) -> None:
         """Keep what the NIC tells."""
@@ -114,13 +111,29 @@ class NicsOfTest:
         parts = [f"{self._test} failed in phase {phase}\n", f"{text}\n"]
         parts += [f"open: {diagnose(nic)}" for nic in open_nics()]
         parts += [f"closed before: {told}" for told in self._closed]
+        parts += self._told_by_others()
         if len(parts) == 2:
-            parts.append("no software NIC was open in this process\n")
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with (self.folder / DIAGNOSIS).open("a", encoding="utf-8") as file:
+            parts.append("no software NIC was open in this process, or in one that it started\n")
+        self._write(self.folder, parts)
+
+    def _told_by_others(self) -> list[str]:
+        """Return the diagnoses of processes that the test has started, and remove their files."""
+        told = []
+        for file in sorted(self.folder.glob(watch.DIAGNOSES)) if self.folder else ():
+            told.append(f"closed in process {file.stem}: {file.read_text(encoding='utf-8')}")
+            file.unlink()
+        return told
+
+    def _write(self, folder: Path, parts: list[str]) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / DIAGNOSIS).open("a", encoding="utf-8") as file:
             file.write("\n".join(parts) + "\n")
 
     def ended(self) -> None:
         """Remove the artefacts unless the test has failed. NICs have closed their captures."""
-        if self.folder is not None and not self._failed:
+        if self.folder is None:
+            return
+        if not self._failed:
             shutil.rmtree(self.folder, ignore_errors=True)
+        elif told := self._told_by_others():  # by processes that have ended since
+            self._write(self.folder, told)

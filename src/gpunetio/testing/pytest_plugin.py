@@ -185,7 +185,9 @@ def _gpunetio_nics(request: pytest.FixtureRequest) -> Iterator[NicsOfTest]:
                 f"give {_FAULTS} to all tests",
                 pytrace=False,
             )
-    with watch.watched(nics):
+    with watch.watched(nics), pytest.MonkeyPatch.context() as patch:
+        if nics.folder is not None:
+            patch.setenv(watch.ARTEFACTS, str(nics.folder))
         yield nics
 
 
