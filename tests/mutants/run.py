@@ -1,18 +1,18 @@
 """Put small mistakes into copies of the tree, and count those that a test notices (`make mutants`).
 
-Compiled code has the patches of this folder. Of the Python modules a seeded sample is taken from all mutants that
-Cosmic Ray finds: it changes a source file, and leaves it to us how tests are run, so threads, subprocesses and Numba's
-caches are as always.
+The patches of this folder are mistakes chosen by hand. Of each package, a seeded sample is taken from all mutants that
+Cosmic Ray makes of its modules' syntax trees, those of compiled code included. Cosmic Ray only changes a source file:
+tests run as always, with threads, subprocesses and Numba's caches.
 """
 
 from __future__ import annotations
 
 import argparse
+import datetime
 import difflib
 import functools
 import os
 import random
-import re
 import shutil
 import signal
 import subprocess
@@ -24,27 +24,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpunetio.jit.stamps import sources_of
+from packages import PACKAGE, PACKAGES, modules_of, tests_of
 from patches import ROOT, read_all
 
-PACKAGE = Path("src/gpunetio")
-COMPILED_GOAL, PYTHON_GOAL = 1.0, 0.92
+PATCHES_GOAL, PACKAGE_GOAL = 1.0, 0.92
 WARM_S, TESTS_S, TEST_S = 1800, 3600, 600  # compiling the NIC, all tests of a mutant, each test
 PASSED, FAILED, NOT_COLLECTED, NOT_CONFIGURED = 0, 1, 2, 4  # exit statuses of pytest
 OUTPUT = "mutants.log"  # in the copy
 CAUGHT, SURVIVED, UNTRIED = "caught", "SURVIVED", "NOT TRIED"
-
-# The packages that are mutated, and the test files that concern each. Those that name the module run first.
-PYTHON = {
-    "cli": ("cli/*", "test_stat", "test_device_lib", "test_conformance", "test_pcap", "test_doctor_cli",
-            "test_doctor_at_once", "test_wait_cq_wr"),
-    "doctor": ("doctor/*", "test_topo_cli"),
-    "gpu": ("gpu/*", "test_exports", "test_cuda_stand_in", "test_exchange"),
-    "providers": ("providers/*", "test_verbs_*", "test_golden_*", "test_imported"),
-    "rendezvous": ("rendezvous/*", "test_two_processes"),
-    "samples": ("test_verbs_server_client", "test_wait_cq_wr", "test_dpa"),
-    "verbs": ("verbs/*", "test_dpa", "test_resets", "test_handlers"),
-}  # fmt: skip
-
 
 @dataclass(frozen=True)
 class Mutant:
@@ -136,33 +123,18 @@ def try_out(mutant: Mutant, folder: Path) -> tuple[str, str]:
         left_out.update(failed)
 
 
-# --- compiled code ---------------------------------------------------------------------------------------------------
-
-
 @functools.cache
 def engine_sources() -> frozenset[Path]:
     """All modules that the NIC's engine is compiled from."""
     return frozenset(sources_of(ROOT / PACKAGE / "nic" / "engine.py"))
 
 
-def compiled_mutants() -> list[Mutant]:
-    return [Mutant(patch.name, Path(patch.path), patch.applied, patch.tests) for patch in read_all()]
+# --- mutants ---------------------------------------------------------------------------------------------------------
 
 
-# --- Python ----------------------------------------------------------------------------------------------------------
-
-
-def files_of(pattern: str) -> list[Path]:
-    """The test files that a pattern of `PYTHON` stands for."""
-    return [file for file in sorted((ROOT / "tests").glob(f"**/{pattern}.py")) if file.name.startswith("test_")]
-
-
-def tests_of(module: Path) -> tuple[str, ...]:
-    """The test files for a module, those that name it first."""
-    package, name = module.relative_to(PACKAGE).parts[0], re.compile(rf"\b{module.stem}\b")
-    found = (file for pattern in PYTHON[package] for file in files_of(pattern))
-    files = sorted(dict.fromkeys(found), key=lambda file: name.search(file.read_text()) is None)
-    return tuple(str(file.relative_to(ROOT)) for file in files)
+def patches(match: str) -> list[Mutant]:
+    """The mistakes chosen by hand whose name contains `match`."""
+    return [Mutant(one.name, Path(one.path), one.applied, one.tests) for one in read_all() if match in one.name]
 
 
 def is_annotation(node) -> bool:
@@ -177,14 +149,13 @@ def is_annotation(node) -> bool:
     return False
 
 
-def mutations_of(module: Path) -> Iterator[Mutant]:
+def mutations_of(module: Path, tests: tuple[str, ...]) -> Iterator[Mutant]:
     """All that Cosmic Ray can do to a module."""
     from cosmic_ray.ast import ast_nodes, get_ast
     from cosmic_ray.mutating import mutate_code
     from cosmic_ray.plugins import get_operator, operator_names
 
     nodes = list(ast_nodes(get_ast((ROOT / module).read_text())))
-    tests = tests_of(module)
     for name in sorted(operator_names()):
         kind = get_operator(name)
         if kind.arguments() or name == "core/NoOp":
@@ -205,20 +176,38 @@ def mutations_of(module: Path) -> Iterator[Mutant]:
             yield Mutant(place, module, change, tests)
 
 
-def python_mutants(sample: int, seed: int, match: str) -> list[Mutant]:
-    """A sample of the mutants of all modules of `PYTHON` that the NIC is not compiled from."""
-    files = (file for package in PYTHON for file in sorted((ROOT / PACKAGE / package).rglob("*.py")))
-    modules = [file.relative_to(ROOT) for file in files if file not in engine_sources() and match in str(file)]
-    mutants = [mutant for module in modules for mutant in mutations_of(module)]
-    print(f"{len(mutants)} mutants in {len(modules)} Python modules, seed {seed}", flush=True)
-    return random.Random(seed).sample(mutants, min(sample, len(mutants)))
+def sample_of(package: str, size: int, seed: int, match: str) -> list[Mutant]:
+    """A sample of all mutants of a package's modules whose path contains `match`."""
+    modules = [module for module in modules_of(package) if match in str(module)]
+    mutants = [mutant for module in modules for mutant in mutations_of(module, tests_of(package, module))]
+    print(f"{package}: {len(mutants)} mutants in {len(modules)} modules", flush=True)
+    return random.Random(f"{seed} {package}").sample(mutants, min(size, len(mutants)))
 
 
 # --- the table -------------------------------------------------------------------------------------------------------
 
 
-def share_of(title: str, mutants: list[Mutant], goal: float) -> bool:
-    """Try mutants out and print what became of each, and the share that was caught: whether the goal was reached."""
+@dataclass(frozen=True)
+class Share:
+    """How many of a package's mutants were caught."""
+
+    title: str
+    tried: int
+    caught: int
+    goal: float
+
+    @property
+    def reached(self) -> bool:
+        return self.caught >= self.goal * self.tried
+
+    def __str__(self) -> str:
+        part = f"{self.caught / self.tried:.1%}" if self.tried else "-"
+        missed = "" if self.reached else f"  below {self.goal:.0%}"
+        return f"{self.title:<18} {self.tried:>6} {self.caught:>7} {part:>7}{missed}"
+
+
+def share_of(title: str, mutants: list[Mutant], goal: float) -> Share:
+    """Try mutants out, and print what became of each."""
     outcomes = []
     with tempfile.TemporaryDirectory(prefix="gpunetio-mutants-") as folder:
         for mutant in mutants:
@@ -230,10 +219,7 @@ def share_of(title: str, mutants: list[Mutant], goal: float) -> bool:
                 source = (ROOT / mutant.path).read_text()
                 lines = difflib.unified_diff(source.splitlines(), mutant.change(source).splitlines(), n=0, lineterm="")
                 print("\n".join(f"    {line}" for line in list(lines)[2:]), flush=True)
-    caught = outcomes.count(CAUGHT)
-    share = caught / len(mutants) if mutants else 0.0
-    print(f"{title}: {caught} of {len(mutants)} caught, {share:.1%}; goal {goal:.0%}", flush=True)
-    return share >= goal
+    return Share(title, len(mutants), outcomes.count(CAUGHT), goal)
 
 
 def part_of(text: str) -> tuple[int, int]:
@@ -246,22 +232,25 @@ def part_of(text: str) -> tuple[int, int]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Count the mistakes that a test notices.")
-    parser.add_argument("--only", choices=("compiled", "python"), help="one part only")
-    parser.add_argument("--match", default="", help="only patches, or Python modules, whose name contains this")
-    parser.add_argument("--sample", type=int, default=200, help="mutants of Python modules (%(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of the sample (%(default)s)")
+    names = ("patches", *PACKAGES)
+    parser.add_argument("--only", action="append", choices=names, metavar="PART", help=f"of {', '.join(names)}; again")
+    parser.add_argument("--match", default="", help="only patches, or modules, whose name contains this")
+    parser.add_argument("--sample", type=int, default=25, help="mutants of each package (%(default)s)")
+    parser.add_argument("--seed", type=int, default=int(f"{datetime.date.today():%Y%m%d}"), help="the day's date")
     parser.add_argument("--part", type=part_of, default=(0, 1), metavar="K/N", help="the K-th of N parts, from 1")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that no test outlives us
     part, parts = options.part
-    reached = True
-    if options.only != "python":
-        mutants = [mutant for mutant in compiled_mutants() if options.match in mutant.name]
-        reached = share_of("compiled", mutants[part::parts], COMPILED_GOAL)
-    if options.only != "compiled":
-        mutants = python_mutants(options.sample, options.seed, options.match)
-        reached = share_of("Python", mutants[part::parts], PYTHON_GOAL) and reached
-    return 0 if reached else 1
+    print(f"seed {options.seed}", flush=True)
+    shares = []
+    for name in options.only or names:
+        if name == "patches":
+            mutants, goal = patches(options.match), PATCHES_GOAL
+        else:
+            mutants, goal = sample_of(name, options.sample, options.seed, options.match), PACKAGE_GOAL
+        shares.append(share_of(name, mutants[part::parts], goal))
+    print(f"{'part':<18} {'tried':>6} {'caught':>7} {'share':>7}", *shares, sep="\n", flush=True)
+    return 0 if all(share.reached for share in shares) else 1
 
 
 if __name__ == "__main__":

@@ -4,8 +4,9 @@ import re
 
 import pytest
 
+import packages
+from packages import LOOSE, PACKAGE, PACKAGES, files_of, modules_of
 from patches import ROOT, read_all
-from run import PACKAGE, PYTHON, files_of
 
 PATCHES = read_all()
 
@@ -32,7 +33,22 @@ def test_tests_that_notice_are_there(patch):
         assert any(part in name for name in names), part
 
 
-@pytest.mark.parametrize("package", PYTHON)
+@pytest.mark.parametrize("package", PACKAGES)
 def test_the_tests_of_a_package_are_there(package):
-    assert (ROOT / PACKAGE / package).is_dir()
-    assert [pattern for pattern in PYTHON[package] if not files_of(pattern)] == []
+    assert modules_of(package)
+    assert [pattern for pattern in PACKAGES[package] if not files_of(pattern)] == []
+    first = {packages.tests_of(package, module)[0] for module in modules_of(package)}
+    assert all((ROOT / file).is_file() for file in first)
+
+
+def test_every_package_is_mutated():
+    folders = {init.parent.name for init in (ROOT / PACKAGE).glob("*/__init__.py")}
+    assert set(PACKAGES) == folders | {LOOSE}
+    assert sum(map(len, map(modules_of, PACKAGES))) == len(list((ROOT / PACKAGE).rglob("*.py")))
+
+
+def test_every_folder_of_tests_takes_part():
+    """All but those of this folder, and those that need foreign programs."""
+    used = {file for package in PACKAGES for pattern in PACKAGES[package] for file in files_of(pattern)}
+    folders = {file.parent.name for file in (ROOT / "tests").glob("*/test_*.py")}
+    assert folders - {file.parent.name for file in used} == {"interop", "mutants"}

@@ -1,0 +1,310 @@
+"""Bytes that somebody else has written, and what reads them: whatever the bytes are, only errors of the package come.
+
+    python tests/rigs/foreign_bytes.py               the names of the parsers
+    python tests/rigs/foreign_bytes.py NAME N [SEED] run one N times, and print each exception that is a mistake of ours
+
+Each parser has samples, which are right. What it gets is one of them with bytes changed, cut, repeated or inserted; in
+JSON, values are replaced. Checksums are made right again, or nothing behind them would be reached.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import socket
+import struct
+import sys
+import tempfile
+import traceback
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from gpunetio.bench.replay import ReplayOptions, _port, survey
+from gpunetio.cm import messages
+from gpunetio.cm.messages import Attribute
+from gpunetio.core.remote_memory import RemoteMemory
+from gpunetio.doctor.machine import recording
+from gpunetio.enums import LinkLayer
+from gpunetio.errors import DocaError
+from gpunetio.fabric.control_message import BadMessage, PartialMessage
+from gpunetio.fabric.faults import Faults
+from gpunetio.fabric.pcap_reader import PcapFile
+from gpunetio.formats.rdma_device import CONNECTION_EXPORT
+from gpunetio.kept import DamagedError, unsealed, write_kept
+from gpunetio.nccl import connection as nccl
+from gpunetio.nic.control.port import PortConfig
+from gpunetio.rdma import description
+from gpunetio.rendezvous import endpoints, link, tcp
+from gpunetio.rendezvous.group import Rendezvous
+from gpunetio.samples import descriptor_files
+from gpunetio.uverbs import ports, sockaddr
+from gpunetio.uverbs.call import Refused
+from gpunetio.verbs import QpEndpoint
+
+_FOLDER = Path(tempfile.mkdtemp(prefix="gpunetio-foreign-bytes-"))
+_ENDPOINT = QpEndpoint(5, bytes(10) + b"\xff\xff\x7f\x00\x00\x01", 0, 1024, 7)
+
+
+class Parser(NamedTuple):
+    """A function that reads foreign bytes, bytes that are right, and its errors besides those of the package.
+
+    `seal` makes a checksum right.
+    """
+
+    parse: Callable[[bytes], object]
+    samples: list[bytes]
+    errors: tuple[type[Exception], ...] = ()
+    seal: Callable[[bytes], bytes] = bytes
+
+
+# --- what is changed -------------------------------------------------------------------------------------------------
+
+_ODD = [
+    None, True, -1, 0, 1 << 63, 1 << 64, 10**400, 1e308, float("inf"), float("nan"), "", "\ud800", "\0", "x" * 5000, [],
+    {}, [[]], {"kind": 1}, "127.0.0.1", "::1", "soft0",
+]  # fmt: skip
+
+
+def mutated(chance: random.Random, sample: bytes) -> bytes:
+    """Return a sample with something changed."""
+    if chance.random() < 0.5 and (found := _json_in(sample)) is not None:
+        before, value, after = found
+        text = json.dumps(_replaced(chance, value)).encode()
+        if chance.random() < 0.05:
+            deep = chance.choice([10, chance.randrange(800, 1000), 5000])
+            at = chance.choice([at for at, byte in enumerate(text, 1) if byte == ord(":")] or [0])
+            text = text[:at] + b"[" * deep + b"]" * deep + b',"more":' + text[at:]
+        if len(before) >= 4:  # the length of what follows, which all of our frames of JSON end with
+            before = before[:-4] + len(text).to_bytes(4, "big")
+        return before + text + after
+    changed = bytearray(sample)
+    for _ in range(chance.choice([1, 1, 2, 4, 16])):
+        at = chance.randrange(len(changed) + 1)
+        match chance.randrange(8):
+            case 0:
+                del changed[at:]
+            case 1:
+                changed[at:at] = chance.randbytes(chance.choice([1, 4, 100]))
+            case 2:
+                changed[at : at + 4] = chance.choice([b"\0" * 4, b"\xff" * 4, b"\x7f\xff\xff\xff", b"\x80\0\0\0"])
+            case 3:
+                changed[at:at] = changed[at : at + chance.randrange(64)]
+            case 4 | 5 if at < len(changed):  # half a byte, such as a length in words
+                shift = chance.choice([0, 4])
+                changed[at] = changed[at] & 0xF0 >> shift | chance.randrange(16) << shift
+            case _ if at < len(changed):
+                changed[at] = chance.choice([0, 1, 0x7F, 0x80, 0xFF, chance.randrange(256)])
+    return bytes(changed)
+
+
+def _json_in(sample: bytes) -> tuple[bytes, Any, bytes] | None:
+    start = min((at for at in (sample.find(b"{"), sample.find(b"[")) if at >= 0), default=-1)
+    try:
+        return (sample[:start], json.loads(sample[start:]), b"") if start >= 0 else None
+    except ValueError:
+        return None
+
+
+def _replaced(chance: random.Random, value: Any) -> Any:
+    """Return a value of JSON with something odd in place of one of its parts."""
+    if isinstance(value, dict) and value and chance.random() < 0.9:
+        key = chance.choice(list(value))
+        if chance.random() < 0.1:
+            return {name: part for name, part in value.items() if name != key}
+        return value | {key: _replaced(chance, value[key])}
+    if isinstance(value, list) and value and chance.random() < 0.9:
+        at = chance.randrange(len(value))
+        return [*value[:at], _replaced(chance, value[at]), *value[at + 1 :]]
+    return chance.choice(_ODD)
+
+
+# --- what reads ------------------------------------------------------------------------------------------------------
+
+
+def _in_a_file(parse: Callable[[Path], object]) -> Callable[[bytes], object]:
+    """Return a parser of bytes that puts them into a file first."""
+
+    def put(data: bytes) -> object:
+        path = _FOLDER / "file"
+        path.write_bytes(data)
+        return parse(path)
+
+    return put
+
+
+def _capture(path: Path) -> None:
+    """Read a capture as `gpunetio replay` does, up to the port that it asks for."""
+    with PcapFile(path) as file:
+        address, wanted = survey(file, None)
+        _port(address, wanted, ReplayOptions(path))
+
+
+def _captures() -> list[bytes]:
+    """A capture of RoCE v2 over IPv4 and IPv6, with tags, and one of InfiniBand: pcap-savefile(5)."""
+    bth = bytes.fromhex("0a40ffff 00000005 80000001")  # an RDMA WRITE Only, to queue pair 5
+    roce = bth + struct.pack(">QII", 0x1000, 7, 8) + bytes(8) + bytes(4)
+    udp = struct.pack(">HHHH", 0xC000, 4791, 8 + len(roce), 0) + roce
+    v4 = struct.pack(">BBHHHBBH4s4s", 0x45, 0, 20 + len(udp), 0, 0, 64, 17, 0, bytes(4), bytes([10, 0, 0, 1])) + udp
+    v6 = struct.pack(">IHBB", 6 << 28, len(udp), 17, 64) + bytes(15) + b"\1" + bytes(15) + b"\2" + udp
+    frames = [bytes(12) + kind + ip for kind, ip in (
+        (b"\x08\x00", v4), (b"\x86\xdd", v6), (b"\x81\x00\x00\x05\x08\x00", v4),
+    )]  # fmt: skip
+    packet = bytes.fromhex("0002 0002 0011 0001".replace(" ", "")) + roce
+    lrh = bytearray(packet)
+    lrh[4:6] = (len(packet) // 4).to_bytes(2, "big")
+    erf = bytes(8) + bytes([21, 4]) + struct.pack(">HHH", 16 + len(lrh) + 2, 0, len(lrh) + 2) + bytes(lrh) + bytes(2)
+    made = []
+    for link_type, records in ((1, frames), (197, [erf])):
+        made.append(struct.pack("<IHHiIII", 0xA1B23C4D, 2, 4, 0, 0, 1 << 16, link_type) + b"".join(
+            struct.pack("<IIII", 1, 2, len(record), len(record)) + record for record in records
+        ))  # fmt: skip
+    return made
+
+
+def _control_message(data: bytes) -> None:
+    here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    with here, there:
+        there.sendall(data[: 1 << 16])
+        there.shutdown(socket.SHUT_WR)
+        message = PartialMessage()
+        while message.read(here) is None:
+            pass
+
+
+_WAYS: tuple[Callable[[link.Message, str], object], ...] = (
+    lambda message, name: message.integer(name, 1, 5), lambda message, name: message.number(name, 0, 1),
+    link.Message.text, lambda message, name: message.raw(name, 16), link.Message.part,
+    lambda message, name: message.parts(name, 4), lambda message, _: endpoints.endpoint_of(message),
+    lambda message, _: endpoints.memory_of(message),
+)  # fmt: skip
+
+
+def _exchange(data: bytes) -> None:
+    """Read what a peer of a rendezvous may send, and each value by each way to read one."""
+    for message in link.Decoder("the peer").feed(data):
+        for name in [*list(message)[:9], "missing"]:
+            for way in _WAYS:
+                try:
+                    way(message, name)
+                except link.PeerError as error:
+                    str(error).encode()  # it is shown
+
+
+class _Caller:
+    """What `TcpRendezvous._admit` takes for a connection."""
+
+    def __init__(self, message: link.Message):
+        self.peer, self._message = message.peer, message
+
+    def expect(self, *kinds: str) -> link.Message:
+        return self._message
+
+    def close(self, error: BaseException) -> None:
+        str(error).encode()  # it is sent
+
+
+def _join(data: bytes) -> None:
+    """Let a stranger join."""
+    ranks = tcp.TcpRendezvous(0, 1, key="the key")
+    ranks.size = 4
+    for message in link.Decoder("the caller").feed(data):
+        ranks._admit(_Caller(message), "10.0.0.1")  # type: ignore[arg-type]
+
+
+def _sealed_connection(raw: bytes) -> bytes:
+    return raw[: CONNECTION_EXPORT.checksum] + zlib.crc32(raw[: CONNECTION_EXPORT.checksum]).to_bytes(4, "big")
+
+
+def _samples_of_ports() -> bytes:
+    ports.write(_FOLDER / "file", [
+        ("soft0", PortConfig("10.0.0.1", faults=Faults(loss=0.1), capture="x")),
+        ("soft1", PortConfig(link_layer=LinkLayer.INFINIBAND)),
+    ])  # fmt: skip
+    return (_FOLDER / "file").read_bytes()
+
+
+def _sample_of_kept() -> bytes:
+    write_kept(_FOLDER / "file", b"machine code")
+    return (_FOLDER / "file").read_bytes()
+
+
+def _control(body: object) -> bytes:
+    text = json.dumps(body).encode()
+    return len(text).to_bytes(4, "big") + text
+
+
+_JOIN = link.encode("join", rank=1, size=4, key="the key")
+_MESSAGES = [
+    link.encode("endpoint", **endpoints.endpoint_values(_ENDPOINT)),
+    link.encode("memory", gid="00", address=4096, rkey=7, nbytes=64), link.encode("values", values=[{"data": "00ff"}]),
+]  # fmt: skip
+_RECORDING = {"format": recording.FORMAT, "file": {"/sys/a": "1", "/b": {"hex": "00ff"}, "c": {"trouble": "absent",
+              "error": "no"}}, "question": {"system": {"answer": 1}}}  # fmt: skip
+_DESCRIPTION = b"gpunetio-rdma here:1:2 - description 1 4\nabcd"
+
+PARSERS: dict[str, Parser] = {
+    "capture":           Parser(_in_a_file(_capture), _captures()),
+    "cm":                Parser(messages.parse, [messages.pack(kind, 7, b"data") for kind in Attribute]),
+    "connection":        Parser(description.endpoint_of, [description.describe(_ENDPOINT)], seal=_sealed_connection),
+    "control message":   Parser(_control_message, [_control({"op": "look", "version": 2})], (BadMessage, EOFError)),
+    "description file":  Parser(_in_a_file(descriptor_files._parse), [_DESCRIPTION]),
+    "doctor recording":  Parser(_in_a_file(recording.load), [json.dumps(_RECORDING).encode()]),
+    "exchange":          Parser(_exchange, _MESSAGES),
+    "faults":            Parser(lambda raw: Faults.parse(raw.decode(errors="replace")), [b"loss=0.1,seed=7"]),
+    "join":              Parser(_join, [_JOIN]),
+    "kept":              Parser(unsealed, [_sample_of_kept()], (DamagedError,)),
+    "memory":            Parser(RemoteMemory.from_export, [RemoteMemory(4096, 64, 7).export()]),
+    "NCCL handle":       Parser(lambda raw: nccl._place(0, raw.ljust(nccl.HANDLE.size, b"\0")[: nccl.HANDLE.size]),
+                                [nccl.HANDLE.pack(magic=b"gpunetio", protocol=1, port=5, address=bytes(16))]),
+    "ports":             Parser(_in_a_file(ports.read), [_samples_of_ports()]),
+    "rank's value":      Parser(lambda raw: Rendezvous._decoded(1, raw), [b"b123", b'j{"a": [1, 2]}']),
+    "socket address":    Parser(lambda raw: sockaddr.parse(raw.ljust(28, b"\0")),
+                                [sockaddr.of_gid(_ENDPOINT.gid, 5).pack()], (Refused,)),
+}  # fmt: skip
+
+
+# --- runs ------------------------------------------------------------------------------------------------------------
+
+
+class Mistake(NamedTuple):
+    """Bytes after which something else than an error of the package came."""
+
+    data: bytes
+    error: BaseException
+
+
+def mistakes(name: str, times: int, seed: int) -> Iterator[Mistake]:
+    """Give a parser its samples, then changed ones, so many times. Yield what it makes a mistake of."""
+    parser, chance = PARSERS[name], random.Random(seed)
+    given = [*parser.samples, *(parser.seal(mutated(chance, chance.choice(parser.samples))) for _ in range(times))]
+    for data in given:
+        try:
+            parser.parse(data)
+        except (DocaError, *parser.errors):
+            pass
+        except Exception as error:
+            yield Mistake(data, error)
+
+
+def main(arguments: list[str]) -> None:
+    """Run one parser, or print the names of all."""
+    if not arguments:
+        print("\n".join(PARSERS))
+        return
+    name, times, *seed = arguments
+    seen: Counter[str] = Counter()
+    for step in range(0, int(times), 1000):
+        for data, error in mistakes(name, min(1000, int(times) - step), int(seed[0] if seed else 0) + step):
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            kind = f"{type(error).__name__} in {where.filename}:{where.lineno}: {str(error)[:100]}"
+            if not seen[kind]:
+                print(f"{kind}\n    {data[:200]!r}", flush=True)
+            seen[kind] += 1
+    print(f"{name}: {times} times, {sum(seen.values())} mistakes of {len(seen)} kinds")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
