@@ -6,7 +6,7 @@ from importlib.metadata import version as version_of
 from pathlib import Path
 from typing import Any
 
-from docutils.nodes import Element, TextElement
+from docutils.nodes import Element, TextElement, document, literal_block
 from sphinx.addnodes import pending_xref
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
@@ -28,6 +28,7 @@ nitpick_ignore_regex = [
     # See the source: what the package's parts need of each other.
     ("py:class", r"gpunetio\.(formats\.commands\.Opcode|providers\.provider\.Provider|jit\.code\.Code)"),
     ("py:class", r"gpunetio\.(gpu\.export\.Exporter|gpu\.proxy\.Forwarded|verbs\.dpa\.\w+)"),
+    ("py:class", r"Transition"),  # between states of a queue pair (verbs/qp_state.py)
     ("py:class", r"gpunetio\.eth\.receive\._Packet"),  # `Received` or `ManagedPacket`
     ("py:class", r"gpunetio\.cm\.listener\.Asked"),  # `Request` or `DatagramRequest`
     # Values of matches and destinations of rules, which the page of flow rules lists.
@@ -58,10 +59,13 @@ html_theme = "pydata_sphinx_theme"
 html_title = "gpunetio"
 html_show_sourcelink = False
 html_copy_source = False
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+templates_path = ["_templates"]
+html_sidebars = {"**": ["all-pages.html"]}  # the theme's own shows what is below a page, which is nothing here
 html_theme_options = {
     "navigation_with_keys": False,
-    "show_nav_level": 2,
-    "header_links_before_dropdown": 4,
+    "navbar_center": [],  # all pages are in the sidebar
     "secondary_sidebar_items": ["page-toc"],
     "footer_start": ["copyright"],
     "footer_end": [],
@@ -186,7 +190,21 @@ def _public(app: Sphinx, env: BuildEnvironment, node: pending_xref, text: TextEl
     return make_refnode(app.builder, node["refdoc"], page, at, text, name)
 
 
+# --- drawings ---------------------------------------------------------------------------------------------------------
+
+_LINES = re.compile(r"[│┌└├┐┘┤─]")
+
+
+def _mark_drawings(app: Sphinx, doctree: document) -> None:
+    """Mark blocks with drawings, whose lines must not be cut (_static/site.css)."""
+    for block in doctree.findall(literal_block):
+        if _LINES.search(block.astext()):
+            block["classes"].append("drawing")
+            block["language"] = "text"
+
+
 def setup(app: Sphinx) -> None:
+    app.connect("doctree-read", _mark_drawings)
     app.connect("source-read", _link_pages)
     app.connect("autodoc-process-signature", _signature)
     app.connect("autodoc-process-bases", _bases)

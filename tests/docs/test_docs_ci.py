@@ -7,6 +7,7 @@ import sys
 import textwrap
 
 import pytest
+from packaging.requirements import Requirement
 
 from rdma_core import skip_without_run
 from repository import ROOT, environment
@@ -66,6 +67,15 @@ def test_the_workflow_has_these_commands():
     assert first == ["apt-get"] * 2 + ["python3", "/ci/venv/bin/pip", "echo", "echo"] + ["gpunetio", "mkdir"] + [
         "gpunetio"
     ] * 2
+
+
+def test_the_package_is_installed_from_where_it_is():
+    """No package index has it."""
+    (install,) = [command for command in commands_of_the_workflow() if command.startswith("/ci/venv/bin/pip install")]
+    (source,) = re.findall(r"GPUNETIO: (\S+)", workflow())
+    wanted = [Requirement(word.replace("$GPUNETIO", source)) for word in shlex.split(install)[2:]]
+    assert {one.name: one.url for one in wanted} == {"gpunetio": source, "pytest": None}
+    assert source.startswith("git+https://")
 
 
 def test_the_commands_under_the_suite(project):

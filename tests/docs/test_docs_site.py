@@ -1,5 +1,7 @@
 """The site of the documentation builds with no warning, has the whole API, and needs no network."""
 
+import html
+import posixpath
 import re
 import shutil
 import subprocess
@@ -63,6 +65,29 @@ def test_the_whole_api_is_there(site):
     public = {name for module in shown for name in module.__all__}
     assert public - modules <= last
     assert {"gpunetio.open", "gpunetio.Gpu.create_qp", "gpunetio.verbs.QP.connect", "gpunetio.Faults.loss"} <= names
+
+
+def test_every_page_leads_to_all_others(site):
+    """By the sidebar, from pages of guides and of decisions alike."""
+    listed = re.findall(r"^(?:.*<)?([\w/-]+)>?$", (ROOT / "docs" / "index.md").read_text(), re.MULTILINE)
+    assert {"verbs", "design", "tutorial", "api/index"} <= {*listed}
+    for page in ("verbs", "decisions/wires"):
+        (sidebar,) = re.findall(r'<nav class="bd-docs-nav.*?</nav>', (site / f"{page}.html").read_text(), re.DOTALL)
+        folder = posixpath.dirname(page)
+        links = {posixpath.normpath(f"{folder}/{link}").lstrip("/") for link in re.findall(r'href="([^"#]*)', sidebar)}
+        assert {f"{other}.html" for other in listed if other != page} <= links
+
+
+def test_drawings_are_whole(site):
+    """A character is 0.6 em wide, and the style sheet says how many em fit the column."""
+    (ems,) = re.findall(r"100cqi - 2rem\) / (\d+)", (site / "_static" / "site.css").read_text())
+    drawings = [
+        html.unescape(re.sub(r"<[^>]+>", "", drawing))
+        for page in site.rglob("*.html")
+        for drawing in re.findall(r'<div class="drawing .*?<pre>(.*?)</pre>', page.read_text(), re.DOTALL)
+    ]
+    assert len(drawings) >= 8
+    assert 0.6 * max(len(line) for drawing in drawings for line in drawing.splitlines()) < int(ems)
 
 
 def test_it_can_be_searched_without_a_network(site):
