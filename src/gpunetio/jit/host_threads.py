@@ -7,6 +7,7 @@ warp and each block has a barrier.
 from __future__ import annotations
 
 import ctypes
+import functools
 import logging
 import threading
 import time
@@ -18,17 +19,17 @@ import numpy as np
 from llvmlite import binding
 from numba import types
 
-from ..errors import InvalidValueError, NoMemoryError
+from ..errors import DriverError, InvalidValueError, NoMemoryError
 from ..limits import check_threads, cure
 from ..service import take_no_signals
 from .code import RETURNS_NOTHING, Arguments, Code, Place
 from .compile import engine_function
 from .frozen import Watch
 from .ops import GROUP_WORDS, THREAD_KEY_SYMBOL
+from .wild_addresses import RECORD_WORDS, STATE_WORD, survived
 
 logger: logging.Logger = logging.getLogger("gpunetio.kernel")
 
-RECORD_WORDS = 8
 MAX_WARP = 32
 _LOOK = 0.05  # seconds
 
@@ -79,6 +80,12 @@ class HostCode(Code):
         return HostLaunch(self.body, args, grid, block, place.warp, ended)
 
 
+def place_of(body: Callable[..., object]) -> str:
+    """Return where a function is defined."""
+    code = getattr(body, "py_func", body).__code__
+    return f"{code.co_filename}, line {code.co_firstlineno}"
+
+
 class HostLaunch:
     """A kernel that runs on host threads. `wait(timeout)` returns whether it has ended.
 
@@ -104,7 +111,7 @@ class HostLaunch:
         warps = block // warp
         self._blocks, self._warps = _groups(grid, block), _groups(grid * warps, warp)
         self._records = np.zeros((grid * block, RECORD_WORDS), np.int64)
-        self._name, self._size = getattr(body, "__name__", ""), (grid, block)
+        self._name, self._size, self._place = getattr(body, "__name__", ""), (grid, block), place_of(body)
         self._error: BaseException | None = None
         self._raised_at: TracebackType | None = None
         self._ended, self._left, self._lock = ended, grid * block, threading.Lock()
@@ -117,7 +124,8 @@ class HostLaunch:
             for t in range(block):
                 record = self._records[b * block + t]
                 warp_group = self._warps[b * warps + t // warp]
-                record[:] = t, b, block, grid, t % warp, warp, warp_group.ctypes.data, self._blocks[b].ctypes.data
+                groups = warp_group.ctypes.data, self._blocks[b].ctypes.data
+                record[:STATE_WORD] = t, b, block, grid, t % warp, warp, *groups
                 threads.append(
                     threading.Thread(target=self._run, args=(body, args, int(record.ctypes.data)), daemon=True)
                 )
@@ -137,7 +145,8 @@ class HostLaunch:
         take_no_signals()
         _libc.pthread_setspecific(_key.value, record)
         try:
-            body(*args)
+            with survived(_key.value, record, functools.partial(self._faulted, record)):
+                body(*args)
         except BaseException as error:
             self._fail(error)
         finally:
@@ -163,6 +172,17 @@ class HostLaunch:
         if first:  # the others will report the same
             logger.error("kernel %s: a thread has raised %s: %s", self._name, type(error).__name__, error)
 
+    def _faulted(self, record: int, address: int | None) -> None:
+        thread, block = ctypes.cast(record, ctypes.POINTER(ctypes.c_int64))[:2]
+        where = "an address that no memory can have"
+        if address is not None:
+            where = f"{address:#x}, where it has no memory, or no right to it"
+        self._fail(DriverError(
+            f"{self}: thread {thread} of block {block} accessed {where}. Check the addresses that {self._name} "
+            f"({self._place}) gets and computes, and close the queues that it has used"
+        ))  # fmt: skip
+        self._end(1)
+
     def __str__(self) -> str:
         return f"kernel {self._name}[{', '.join(map(str, self._size))}] on the host"
 
@@ -177,8 +197,11 @@ class HostLaunch:
         return self.ended
 
     def wait(self, timeout: float) -> bool:
-        """Wait at most `timeout` seconds for every thread to end, and return whether they have. Raises like `done`."""
+        """Wait at most `timeout` seconds for every thread to end, and return whether they have. Raises like
+        `done`, and after `timeout` seconds also if a thread has raised and others have not ended."""
         end = time.monotonic() + timeout
         while not self.ended and (left := end - time.monotonic()) > 0:
             self._over.acquire(timeout=min(left, _LOOK))  # one waiter gets the lock; others poll `ended`
+        if not self.ended and self._error is not None:  # the other threads may wait for the one that has failed
+            raise self._error.with_traceback(self._raised_at)
         return self.done

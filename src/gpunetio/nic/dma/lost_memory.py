@@ -13,7 +13,6 @@ import contextlib
 import ctypes
 import functools
 import os
-import signal
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -25,7 +24,8 @@ from numba.extending import intrinsic
 
 from ...jit.c_function import c_function
 from ...jit.compile import engine_function
-from ...jit.ops import call_c, ld8, ld32, ld64, st8, st64
+from ...jit.fault_signals import ACTIONS_BYTES, FaultHandler, address_of, by_fault, pass_on
+from ...jit.ops import ld8, ld64, st8, st64
 from ...jit.struct_view import struct_view
 from ...formats.layout import Entry
 from ..state.objects import MKEY_ROW, UMEM_ROW, mkey_row_at
@@ -57,26 +57,13 @@ ENGINE = Entry("known_engine", 64 + 2 * _TEXT_BYTES, """
 """)
 _MR_TEXT_AT, _UMEM_TEXT_AT = 64, 64 + _TEXT_BYTES
 
-# struct sigaction of 64-bit Linux: handler, mask of 128 bytes, flags, restorer. siginfo_t: signo, errno, code, address.
-ACTION = Entry("sigaction", 152, """
-    handler          0  i64
-    flags          136  i32
-""")
-_SA_SIGINFO, _SA_ONSTACK = 4, 0x0800_0000
-_CODE, _FAULT_ADDRESS = 8, 16
-_SIGNALS = (int(signal.SIGSEGV), int(signal.SIGBUS))
-_SIGBUS = int(signal.SIGBUS)
-_DEFAULT_OR_IGNORED = 1
-
 # State of the process: the previous actions of the signals, and the engines. On the heap, a forked child has a copy.
 STATE_SYMBOL = "gpunetio_known_engines"
-_ENGINES_AT = 2 * ACTION.size
+_ENGINES_AT = ACTIONS_BYTES
 _state: Any = ctypes.create_string_buffer(_ENGINES_AT + MOST * ENGINE.size)
 binding.add_symbol(STATE_SYMBOL, ctypes.addressof(_state))
 
 _write = types.ExternalFunction("write", types.int64(types.int32, types.int64, types.uint64))
-_sigaction = types.ExternalFunction("sigaction", types.int32(types.int32, types.int64, types.int64))
-_raise = types.ExternalFunction("raise", types.int32(types.int32))
 _pthread_self = types.ExternalFunction("pthread_self", types.int64())
 
 _engine_at, _umem_row_at = struct_view(ENGINE), struct_view(UMEM_ROW)
@@ -153,31 +140,21 @@ def _own_engine():
 
 @engine_function
 def _handle(number, info, context):
-    by_fault = 0 < ld32(info + _CODE) < 1 << 31  # not by kill() or the like
     engine = _own_engine()
-    if engine != 0 and by_fault and ld64(engine + ENGINE.told) == 0:
+    if engine != 0 and by_fault(info) and ld64(engine + ENGINE.told) == 0:
         st64(engine + ENGINE.told, 1)
-        _tell(engine, ld64(info + _FAULT_ADDRESS))
-    if engine != 0 and not by_fault and ld64(engine + ENGINE.told) + ld64(engine + ENGINE.raised) == 0:
+        _tell(engine, address_of(info))
+    if engine != 0 and not by_fault(info) and ld64(engine + ENGINE.told) + ld64(engine + ENGINE.raised) == 0:
         # Another handler took the fault first, and raised the signal again. Return, and the fault occurs again.
         st64(engine + ENGINE.raised, 1)
         return
-    before = _state_address() + (ACTION.size if number == _SIGBUS else 0)
-    handler = ld64(before)
-    if handler > _DEFAULT_OR_IGNORED:
-        call_c(handler, number, info, context, 0)
-        return
-    _sigaction(number, before, 0)
-    if not by_fault:
-        _raise(number)
+    pass_on(_state_address(), number, info, context)
 
 
 # --- the Python side -----------------------------------------------------------------------------------------------
 
-_installed = [False] * len(_SIGNALS)
 _engines = np.frombuffer(_state, ENGINE.dtype, MOST, _ENGINES_AT)
 _lock = threading.Lock()
-_libc: Any = ctypes.CDLL(None, use_errno=True)
 
 
 def _after_fork() -> None:
@@ -195,40 +172,14 @@ def _c_handle(number, info, context):
 
 
 @functools.cache
-def handler() -> Any:
-    """Return the handler, compiled with C's calling convention. It lives as long as the process: others may call it."""
+def _compiled() -> Any:
     return c_function(_c_handle, (types.int32, types.int64, types.int64), _handle)
 
 
-def _exchange_action(number: int, action: int, before: int) -> None:
-    if _libc.sigaction(number, ctypes.c_void_p(action), ctypes.c_void_p(before)):
-        code = ctypes.get_errno()
-        raise OSError(code, f"sigaction({number}): {os.strerror(code)}")
-
-
-def _is_ours(number: int) -> bool:
-    now = ctypes.create_string_buffer(ACTION.size)
-    _exchange_action(number, 0, ctypes.addressof(now))
-    return int(ACTION.at(memoryview(now))["handler"]) == handler().address
-
-
-def _install() -> None:
-    """Install the handler before the first engine, unless a handler that was installed later still calls it."""
-    ours = ctypes.create_string_buffer(ACTION.size)
-    action = ACTION.at(memoryview(ours))
-    action["handler"], action["flags"] = handler().address, _SA_SIGINFO | _SA_ONSTACK
-    for n, number in enumerate(_SIGNALS):
-        if not _installed[n]:
-            _exchange_action(number, ctypes.addressof(ours), ctypes.addressof(_state) + n * ACTION.size)
-            _installed[n] = True
-
-
-def _uninstall() -> None:
-    """Remove the handler after the last engine, unless a handler that was installed later may call it."""
-    for n, number in enumerate(_SIGNALS):
-        if _is_ours(number):
-            _exchange_action(number, ctypes.addressof(_state) + n * ACTION.size, 0)
-            _installed[n] = False
+@functools.cache
+def handler() -> FaultHandler:
+    """Return the handler, with C's calling convention. It lives as long as the process: others may call it."""
+    return FaultHandler(_compiled().address, ctypes.addressof(_state))
 
 
 @contextlib.contextmanager
@@ -241,7 +192,7 @@ def named(name: str, helper: int, mkeys: Table, umems: Table) -> Iterator[None]:
         free = np.flatnonzero(_engines["thread"] == 0)
         if len(free):
             if len(free) == MOST:
-                _install()
+                handler().install()
             _enter(int(free[0]), name, helper, mkeys, umems)
     try:
         yield
@@ -250,7 +201,7 @@ def named(name: str, helper: int, mkeys: Table, umems: Table) -> Iterator[None]:
             if len(free):
                 _engines[free[0]]["thread"] = 0
                 if not _engines["thread"].any():
-                    _uninstall()
+                    handler().uninstall()
 
 
 def _enter(place: int, name: str, helper: int, mkeys: Table, umems: Table) -> None:

@@ -1,0 +1,102 @@
+"""Handlers of SIGSEGV and SIGBUS that look at a fault first, and pass it on to the handler before them.
+
+A handler is compiled, because it runs without Python, in the thread that faulted. It calls only functions that
+signal-safety(7) lists.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+from typing import Any
+
+from numba import types
+
+from ..formats.layout import Entry
+from .compile import engine_function
+from .ops import call_c, ld32, ld64
+
+# struct sigaction of 64-bit Linux: handler, mask of 128 bytes, flags, restorer. siginfo_t: signo, errno, code, address.
+_ACTION = Entry("sigaction", 152, """
+    handler          0  i64
+    flags          136  i32
+""")
+_SA_SIGINFO, _SA_ONSTACK = 4, 0x0800_0000
+_CODE, _ADDRESS = 8, 16
+_DEFAULT_OR_IGNORED = 1
+_SIGNALS = (int(signal.SIGSEGV), int(signal.SIGBUS))
+_SIGBUS = int(signal.SIGBUS)
+
+ACTIONS_BYTES = len(_SIGNALS) * _ACTION.size  # where a handler keeps the actions before its own
+
+_libc: Any = ctypes.CDLL(None, use_errno=True)
+_sigaction = types.ExternalFunction("sigaction", types.int32(types.int32, types.int64, types.int64))
+_raise = types.ExternalFunction("raise", types.int32(types.int32))
+
+
+@engine_function
+def by_fault(info):
+    """Return whether the thread faulted. Otherwise kill() or the like has sent the signal."""
+    return 0 < ld32(info + _CODE) < 1 << 31
+
+
+@engine_function
+def code_of(info):
+    """Return the kind of the fault (si_code)."""
+    return ld32(info + _CODE)
+
+
+@engine_function
+def address_of(info):
+    """Return the address that was accessed (si_addr)."""
+    return ld64(info + _ADDRESS)
+
+
+@engine_function
+def pass_on(actions, number, info, context):
+    """Call the handler that was there before, whose actions are at `actions`, or let the system end the process."""
+    before = actions + (_ACTION.size if number == _SIGBUS else 0)
+    handler = ld64(before)
+    if handler > _DEFAULT_OR_IGNORED:
+        call_c(handler, number, info, context, 0)
+        return
+    _sigaction(number, before, 0)
+    if not by_fault(info):
+        _raise(number)
+
+
+class FaultHandler:
+    """A handler by its address. `actions` has the address of ACTIONS_BYTES for the actions that were there before."""
+
+    def __init__(self, address: int, actions: int):
+        self._address, self._actions = address, actions
+        self._installed = [False] * len(_SIGNALS)
+
+    def install(self) -> None:
+        """Install it, unless a handler that was installed later still calls it."""
+        ours = ctypes.create_string_buffer(_ACTION.size)
+        action = _ACTION.at(memoryview(ours))
+        action["handler"], action["flags"] = self._address, _SA_SIGINFO | _SA_ONSTACK
+        for n, number in enumerate(_SIGNALS):
+            if not self._installed[n]:
+                _exchange(number, ctypes.addressof(ours), self._actions + n * _ACTION.size)
+                self._installed[n] = True
+
+    def uninstall(self) -> None:
+        """Remove it, unless a handler that was installed later may call it."""
+        for n, number in enumerate(_SIGNALS):
+            if self._is_on_top(number):
+                _exchange(number, self._actions + n * _ACTION.size, 0)
+                self._installed[n] = False
+
+    def _is_on_top(self, number: int) -> bool:
+        now = ctypes.create_string_buffer(_ACTION.size)
+        _exchange(number, 0, ctypes.addressof(now))
+        return int(_ACTION.at(memoryview(now))["handler"]) == self._address
+
+
+def _exchange(number: int, action: int, before: int) -> None:
+    if _libc.sigaction(number, ctypes.c_void_p(action), ctypes.c_void_p(before)):
+        code = ctypes.get_errno()
+        raise OSError(code, f"sigaction({number}): {os.strerror(code)}")

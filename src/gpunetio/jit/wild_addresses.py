@@ -1,0 +1,135 @@
+"""What becomes of a host thread whose kernel accesses an address where no memory is.
+
+The process goes on, as it does when a kernel on a GPU faults. The handler of the signal lets the thread continue in
+a function of Python, which ends the thread's part of the launch and never returns: what lies below it on the stack was
+left in the middle. docs/decisions/lost-memory.md says why the NIC's own threads are not saved like this.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import platform
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from llvmlite import binding, ir
+from numba import types
+from numba.extending import intrinsic
+
+from ..formats.layout import Entry
+from .c_function import c_function
+from .compile import engine_function
+from .fault_signals import ACTIONS_BYTES, FaultHandler, address_of, by_fault, code_of, pass_on
+from .ops import ld64, st64
+
+# Registers in the ucontext_t of 64-bit Linux: those of the first three arguments, the stack pointer, and the program
+# counter (sys/ucontext.h); and the bytes between a stack that is aligned to 16 and that of a function's first
+# instruction (the return address of a call on x86-64).
+_REGISTERS = {
+    "x86_64": ((104, 112, 136), 160, 168, 8),
+    "aarch64": ((184, 192, 200), 432, 440, 0),
+}  # fmt: skip
+_FIRST, _SECOND, _THIRD = _REGISTERS.get(platform.machine(), _REGISTERS["x86_64"])[0]
+_STACK, _COUNTER, _CALL = _REGISTERS.get(platform.machine(), _REGISTERS["x86_64"])[1:]
+_BELOW = 256  # bytes below the stack pointer that a function may use without moving it (128 on x86-64), and more
+_SI_KERNEL = 0x80  # of a fault whose address the processor does not report
+
+# Of a thread, in the record of its launch (host_threads.py).
+STATE_WORD, RECORD_WORDS = 8, 9
+_RUNS, _FAULTED, _RAISED = 0, 1, 2
+
+# Of the process: the previous actions of the signals, the key of a thread's record, and where a thread continues.
+_SHARED = Entry("wild_addresses", ACTIONS_BYTES + 16, f"""
+    key            {ACTIONS_BYTES}  i64
+    continues      {ACTIONS_BYTES + 8}  i64
+""")
+_SYMBOL = "gpunetio_wild_addresses"
+_shared: Any = ctypes.create_string_buffer(_SHARED.size)
+binding.add_symbol(_SYMBOL, ctypes.addressof(_shared))
+
+_getspecific = types.ExternalFunction("pthread_getspecific", types.int64(types.uint32))
+_libc: Any = ctypes.CDLL(None)
+
+
+def _emit_shared_address(typingctx):
+    """Return the address of `_shared`, by a symbol: Numba would freeze the address itself into its cache."""
+
+    def codegen(context, builder, signature, args):
+        found = builder.module.globals.get(_SYMBOL)
+        symbol = found or ir.GlobalVariable(builder.module, ir.IntType(8), _SYMBOL)
+        return builder.ptrtoint(symbol, ir.IntType(64))
+
+    return types.int64(), codegen
+
+
+_shared_address: Any = intrinsic(_emit_shared_address)
+
+
+@engine_function
+def _handle(number, info, context):
+    record = _getspecific(ld64(_shared_address() + _SHARED.key))
+    if record != 0:
+        state = record + 8 * STATE_WORD
+        if by_fault(info) and ld64(state) != _FAULTED:
+            st64(state, _FAULTED)
+            st64(context + _FIRST, record)
+            st64(context + _SECOND, address_of(info))
+            st64(context + _THIRD, code_of(info))
+            st64(context + _STACK, (ld64(context + _STACK) - _BELOW) // 16 * 16 - _CALL)
+            st64(context + _COUNTER, ld64(_shared_address() + _SHARED.continues))
+            return
+        if not by_fault(info) and ld64(state) == _RUNS:
+            # Another handler took the fault first, and raised the signal again. Return, and the fault occurs again.
+            st64(state, _RAISED)
+            return
+    pass_on(_shared_address(), number, info, context)
+
+
+def _c_handle(number, info, context):
+    _handle(number, info, context)
+
+
+# --- the Python side -----------------------------------------------------------------------------------------------
+
+# By the address of a thread's record: what to call with the address of a fault, or None if the processor has none.
+_told: dict[int, Callable[[int | None], None]] = {}
+
+
+@ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_uint64, ctypes.c_int64)
+def _continue(record: int, address: int, code: int) -> None:
+    """Where a thread continues that has faulted."""
+    try:
+        _told[record](None if code == _SI_KERNEL else address)
+    finally:
+        while True:
+            _libc.pause()
+
+
+@functools.cache
+def _compiled() -> Any:
+    return c_function(_c_handle, (types.int32, types.int64, types.int64), _handle)
+
+
+@functools.cache
+def _install(key: int) -> None:
+    """Install the handler, with the key of the records of threads. It stays: handlers installed later may call it."""
+    if platform.machine() in _REGISTERS:
+        shared = _SHARED.at(memoryview(_shared))
+        shared["key"], shared["continues"] = key, ctypes.cast(_continue, ctypes.c_void_p).value
+        FaultHandler(_compiled().address, ctypes.addressof(_shared)).install()
+
+
+@contextlib.contextmanager
+def survived(key: int, record: int, tell: Callable[[int | None], None]) -> Iterator[None]:
+    """Call `tell` with the address if this thread faults in the block, which then does not end.
+
+    `record` is the address of the thread's record. On processors other than x86-64 and 64-bit Arm the process dies.
+    """
+    _install(key)
+    _told[record] = tell
+    try:
+        yield
+    finally:
+        del _told[record]

@@ -1,0 +1,66 @@
+"""Kernels on the host that access addresses where no memory is: the launch fails, and the process goes on."""
+
+import platform
+import re
+import signal
+import subprocess
+import sys
+
+import pytest
+
+import gpunetio as gn
+from repository import RIGS, environment
+
+CHILD = RIGS / "wild_kernel_child.py"
+
+pytestmark = [
+    pytest.mark.soft_nic,
+    pytest.mark.host_memory,
+    pytest.mark.skipif(platform.machine() not in ("x86_64", "aarch64"), reason="no such registers are known"),
+]
+
+
+def line_of(kernel: str) -> int:
+    """Of the kernel's decorator, where its code begins."""
+    lines = CHILD.read_text().splitlines()
+    return next(n for n, line in enumerate(lines) if line.startswith(f"def {kernel}("))
+
+
+@pytest.mark.parametrize("handler", ["none", "before", "after"])
+def test_the_launch_fails_and_the_process_goes_on(handler):
+    """Each error names the kernel, its line, the thread and the address. faulthandler sees the first fault
+    if it was enabled later."""
+    gn.open("soft0").close()  # compiled here, if it must be: the child has a deadline
+    child = subprocess.run(
+        [sys.executable, CHILD, handler], capture_output=True, text=True, timeout=100, check=False,
+        env=environment(PYTHONPATH=str(RIGS)),
+    )  # fmt: skip
+    assert child.returncode == 0, child.stderr[-3000:]
+    page, *said = child.stdout.splitlines()
+    no_memory = ", where it has no memory, or no right to it"
+    nowhere = "an address that no memory can have" if platform.machine() == "x86_64" else f"{1 << 62:#x}{no_memory}"
+
+    def error(kernel: str, threads: int, thread: int, accessed: str) -> str:
+        return (
+            f"DriverError: kernel {kernel}[1, {threads}] on the host: thread {thread} of block 0 accessed {accessed}. "
+            f"Check the addresses that {kernel} ({CHILD}, line {line_of(kernel)}) gets and computes, and close the "
+            "queues that it has used"
+        )
+    assert said == [
+        "store True",
+        error("store", 4, 2, f"0x0{no_memory}"), "[1, 2, 0, 4]",
+        error("load", 1, 0, f"0x123456{no_memory}"),
+        error("load", 1, 0, nowhere),
+        error("store", 1, 0, page + no_memory), "load True",
+        error("meet", 2, 1, f"0x0{no_memory}"),
+        "[0] True",
+    ]  # fmt: skip
+    assert len(re.findall("Fatal Python error: Segmentation fault", child.stderr)) == (handler == "after")
+
+
+def test_the_fault_of_another_thread_ends_the_process(tmp_path):
+    code = "import ctypes, wild_kernel as w; w.nothing[1, 1, w.gn.Gpu('host')]().wait(30); ctypes.string_at(0)"
+    kernel = "import gpunetio as gn\n\n@gn.kernel\ndef nothing():\n    pass\n"
+    (tmp_path / "wild_kernel.py").write_text(kernel)
+    ran = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, timeout=100, check=False)
+    assert ran.returncode == -signal.SIGSEGV
