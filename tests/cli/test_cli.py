@@ -69,7 +69,7 @@ def error(*args, expect=1):
 
 def gpunetio(*args):
     return subprocess.run(
-        [sys.executable, "-m", "gpunetio", *map(str, args)], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-m", "gpunetio", *map(str, args)], capture_output=True, text=True, timeout=240, check=False
     )
 
 
