@@ -202,7 +202,8 @@ def test_nobody_has_resolved_the_address(ud):
     d.receive()
 
 
-def test_a_path_goes_with_its_last_address_handle(ud):
+def test_a_path_outlives_its_address_handles(ud):
+    """As on a card, where a WQE with an address vector is complete."""
     d = ud()
     other = d.lab.pd.create_ah(AhAttr(gid=PEER_GID))
     av = d.av(av=other.av)
@@ -211,8 +212,7 @@ def test_a_path_goes_with_its_last_address_handle(ud):
     d.receive()
     d.ah.close()
     d.completed(d.post(SEND, av))
-    assert d.silent()
-    assert d.counted("tx_unreachable") == 1
+    d.receive()
 
 
 def test_link_down(ud):

@@ -186,6 +186,21 @@ def test_datagrams(ends):
         assert counters["rx_accepted"] == counters["rdma_tx_packets"]
 
 
+def test_an_address_vector_outlives_its_handle(ends, monkeypatch):
+    """To a card, a WQE with an address vector is complete. UCX 1.23 destroys the handle before it sends."""
+    a, b = ends
+    ah = a.handle_to(b)
+    ah.close()
+    monkeypatch.setattr(ah, "check_open", lambda: None)
+    b.expect(wr_id=3)
+    a.send(b, ah, 100)
+    done = b.next()
+    while done.opcode == WcOpcode.SEND:  # its own, if both are one
+        done = b.next()
+    assert (done.status, done.wr_id, done.byte_len) == (WcStatus.SUCCESS, 3, GRH + 100)
+    assert b.received(100) == a.memory[:100].tobytes()
+
+
 def test_many_at_a_time(ends):
     """More than fits in the rings, in order: nothing is lost on these wires while receives are posted."""
     a, b = ends
@@ -512,7 +527,7 @@ def test_room_for_inline_data(end):
 def test_impossible_addresses(end, attr, error, message):
     with pytest.raises(error, match=message):
         end.pd.create_ah(attr)
-    assert end.ctx.provider.nic.control.paths._users == {}
+    assert end.ctx.provider.nic.control.paths._paths == {}
 
 
 def test_address_handles_close_with_their_pd(end):
@@ -533,14 +548,24 @@ def test_infiniband_address_without_a_route(two):
 
 @pytest.mark.host_memory
 def test_more_destinations_than_there_is_room_for(end, monkeypatch):
-    """Destinations share rows; the error comes when those of one are all taken, and nothing is left half-made."""
+    """Destinations share rows. A new one takes the row whose path is unused for longest; without such a row, it is an
+    error, and nothing is left half-made.
+    """
     monkeypatch.setattr("gpunetio.nic.control.paths.path_slot", _Everything)
-    handles = [end.pd.create_ah(AhAttr(gid=gid_of(ip_address(f"127.9.1.{n + 1}")))) for n in range(path.PROBES)]
+
+    def to(address: str) -> verbs.AddressHandle:
+        return end.pd.create_ah(AhAttr(gid=gid_of(ip_address(address))))
+
+    handles = {address: to(address) for address in (f"127.9.1.{n + 1}" for n in range(path.PROBES))}
     with pytest.raises(NoMemoryError, match="close address handles"):
-        end.pd.create_ah(AhAttr(gid=gid_of(ip_address("127.9.2.1"))))
-    handles.pop(5).close()
-    handles.append(end.pd.create_ah(AhAttr(gid=gid_of(ip_address("127.9.2.1")))))
-    for ah in handles:
+        to("127.9.2.1")
+    for address in ("127.9.1.6", "127.9.1.8", "127.9.1.7"):
+        handles.pop(address).close()
+    handles |= {address: to(address) for address in ("127.9.1.6", "127.9.2.1")}
+    lows = {low for _, low, _ in end.ctx.provider.nic.control.paths._paths}
+    expected = [*handles, "127.9.1.7"]
+    assert lows == {int.from_bytes(gid_of(ip_address(address))[8:], "little", signed=True) for address in expected}
+    for ah in handles.values():
         ah.close()
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+from dataclasses import dataclass
+
 import numpy as np
 
 from ...errors import NoMemoryError
@@ -15,15 +18,30 @@ from .routes import Routes
 Destination = tuple[int, int, int]  # high, low and own of a PATH
 
 
+@dataclass
+class _Path:
+    """A path: the number of its row, the address handles to it, and when the last of them was released."""
+
+    slot: int
+    users: int = 0
+    released: int = 0
+
+
 class Paths:
-    """The paths of a NIC. A path stays while address handles lead to its destination."""
+    """The paths of a NIC.
+
+    A path stays when the last address handle to its destination is destroyed, until another path needs its row. To a
+    card, the address vector of a WQE is all there is: UCX 1.23 copies it, and destroys the handle before it sends.
+    """
 
     def __init__(self, hardware: Hardware, links: Links, routes: Routes):
         self._name, self._port, self._engine = hardware.name, hardware.port, hardware.engine
         self._links, self._routes = links, routes
         self._memory = HostMemory(MAX_PATHS * PATH.size)
         self._rows = self._memory.view(PATH.dtype, 0, MAX_PATHS)
-        self._users: dict[Destination, int] = {}  # address handles
+        self._paths: dict[Destination, _Path] = {}
+        self._taken: dict[int, Destination] = {}  # by row
+        self._releases = itertools.count()
         hardware.record["paths"] = self._memory.address
         links.lost.append(self._lose)
 
@@ -44,33 +62,38 @@ class Paths:
         row["high"], row["low"], row["own"] = destination
         row["peer_high"], row["peer_low"] = np.frombuffer(peer, np.int64)
         row["egress"] = self._links.egress(wire, peer, index, 0, ())
-        self._write(self._slot(destination), row)
-        self._users[destination] = self._users.get(destination, 0) + 1
+        path = self._path(destination)
+        self._write(path.slot, row)
+        path.users += 1
         return destination
 
     def release(self, destination: Destination) -> None:
         """Note that an address handle to a destination is gone."""
-        self._users[destination] -= 1
-        if self._users[destination] == 0:
-            self._write(self._slot(destination), np.zeros((), PATH.dtype))
-            del self._users[destination]
+        path = self._paths[destination]
+        path.users -= 1
+        path.released = next(self._releases)
 
-    def _slot(self, destination: Destination) -> int:
-        """Return the number of the row of a destination, or of a free row for it."""
-        first = path_slot.py_func(*destination)
-        slots = [(first + i) % MAX_PATHS for i in range(PROBES)]
-        if destination in self._users:
-            return next(slot for slot in slots if self._destination(slot) == destination)
-        for slot in slots:
-            if not self._rows[slot]["used"]:
-                return slot
-        raise NoMemoryError(
-            f"{self._name} has paths to {len(self._users)} destinations and no room for another: close address handles"
-        )
+    def _path(self, destination: Destination) -> _Path:
+        """Return the path to a destination. A new one gets a free row, or that of the path unused for longest."""
+        if destination not in self._paths:
+            first = path_slot.py_func(*destination)
+            slots = [(first + i) % MAX_PATHS for i in range(PROBES)]
+            slot = next((slot for slot in slots if slot not in self._taken), None)
+            if slot is None:
+                slot = self._unused(slots)
+                del self._paths[self._taken[slot]]
+            self._taken[slot], self._paths[destination] = destination, _Path(slot)
+        return self._paths[destination]
 
-    def _destination(self, slot: int) -> Destination | None:
-        row = self._rows[slot]
-        return (int(row["high"]), int(row["low"]), int(row["own"])) if row["used"] else None
+    def _unused(self, slots: list[int]) -> int:
+        """Return the row of the path, of those in these rows, that has been without address handles for longest."""
+        unused = [path for path in (self._paths[self._taken[slot]] for slot in slots) if path.users == 0]
+        if not unused:
+            used = sum(path.users > 0 for path in self._paths.values())
+            raise NoMemoryError(
+                f"{self._name} has paths to {used} destinations and no room for another: close address handles"
+            )
+        return min(unused, key=lambda path: path.released).slot
 
     def _lose(self, wire: int) -> None:
         """Forget a wire, whose row is used for another one. Datagrams to its destinations are dropped."""
