@@ -31,7 +31,7 @@ OTHER_NAMES = {
     "mlx5_wqe_data_seg": "data_seg", "mlx5_wqe_inline_seg": "inline_header", "mlx5_wqe_atomic_seg": "atomic_seg",
     "mlx5_wqe_masked_atomic_seg": "masked_atomic_seg", "mlx5_wqe_eth_seg": "eth_seg",
     "mlx5_wqe_wseg": "wait_value_seg", "mlx5_mmo_metadata_seg": "mmo_seg", "mlx5_wqe_srq_next_seg": "srq_next_seg",
-    "mlx5_klm": "klm", "mlx5_ifc_dest_format_struct_bits": "dest_format",
+    "mlx5_klm": "klm", "mlx5_ifc_lag_context_bits": "lagc", "mlx5_ifc_dest_format_struct_bits": "dest_format",
 }  # fmt: skip
 # Bits of the types in the C structures of queue entries. In mlx5_ifc.h, a u8 stands for one bit.
 TYPES = {

@@ -95,6 +95,16 @@ FIELDS_OF_OURS = {
         )
         for field, place in fields.items()
     },
+    # whether ports are aggregated
+    **{
+        (struct, field): place
+        for struct, fields in (
+            ("lagc", {"port_select_mode": (0x15, 3), "lag_state": (0x1D, 3)}),
+            ("query_lag_in", {"opcode": (0x00, 16), "op_mod": (0x30, 16)}),
+            ("query_lag_out", {"status": (0x00, 8), "syndrome": (0x20, 32), "ctx": (0x40, 64)}),
+        )
+        for field, place in fields.items()
+    },
     # a CQ's next ring, and a drained send queue
     **{
         ("modify_cq_in", field): place
@@ -128,6 +138,7 @@ STRUCTS_OF_OURS = {
     "out": 16, "destroy_cq_in": 16, "destroy_qp_in": 16, "destroy_rmp_in": 16, "modify_rmp_in": 272, "query_rmp_in": 16,
     "query_rmp_out": 272, "atomic_caps": 256, "hca_vport_context": 512, "query_hca_vport_context_in": 16,
     "query_hca_vport_context_out": 528, "modify_cq_in": 272, "rts2sqd_qp_in": 272, "sqd2rts_qp_in": 272,
+    "lagc": 8, "query_lag_in": 16, "query_lag_out": 16,
 }  # fmt: skip
 
 
@@ -553,6 +564,7 @@ OPCODES_OF_OURS = {  # from mlx5_ifc.h
     ("command", "RTS2SQD_QP"): 0x508,
     ("command", "SQD2RTS_QP"): 0x50C,
     ("command", "QUERY_HCA_VPORT_CONTEXT"): 0x762,
+    ("command", "QUERY_LAG"): 0x842,
     ("qp_state", "SQ_DRAINING"): 7,
     ("opt_param_mask", "RAE"): 1 << 2,
     ("opt_param_mask", "Q_KEY"): 1 << 5,  # MLX5_QP_OPTPAR_Q_KEY

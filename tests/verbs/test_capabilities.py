@@ -93,6 +93,14 @@ def test_the_vport_context_has_state_and_guids(device, up, states):
     assert told["node_guid"] == told["port_guid"] == told["system_image_guid"] == guid
 
 
+def test_ports_are_not_aggregated(device):
+    """To rdma-core 65 (mlx5dv_query_qp_lag_port) and UCX 1.23, a device with a lag_state of 0 has no LAG."""
+    mailbox = cmd.QUERY_LAG_IN.pack(opcode=Opcode.QUERY_LAG)
+    out, refusal = device.nic.execute(bytes(mailbox), cmd.QUERY_LAG_OUT.size)
+    assert not refusal
+    assert out == bytes(16)
+
+
 def test_node_guids_tell_nics_apart_by_all_of_their_address():
     """Those of IPv6 addresses that end alike, too, although the ports' MACs are the same."""
     ports = [Port(PortConfig(addresses=(text,)), "") for text in ("fd77::1", "fd78::1", "fd77::1:0:1")]

@@ -6,7 +6,7 @@ Ethernet queues are in `ethernet`.
 
 from enum import IntEnum, IntFlag
 
-from .contexts import CQC, HCA_VPORT_CONTEXT, MKC, QPC, QPC_EXT, RMPC
+from .contexts import CQC, HCA_VPORT_CONTEXT, LAGC, MKC, QPC, QPC_EXT, RMPC
 from .layout import BitStruct
 
 
@@ -39,6 +39,7 @@ class Opcode(IntEnum):
     QUERY_Q_COUNTER    = 0x773
     ALLOC_TRANSPORT_DOMAIN   = 0x816
     DEALLOC_TRANSPORT_DOMAIN = 0x817
+    QUERY_LAG          = 0x842
     CREATE_TIR         = 0x900
     MODIFY_TIR         = 0x901
     DESTROY_TIR        = 0x902
@@ -493,6 +494,17 @@ QUERY_ROCE_ADDRESS_OUT = BitStruct("query_roce_address_out", 16, """
     roce_address_num            0x060     16
     roce_address                0x080      *
 """)
+
+QUERY_LAG_IN = BitStruct("query_lag_in", 16, """
+    opcode                      0x000     16
+    op_mod                      0x030     16
+""")
+
+QUERY_LAG_OUT = BitStruct("query_lag_out", 16, """
+    status                      0x000      8
+    syndrome                    0x020     32
+    ctx                         0x040     64  LAGC
+""", LAGC=LAGC)
 
 QUERY_HCA_VPORT_CONTEXT_IN = BitStruct("query_hca_vport_context_in", 16, """
     opcode                      0x000     16

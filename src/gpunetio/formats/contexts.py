@@ -315,6 +315,11 @@ ROCE_ADDR_LAYOUT = BitStruct("roce_addr_layout", 32, """
     roce_version                0x0d8      8
 """)
 
+LAGC = BitStruct("lagc", 8, """
+    port_select_mode            0x015      3
+    lag_state                   0x01d      3
+""")
+
 HCA_VPORT_CONTEXT = BitStruct("hca_vport_context", 512, """
     field_select                0x000     32
     grh_required                0x103      1

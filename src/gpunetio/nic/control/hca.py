@@ -1,4 +1,4 @@
-"""What the device says of itself: QUERY_HCA_CAP, and QUERY_HCA_VPORT_CONTEXT for its only port."""
+"""What the device says of itself: QUERY_HCA_CAP, and QUERY_HCA_VPORT_CONTEXT and QUERY_LAG for its only port."""
 
 from __future__ import annotations
 
@@ -52,6 +52,7 @@ class Hca(Handlers):
                     self._query_cap, OUT_BYTES + CMD_HCA_CAP.size),
             Command(Call.GENERAL, Opcode.QUERY_HCA_VPORT_CONTEXT, cmd.QUERY_HCA_VPORT_CONTEXT_IN,
                     self._query_vport, cmd.QUERY_HCA_VPORT_CONTEXT_OUT.size),
+            Command(Call.GENERAL, Opcode.QUERY_LAG, cmd.QUERY_LAG_IN, self._query_lag, cmd.QUERY_LAG_OUT.size),
         )  # fmt: skip
 
     def capabilities(self) -> Capabilities:
@@ -76,6 +77,10 @@ class Hca(Handlers):
                 Status.BAD_PARAM, CommandSyndrome.UNKNOWN_OP_MOD, f"capability class {op_mod >> 1:#x} does not exist"
             )
         return DONE + capability
+
+    def _query_lag(self, mailbox: bytes) -> bytes:
+        """Answer that ports are not aggregated. UCX 1.23 asks every device, and logs an error if it gets no answer."""
+        return bytes(cmd.QUERY_LAG_OUT.pack(ctx={"lag_state": 0}))
 
     def _query_vport(self, mailbox: bytes) -> bytes:
         get = cmd.QUERY_HCA_VPORT_CONTEXT_IN.get
