@@ -28,7 +28,7 @@ from gpunetio.uverbs.files import OpenFile
 
 ROOM = 4096
 NOWHERE = (1 << 47) - 4096  # no program has this page
-METHODS = [0, 1, 2, 3, 5, 6, *(0x1000 + i for i in range(5))]
+METHODS = [0, 1, 2, 3, 4, 5, 6, *(0x1000 + i for i in range(5))]
 
 
 class Program:
@@ -494,3 +494,12 @@ def test_what_is_lacking_is_said_once(program, caplog, kind, name):
     said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert len(said) == 1
     assert f"software NICs do not have: queue pairs for {name} (type {kind}) are not supported" in said[0]
+
+
+@pytest.mark.parametrize(("fd", "warnings"), [(-1, 0), (7, 1)])
+def test_dmabufs_are_not_registered(program, caplog, fd, warnings):
+    """NCCL and UCX ask with the descriptor -1 whether they could be. Linux's answer for a driver that cannot."""
+    assert program.control(
+        Object.MR, abi.REG_DMABUF_MR, (abi.RegDmabufMr.FD, 0, fd & (1 << 64) - 1)
+    ) == -errno.EOPNOTSUPP  # fmt: skip
+    assert sum(record.levelname == "WARNING" for record in caplog.records) == warnings

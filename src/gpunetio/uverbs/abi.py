@@ -61,7 +61,7 @@ class Method(IntEnum):
 
 CREATE, DESTROY = 0, 1  # of CQ, QP, SRQ
 DESTROY_ONLY = 0  # of PD, AH
-DESTROY_MR, QUERY_MR, REG_MR_METHOD = 1, 3, 5
+DESTROY_MR, QUERY_MR, REG_DMABUF_MR, REG_MR_METHOD = 1, 3, 4, 5
 ALLOC = 0  # of ASYNC_EVENT
 UAR_ALLOC, UAR_DESTROY = _DRIVER, _DRIVER + 1
 DEVX_OTHER, DEVX_QUERY_UAR, DEVX_QUERY_EQN, DEVX_SUBSCRIBE_EVENT = range(_DRIVER, _DRIVER + 4)
@@ -264,6 +264,20 @@ class DevxObject(IntEnum):
     HANDLE = _DRIVER
     IN     = _DRIVER + 1
     OUT    = _DRIVER + 2
+
+
+class RegDmabufMr(IntEnum):
+    """enum uverbs_attrs_reg_dmabuf_mr_cmd_attr_ids."""
+
+    HANDLE       = 0
+    PD_HANDLE    = 1
+    OFFSET       = 2
+    LENGTH       = 3
+    IOVA         = 4
+    FD           = 5
+    ACCESS_FLAGS = 6
+    RESP_LKEY    = 7
+    RESP_RKEY    = 8
 
 
 class Umem(IntEnum):

@@ -18,6 +18,7 @@ from .methods import command, method
 
 _KNOWN = sum(Access.all()) | Access.RELAXED_ORDERING
 _MW_BIND, _HUGETLB = 1 << 4, 1 << 7  # IB_UVERBS_ACCESS_*: windows, which nobody can create, and a hint
+_MOST_INT = (1 << 31) - 1
 _OPTIONAL = (1 << 30) - (1 << 20)  # IB_UVERBS_ACCESS_OPTIONAL_RANGE: what the device need not know
 
 
@@ -77,6 +78,13 @@ def reg_mr(file: OpenFile, call: Call) -> None:
         mr = pd.register(start, access, nbytes=nbytes, iova=iova)
     answer = abi.REG_MR_RESP.pack(mr_handle=file.add(Object.MR, mr), lkey=mr.lkey, rkey=mr.rkey)
     call.put(abi.Invoke.OUT, answer)
+
+
+@method(Object.MR, abi.REG_DMABUF_MR, abi.RegDmabufMr)
+def reg_dmabuf_mr(file: OpenFile, call: Call) -> None:
+    """Refuse with EOPNOTSUPP. NCCL and UCX ask with the descriptor -1 whether a device registers dmabufs at all."""
+    asks = call.number(abi.RegDmabufMr.FD, 0) > _MOST_INT
+    raise Refused(errno.EOPNOTSUPP, "registrations of dmabufs are not supported", expected=asks)
 
 
 @command(Write.REREG_MR)
