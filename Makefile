@@ -55,6 +55,11 @@ $(VENV)/.dev: requirements-dev.txt pyproject.toml | $(VENV)/.made
 	@$(EDITABLE)
 	@touch $@
 
+$(VENV)/.interop: requirements-interop.txt $(VENV)/.dev
+	@echo "installing foreign programs for the interop suite (about 70 MB)"
+	@$(INSTALL) --no-deps --require-hashes -r requirements-interop.txt
+	@touch $@
+
 $(VENV)/.mutants: requirements-mutants.txt pyproject.toml | $(VENV)/.made
 	@echo "installing gpunetio, its test tools and Cosmic Ray"
 	@$(PINS) requirements-mutants.txt
@@ -92,6 +97,8 @@ lock: $(VENV)/.dev
 	@$(LOCK) --constraint requirements-dev.txt -o requirements.txt
 	@$(LOCK) --constraint requirements-dev.txt --extra docs -o requirements-docs.txt
 	@$(LOCK) --constraint requirements-dev.txt --extra mutants -o requirements-mutants.txt
+	@$(BIN)/uv pip compile --group interop --no-deps --universal --python-version 3.11 --generate-hashes \
+		--no-emit-index-url --custom-compile-command "make lock" --quiet -o requirements-interop.txt
 	@! grep -nE '://|file:|^ *-[^-]|^--' requirements*.txt
 
 clean:
