@@ -1,13 +1,16 @@
 """A process that connects, or is connected to, and may be killed at a step on the way: `cm_child.py ROLE STEP`.
 
-It prints each step that it has reached. At STEP, it kills itself; at "never", it goes on to the end.
+It prints each step that it has reached. At STEP, it kills itself when its messages have left; at "never", it goes on to
+the end.
 """
 
 import os
 import signal
 import sys
+from typing import Any
 
 from gpunetio import cm, verbs
+from gpunetio.cm.agent import Agent
 from gpunetio.enums import QpType
 
 PORT = 7174
@@ -16,12 +19,16 @@ TIMES = cm.Times(response_timeout=17, packet_life=8, retries=2)  # a dead peer i
 
 
 def main(role: str, last: str) -> None:
-    def reached(step: str) -> None:
-        print(step, flush=True)
-        if step == last:
-            os.kill(os.getpid(), signal.SIGKILL)
-
     with verbs.open("soft1") as ctx:
+
+        def reached(step: str) -> None:
+            print(step, flush=True)
+            if step == last:
+                agent = Agent.of(ctx)
+                services: Any = agent._side._services  # type: ignore[attr-defined]
+                agent.wait(lambda: not services.in_flight() or None, PATIENCE, "the end of sending")
+                os.kill(os.getpid(), signal.SIGKILL)
+
         cq = ctx.create_cq(16)
         qp = ctx.create_pd().create_qp(qp_type=QpType.RC, sq_wr=4, rq_wr=4, send_cq=cq, receive_cq=cq)
         if role == "server":
@@ -43,7 +50,7 @@ def main(role: str, last: str) -> None:
             reached("disconnecting")
             connection.disconnected(PATIENCE)
         connection.close()
-    reached("closed")
+        reached("closed")
 
 
 if __name__ == "__main__":
