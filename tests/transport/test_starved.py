@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 
 from gpunetio import verbs
 from gpunetio.enums import WrOpcode
 from gpunetio.nic.nic import SoftNic
+from gpunetio.nic.observe.receivers import why_not_ready
+from gpunetio.nic.state.qp import QP_ROW
+from gpunetio.nic.state.tables import Table
 from gpunetio.verbs import QP, Context, RecvWr, SendWr
 from nic_rig import until
 
@@ -110,3 +114,27 @@ def test_nobody_waits_in_vain(ends, caplog):
     for _ in range(3):
         nic(a.ctx).starved.look()
     assert told(caplog, a) == []
+
+
+class Vanishing(Table):
+    """A table whose row of one number is gone after a first look at it: another thread has destroyed the object."""
+
+    gone = 0
+
+    def __contains__(self, number: int) -> bool:
+        found = super().__contains__(number)
+        if number == self.gone:
+            self.rows[self._slot(number)] = np.zeros((), self.entry.dtype)
+        return found
+
+
+@pytest.mark.parametrize("gone", [2, 3], ids=["sender", "peer"])
+def test_a_queue_pair_that_goes_meanwhile(gone):
+    """The thread that reports goes on."""
+    qps = Vanishing("QP", QP_ROW, 16)
+    for number in 2, 3:
+        row = qps.rows[number]
+        row["qpn"], row["remote_qpn"], row["rq_addr"] = number, 5 - number, 4096
+    assert "or its queue pair has no receive queue" not in why_not_ready(qps, 2)
+    qps.gone = gone
+    assert "or its queue pair has no receive queue" in why_not_ready(qps, 2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ...errors import NotFoundError
 from ..state.tables import Table
 
 _TOO_LATE = "the peer posts its receives too late: post them before the sends, or raise rnr_retry (7 = forever)"
@@ -9,9 +10,17 @@ _NO_QUEUE = "has no receive queue: give it one (rq_wr of PD.create_qp, receives 
 
 
 def why_not_ready(qps: Table, qpn: int) -> str:
-    """Return the likely cause, for the sending queue pair. A peer on another NIC only says that it is not ready."""
-    if qpn not in qps or qps[qpn]["wire"] or int(qps[qpn]["remote_qpn"]) not in qps:
-        return f"{_TOO_LATE}; or its queue pair {_NO_QUEUE}"
-    peer = qps[int(qps[qpn]["remote_qpn"])]
+    """Return the likely cause, for the sending queue pair. A peer on another NIC only says that it is not ready.
+
+    Both may be destroyed meanwhile, by another thread.
+    """
+    unknown = f"{_TOO_LATE}; or its queue pair {_NO_QUEUE}"
+    try:
+        sender = qps.copy(qpn)
+        peer = qps.copy(0 if sender["wire"] else int(sender["remote_qpn"]))
+    except NotFoundError:
+        return unknown
+    if peer["qpn"] != sender["remote_qpn"]:
+        return unknown
     has_queue = peer["rq_addr"] or peer["srq"]
     return _TOO_LATE if has_queue else f"QP {int(peer['qpn']):#x}, the peer, {_NO_QUEUE}"
