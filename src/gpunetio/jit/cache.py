@@ -8,6 +8,7 @@ import functools
 import inspect
 import logging
 import os
+import pickle
 from collections.abc import Callable, Iterator
 from glob import escape
 from io import BytesIO
@@ -99,18 +100,13 @@ class _File(IndexDataCacheFile):
         super().__init__(folder, name, stamp)
         self._owner = owner_beside(source, folder)
 
-    def _need(self, path: str) -> None:
-        """Raise an error if the file is not trusted, or damaged. It may be missing."""
-        with contextlib.suppress(FileNotFoundError):
-            read_kept(Path(path), self._owner, _CURE)
-
     def _load_index(self) -> Any:
-        self._need(self._index_path)
+        with contextlib.suppress(FileNotFoundError):
+            read_kept(Path(self._index_path), self._owner, _CURE)  # an error if it is not trusted, or damaged
         return super()._load_index()
 
     def _load_data(self, name: str) -> Any:
-        self._need(self._data_path(name))
-        return super()._load_data(name)
+        return pickle.loads(read_kept(Path(self._data_path(name)), self._owner, _CURE))
 
     @contextlib.contextmanager
     def _open_for_write(self, filepath: str) -> Iterator[BytesIO]:

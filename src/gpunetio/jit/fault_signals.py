@@ -9,11 +9,15 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+from collections.abc import Callable
 from typing import Any
 
+from llvmlite import binding, ir
 from numba import types
+from numba.extending import intrinsic
 
 from ..formats.layout import Entry
+from .c_function import c_function
 from .compile import engine_function
 from .ops import call_c, ld32, ld64
 
@@ -33,6 +37,24 @@ ACTIONS_BYTES = len(_SIGNALS) * _ACTION.size  # where a handler keeps the action
 _libc: Any = ctypes.CDLL(None, use_errno=True)
 _sigaction = types.ExternalFunction("sigaction", types.int32(types.int32, types.int64, types.int64))
 _raise = types.ExternalFunction("raise", types.int32(types.int32))
+
+
+def memory_of_handler(symbol: str, memory: Any) -> Any:
+    """Return a function for compiled code that returns the address of a ctypes buffer, which outlives all handlers.
+
+    It finds the address by a symbol: Numba would freeze the address itself into its cache.
+    """
+    binding.add_symbol(symbol, ctypes.addressof(memory))
+
+    def memory_address(typingctx):
+        def codegen(context, builder, signature, args):
+            found = builder.module.globals.get(symbol)
+            known = found or ir.GlobalVariable(builder.module, ir.IntType(8), symbol)
+            return builder.ptrtoint(known, ir.IntType(64))
+
+        return types.int64(), codegen
+
+    return intrinsic(memory_address)
 
 
 @engine_function
@@ -67,10 +89,15 @@ def pass_on(actions, number, info, context):
 
 
 class FaultHandler:
-    """A handler by its address. `actions` has the address of ACTIONS_BYTES for the actions that were there before."""
+    """A handler: a function of a signal's number, siginfo_t and ucontext_t that only calls an engine function.
 
-    def __init__(self, address: int, actions: int):
-        self._address, self._actions = address, actions
+    `actions` is the address of ACTIONS_BYTES for the actions that were there before. Keep the handler as long as the
+    process lives: handlers that are installed later may call it.
+    """
+
+    def __init__(self, function: Callable[..., None], engine_function: Any, actions: int):
+        self._compiled = c_function(function, (types.int32, types.int64, types.int64), engine_function)
+        self._address, self._actions = self._compiled.address, actions
         self._installed = [False] * len(_SIGNALS)
 
     def install(self) -> None:

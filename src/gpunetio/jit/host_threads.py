@@ -80,7 +80,7 @@ class HostCode(Code):
         return HostLaunch(self.body, args, grid, block, place.warp, ended)
 
 
-def place_of(body: Callable[..., object]) -> str:
+def _place_of(body: Callable[..., object]) -> str:
     """Return where a function is defined."""
     code = getattr(body, "py_func", body).__code__
     return f"{code.co_filename}, line {code.co_firstlineno}"
@@ -111,7 +111,7 @@ class HostLaunch:
         warps = block // warp
         self._blocks, self._warps = _groups(grid, block), _groups(grid * warps, warp)
         self._records = np.zeros((grid * block, RECORD_WORDS), np.int64)
-        self._name, self._size, self._place = getattr(body, "__name__", ""), (grid, block), place_of(body)
+        self._body, self._name, self._size = body, getattr(body, "__name__", ""), (grid, block)
         self._error: BaseException | None = None
         self._raised_at: TracebackType | None = None
         self._ended, self._left, self._lock = ended, grid * block, threading.Lock()
@@ -145,7 +145,7 @@ class HostLaunch:
         take_no_signals()
         _libc.pthread_setspecific(_key.value, record)
         try:
-            with survived(_key.value, record, functools.partial(self._faulted, record)):
+            with survived(record, functools.partial(self._faulted, record)):
                 body(*args)
         except BaseException as error:
             self._fail(error)
@@ -179,7 +179,7 @@ class HostLaunch:
             where = f"{address:#x}, where it has no memory, or no right to it"
         self._fail(DriverError(
             f"{self}: thread {thread} of block {block} accessed {where}. Check the addresses that {self._name} "
-            f"({self._place}) gets and computes, and close the queues that it has used"
+            f"({_place_of(self._body)}) gets and computes, and close the queues that it has used"
         ))  # fmt: skip
         self._end(1)
 

@@ -14,15 +14,10 @@ import platform
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from llvmlite import binding, ir
-from numba import types
-from numba.extending import intrinsic
-
 from ..formats.layout import Entry
-from .c_function import c_function
 from .compile import engine_function
-from .fault_signals import ACTIONS_BYTES, FaultHandler, address_of, by_fault, code_of, pass_on
-from .ops import ld64, st64
+from .fault_signals import ACTIONS_BYTES, FaultHandler, address_of, by_fault, code_of, memory_of_handler, pass_on
+from .ops import ld64, st64, thread_record
 
 # Registers in the ucontext_t of 64-bit Linux: those of the first three arguments, the stack pointer, and the program
 # counter (sys/ucontext.h); and the bytes between a stack that is aligned to 16 and that of a function's first
@@ -40,36 +35,19 @@ _SI_KERNEL = 0x80  # of a fault whose address the processor does not report
 STATE_WORD, RECORD_WORDS = 8, 9
 _RUNS, _FAULTED, _RAISED = 0, 1, 2
 
-# Of the process: the previous actions of the signals, the key of a thread's record, and where a thread continues.
-_SHARED = Entry("wild_addresses", ACTIONS_BYTES + 16, f"""
-    key            {ACTIONS_BYTES}  i64
-    continues      {ACTIONS_BYTES + 8}  i64
+# Of the process: the previous actions of the signals, and where a thread continues.
+_SHARED = Entry("wild_addresses", ACTIONS_BYTES + 8, f"""
+    continues      {ACTIONS_BYTES}  i64
 """)
-_SYMBOL = "gpunetio_wild_addresses"
 _shared: Any = ctypes.create_string_buffer(_SHARED.size)
-binding.add_symbol(_SYMBOL, ctypes.addressof(_shared))
+_shared_address = memory_of_handler("gpunetio_wild_addresses", _shared)
 
-_getspecific = types.ExternalFunction("pthread_getspecific", types.int64(types.uint32))
 _libc: Any = ctypes.CDLL(None)
-
-
-def _emit_shared_address(typingctx):
-    """Return the address of `_shared`, by a symbol: Numba would freeze the address itself into its cache."""
-
-    def codegen(context, builder, signature, args):
-        found = builder.module.globals.get(_SYMBOL)
-        symbol = found or ir.GlobalVariable(builder.module, ir.IntType(8), _SYMBOL)
-        return builder.ptrtoint(symbol, ir.IntType(64))
-
-    return types.int64(), codegen
-
-
-_shared_address: Any = intrinsic(_emit_shared_address)
 
 
 @engine_function
 def _handle(number, info, context):
-    record = _getspecific(ld64(_shared_address() + _SHARED.key))
+    record = thread_record()
     if record != 0:
         state = record + 8 * STATE_WORD
         if by_fault(info) and ld64(state) != _FAULTED:
@@ -108,26 +86,23 @@ def _continue(record: int, address: int, code: int) -> None:
 
 
 @functools.cache
-def _compiled() -> Any:
-    return c_function(_c_handle, (types.int32, types.int64, types.int64), _handle)
-
-
-@functools.cache
-def _install(key: int) -> None:
-    """Install the handler, with the key of the records of threads. It stays: handlers installed later may call it."""
-    if platform.machine() in _REGISTERS:
-        shared = _SHARED.at(memoryview(_shared))
-        shared["key"], shared["continues"] = key, ctypes.cast(_continue, ctypes.c_void_p).value
-        FaultHandler(_compiled().address, ctypes.addressof(_shared)).install()
+def _install() -> FaultHandler | None:
+    """Install the handler. It stays."""
+    if platform.machine() not in _REGISTERS:
+        return None
+    _SHARED.at(memoryview(_shared))["continues"] = ctypes.cast(_continue, ctypes.c_void_p).value
+    handler = FaultHandler(_c_handle, _handle, ctypes.addressof(_shared))
+    handler.install()
+    return handler
 
 
 @contextlib.contextmanager
-def survived(key: int, record: int, tell: Callable[[int | None], None]) -> Iterator[None]:
+def survived(record: int, tell: Callable[[int | None], None]) -> Iterator[None]:
     """Call `tell` with the address if this thread faults in the block, which then does not end.
 
     `record` is the address of the thread's record. On processors other than x86-64 and 64-bit Arm the process dies.
     """
-    _install(key)
+    _install()
     _told[record] = tell
     try:
         yield

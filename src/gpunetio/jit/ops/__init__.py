@@ -131,6 +131,7 @@ from .threads import (
     lane_id,
     on_host,
     thread_idx,
+    thread_record,
     warp_group,
     warp_size,
 )  # fmt: skip
@@ -151,6 +152,6 @@ __all__ = [
     "ld_relaxed8", "ld_relaxed_gpu64", "move_4_lines", "move_8_lines", "on_host", "pack64", "pause", "prefetch",
     "prefetch_to_write", "raise_gpu64", "rank_among", "shuffle_down", "sleep_ns", "st128", "st16", "st32", "st64",
     "st8", "st_mmio64", "st_mmio_release64", "st_relaxed32", "st_relaxed64", "st_relaxed_gpu64", "st_release32",
-    "st_release64", "st_release_cta64", "sum_of_lanes", "sum_up_to", "sync_lanes", "thread_idx", "warp_broadcast",
-    "warp_count", "warp_group", "warp_size", "warp_sync", "x_to_the", "yield_thread",
+    "st_release64", "st_release_cta64", "sum_of_lanes", "sum_up_to", "sync_lanes", "thread_idx", "thread_record",
+    "warp_broadcast", "warp_count", "warp_group", "warp_size", "warp_sync", "x_to_the", "yield_thread",
 ]  # fmt: skip

@@ -17,13 +17,13 @@ from .lowering import INT, Emit, Llvm, extern, op, ptx
 THREAD_KEY_SYMBOL = "gpunetio_thread_key"
 
 
-def _thread_word(index) -> Emit:
-    def emit(b):
-        key = b.module.globals.get(THREAD_KEY_SYMBOL) or ir.GlobalVariable(b.module, INT[32], THREAD_KEY_SYMBOL)
-        record = extern(b, "pthread_getspecific", INT[64].as_pointer(), [b.load(key)])
-        return b.load(b.gep(record, [INT[32](index)]))
+def _record(b) -> Llvm:
+    key = b.module.globals.get(THREAD_KEY_SYMBOL) or ir.GlobalVariable(b.module, INT[32], THREAD_KEY_SYMBOL)
+    return extern(b, "pthread_getspecific", INT[64].as_pointer(), [b.load(key)])
 
-    return emit
+
+def _thread_word(index) -> Emit:
+    return lambda b: b.load(b.gep(_record(b), [INT[32](index)]))
 
 
 def _special(register) -> Emit:
@@ -63,6 +63,11 @@ def lane_id() -> int:
 @op(ret=32, cpu=lambda b: b.trunc(_thread_word(5)(b), INT[32]), cuda=lambda b: INT[32](32))
 def warp_size() -> int:
     """Return the number of threads in a warp: 32 on CUDA, a choice of the launch on the host."""
+
+
+@op(ret=64, cpu=lambda b: b.ptrtoint(_record(b), INT[64]), cuda=lambda b: INT[64](0))
+def thread_record() -> int:
+    """Return the address of the thread's record; 0 in a thread that runs no kernel. Host only (host_threads.py)."""
 
 
 @op(ret=64, cpu=_thread_word(6), cuda=lambda b: INT[64](0))

@@ -18,13 +18,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from llvmlite import binding, ir
 from numba import types
-from numba.extending import intrinsic
 
-from ...jit.c_function import c_function
 from ...jit.compile import engine_function
-from ...jit.fault_signals import ACTIONS_BYTES, FaultHandler, address_of, by_fault, pass_on
+from ...jit.fault_signals import ACTIONS_BYTES, FaultHandler, address_of, by_fault, memory_of_handler, pass_on
 from ...jit.ops import ld8, ld64, st8, st64
 from ...jit.struct_view import struct_view
 from ...formats.layout import Entry
@@ -58,30 +55,15 @@ ENGINE = Entry("known_engine", 64 + 2 * _TEXT_BYTES, """
 _MR_TEXT_AT, _UMEM_TEXT_AT = 64, 64 + _TEXT_BYTES
 
 # State of the process: the previous actions of the signals, and the engines. On the heap, a forked child has a copy.
-STATE_SYMBOL = "gpunetio_known_engines"
 _ENGINES_AT = ACTIONS_BYTES
 _state: Any = ctypes.create_string_buffer(_ENGINES_AT + MOST * ENGINE.size)
-binding.add_symbol(STATE_SYMBOL, ctypes.addressof(_state))
+_state_address = memory_of_handler("gpunetio_known_engines", _state)
 
 _write = types.ExternalFunction("write", types.int64(types.int32, types.int64, types.uint64))
 _pthread_self = types.ExternalFunction("pthread_self", types.int64())
 
 _engine_at, _umem_row_at = struct_view(ENGINE), struct_view(UMEM_ROW)
 _HASH, _ZERO, _TEN = ord("#"), ord("0"), ord("a") - 10
-
-
-def _emit_state_address(typingctx):
-    """Return the address of `_state`, by a symbol: Numba would freeze the address itself into its cache."""
-
-    def codegen(context, builder, signature, args):
-        found = builder.module.globals.get(STATE_SYMBOL)
-        symbol = found or ir.GlobalVariable(builder.module, ir.IntType(8), STATE_SYMBOL)
-        return builder.ptrtoint(symbol, ir.IntType(64))
-
-    return types.int64(), codegen
-
-
-_state_address: Any = intrinsic(_emit_state_address)
 
 
 @engine_function
@@ -172,14 +154,9 @@ def _c_handle(number, info, context):
 
 
 @functools.cache
-def _compiled() -> Any:
-    return c_function(_c_handle, (types.int32, types.int64, types.int64), _handle)
-
-
-@functools.cache
 def handler() -> FaultHandler:
-    """Return the handler, with C's calling convention. It lives as long as the process: others may call it."""
-    return FaultHandler(_compiled().address, ctypes.addressof(_state))
+    """Return the handler."""
+    return FaultHandler(_c_handle, _handle, ctypes.addressof(_state))
 
 
 @contextlib.contextmanager
