@@ -100,17 +100,22 @@ def fragment_of(frame, nbytes):
 
 
 @device_function
+def _row(reassembly, number):
+    """Return the address of a row."""
+    return ld_fixed64(reassembly + REASSEMBLY.rows) + number * PARTIAL.size
+
+
+@device_function
 def _partial(reassembly, source, number, now):
     """Return the number of the row of a datagram: the one that it has, or a free one, or the oldest."""
-    rows = ld_fixed64(reassembly + REASSEMBLY.rows)
     oldest = 0
     for i in range(PARTIALS):
-        p = partial_at(rows + i * PARTIAL.size)
+        p = partial_at(_row(reassembly, i))
         if p.until > now and p.source == source and p.number == number:
             return i
-        if p.until < partial_at(rows + oldest * PARTIAL.size).until:
+        if p.until < partial_at(_row(reassembly, oldest)).until:
             oldest = i
-    row = rows + oldest * PARTIAL.size
+    row = _row(reassembly, oldest)
     for offset in range(0, PARTIAL.size, 8):
         dev.st64(row + offset, 0)
     p = partial_at(row)
@@ -154,7 +159,7 @@ def take_fragment(reassembly, frame, ip, now):
     if (more and nbytes % _UNIT != 0) or offset + nbytes > MOST_BYTES:
         return REFUSED
     number = _partial(reassembly, v4.source, v4.identification, now)
-    row = ld_fixed64(reassembly + REASSEMBLY.rows) + number * PARTIAL.size
+    row = _row(reassembly, number)
     p, units = partial_at(row), (nbytes + _UNIT - 1) // _UNIT
     total = p.total if more else offset + nbytes
     twice = _hold(row, offset // _UNIT, units)
@@ -176,7 +181,7 @@ def take_fragment(reassembly, frame, ip, now):
 @device_function
 def data_of(reassembly, number):
     """Return the address of a complete datagram's data, their bytes, and the address of its IPv4 header."""
-    row = ld_fixed64(reassembly + REASSEMBLY.rows) + number * PARTIAL.size
+    row = _row(reassembly, number)
     ip = row + PARTIAL.header + TAG_ROOM + ETHERNET.size
     return ld_fixed64(reassembly + REASSEMBLY.rooms) + number * ROOM, partial_at(row).total, ip
 
@@ -184,20 +189,20 @@ def data_of(reassembly, number):
 @device_function
 def frame_of(reassembly, number):
     """Return the address of a datagram's Ethernet header."""
-    row = ld_fixed64(reassembly + REASSEMBLY.rows) + number * PARTIAL.size
+    row = _row(reassembly, number)
     return row + PARTIAL.header + TAG_ROOM - partial_at(row).tags
 
 
 @device_function
 def release(reassembly, number):
     """Forget a datagram."""
-    partial_at(ld_fixed64(reassembly + REASSEMBLY.rows) + number * PARTIAL.size).until = 0
+    partial_at(_row(reassembly, number)).until = 0
 
 
 @device_function
 def send_fragments(reassembly, number, txq):
     """Send the data of a datagram behind its header, in fragments. Return a ticket, or a negative status."""
-    p = partial_at(ld_fixed64(reassembly + REASSEMBLY.rows) + number * PARTIAL.size)
+    p = partial_at(_row(reassembly, number))
     _, total, ip = data_of(reassembly, number)
     v4, begin = headers.ipv4_at(ip), frame_of(reassembly, number)
     data = ld_fixed64(reassembly + REASSEMBLY.nic_rooms) + number * ROOM
