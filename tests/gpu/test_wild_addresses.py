@@ -59,8 +59,14 @@ def test_the_launch_fails_and_the_process_goes_on(handler):
 
 
 def test_the_fault_of_another_thread_ends_the_process(tmp_path):
-    code = "import ctypes, wild_kernel as w; w.nothing[1, 1, w.gn.Gpu('host')]().wait(30); ctypes.string_at(0)"
+    """faulthandler, which was there first, tells where. The kernel's threads are the first to need our handler."""
+    code = "import ctypes, wild_kernel as w; w.nothing[1, 64, w.gn.Gpu('host')]().wait(30); ctypes.string_at(0)"
     kernel = "import gpunetio as gn\n\n@gn.kernel\ndef nothing():\n    pass\n"
     (tmp_path / "wild_kernel.py").write_text(kernel)
-    ran = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, timeout=100, check=False)
+    ran = subprocess.run(
+        [sys.executable, "-X", "faulthandler", "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=100,
+        check=False,
+    )  # fmt: skip
     assert ran.returncode == -signal.SIGSEGV
+    assert ran.stderr.count("Fatal Python error: Segmentation fault") == 1
+    assert "string_at" in ran.stderr

@@ -53,7 +53,7 @@ LAYERS = (
     ("formats",),
     (
         "errors", "log", "enums", "types", "memory", "arguments", "closing", "compiler", "interrupts", "limits",
-        "service", "trusted", "kept", "_version",
+        "service", "trusted", "kept", "once", "_version",
     ),
 )
 RANK = {name: len(LAYERS) - i for i, names in enumerate(LAYERS) for name in names}

@@ -150,9 +150,9 @@ class Cache(FunctionCache):
 
     def end_turn(self) -> None:
         """Let other processes compile the function, after this one has or could not. Idempotent."""
-        if self._turn is not None:
-            self._turn.close()
-            self._turn = None
+        turn, self._turn = self._turn, None
+        if turn is not None:
+            turn.close()
 
     def _load(self, sig: Any, target_context: Any) -> Any:
         try:
@@ -250,11 +250,11 @@ class LazyCache:
     @property
     def found(self) -> Cache | NullCache:
         """The cache for the values that the function freezes now, or one that keeps nothing."""
-        frozen = self._watch.now()
-        if self._found is None or self._found[0] != frozen.digest:
+        frozen, found = self._watch.now(), self._found
+        if found is None or found[0] != frozen.digest:
             kept = cache_of(self._fn, frozen.digest, self._kind) if frozen.lasting else None
-            self._found = frozen.digest, kept or NullCache()
-        return self._found[1]
+            found = self._found = frozen.digest, kept or NullCache()
+        return found[1]
 
     def end_turn(self) -> None:
         """Let other processes compile the function."""

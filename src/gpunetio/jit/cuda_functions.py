@@ -22,6 +22,7 @@ from numba.cuda.compiler import compile_cuda
 from numba.cuda.descriptor import cuda_target
 from numba.cuda.dispatcher import CUDADispatcher
 
+from ..once import once
 from .ops.lowering import compute_capability
 from .wrapping import let_wrap
 
@@ -87,7 +88,7 @@ def _cuda_function(function: Any) -> CudaFunction:
     return made[digest]
 
 
-@functools.cache
+@once
 def install() -> None:
     """Let numba-cuda compile the functions of `compile.py` in this way. Call this before a kernel is compiled."""
     cuda_target.target_context.codegen()._library_class = Library

@@ -124,15 +124,16 @@ class CudaCode(Code):
     def compiled(self) -> Any:
         """Return Numba's dispatcher, for the values that the kernel freezes now."""
         frozen = self._watch.now()
-        if self._compiled is None or self._compiled[0] != frozen.digest:
+        found = self._compiled
+        if found is None or found[0] != frozen.digest:
             from numba import cuda
 
             from . import cuda_functions
 
             cuda_functions.install()
             check_foreign(frozen)
-            self._compiled = frozen.digest, cuda.jit(self.function)
-        return self._compiled[1]
+            found = self._compiled = frozen.digest, cuda.jit(self.function)
+        return found[1]
 
     def prepare(self, args: Arguments, threads: int) -> None:
         """Do nothing: a launch does not wait for kernels that run."""

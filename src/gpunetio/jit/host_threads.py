@@ -13,11 +13,12 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from llvmlite import binding
 from numba import types
+from numba.core.compiler_lock import global_compiler_lock
 
 from ..errors import DriverError, InvalidValueError, NoMemoryError
 from ..limits import check_threads, cure
@@ -47,34 +48,47 @@ def _groups(count: int, size: int) -> np.ndarray:
     return groups
 
 
+class _Made(NamedTuple):
+    """A kernel's dispatcher of Numba, the digest of what it has frozen, and the types that it is compiled for."""
+
+    digest: str
+    body: Any
+    compiled: set[Arguments]
+
+
 class HostCode(Code):
     """A kernel for host threads. `prepare` compiles it."""
 
     reaches_gpu_memory = False
-    body: Any  # Numba's dispatcher, from the first launch on
-
     def __init__(self, function: Callable[..., None]):
         super().__init__(function)
         self._watch = Watch(function)
-        self._digest = ""  # of what `body` has frozen
-        self._compiled: set[Arguments] = set()
+        self._made = _Made("", None, set())  # nothing yet
+
+    @property
+    def body(self) -> Any:
+        """Return Numba's dispatcher, or None before the first launch."""
+        return self._made.body
 
     def prepare(self, args: Arguments, threads: int) -> None:
         """Compile now, not while somebody waits for the kernel, and check that so many threads can run."""
-        digest = self._watch.now().digest
-        if digest != self._digest:
-            self.body = engine_function(self.function)
-            self._compiled.clear()
-            self._digest = digest
-        kinds = tuple(self.body.typeof_pyval(arg) for arg in args)
-        if kinds not in self._compiled:
+        made = self._made_for(self._watch.now().digest)
+        kinds = tuple(made.body.typeof_pyval(arg) for arg in args)
+        if kinds not in made.compiled:
             with self.compiling(args):
-                signature = tuple(self.body.units.fold_argument_types(kinds, {})[1])
-                self.body.compile(signature)
-            if (returned := self.body.overloads[signature].signature.return_type) != types.none:
+                signature = tuple(made.body.units.fold_argument_types(kinds, {})[1])
+                made.body.compile(signature)
+            if (returned := made.body.overloads[signature].signature.return_type) != types.none:
                 raise InvalidValueError(f"{self.name} returns a value ({returned}): {RETURNS_NOTHING}")
-            self._compiled.add(kinds)
+            made.compiled.add(kinds)
         check_threads(threads, f"{self.name} of {threads} threads")
+
+    def _made_for(self, digest: str) -> _Made:
+        if self._made.digest != digest:
+            with global_compiler_lock:  # of several threads that launch it first, one makes it
+                if self._made.digest != digest:
+                    self._made = _Made(digest, engine_function(self.function), set())
+        return self._made
 
     def launch(self, args: Arguments, grid: int, block: int, place: Place, ended: Callable[[], None]) -> HostLaunch:
         return HostLaunch(self.body, args, grid, block, place.warp, ended)

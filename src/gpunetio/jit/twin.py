@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import functools
 import mmap
 import os
 import threading
@@ -23,6 +22,7 @@ from numba import types
 from ..errors import NoMemoryError
 from ..formats.layout import Entry
 from ..memory import PAGE, HostMemory, reserved, round_up, sealed_memory
+from ..once import once
 from .compile import engine_function
 from .ops import exchange64, pause, st_release64
 from .struct_view import View, struct_view
@@ -134,7 +134,7 @@ class TwinMemory:
                 self._free[before] += size
 
 
-@functools.cache
+@once
 def twin_memory() -> TwinMemory:
     """Return the memory of this process's twin."""
     return TwinMemory()

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import functools
 import platform
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from ..formats.layout import Entry
+from ..once import once
 from .compile import engine_function
 from .fault_signals import ACTIONS_BYTES, FaultHandler, address_of, by_fault, code_of, memory_of_handler, pass_on
 from .ops import ld64, st64, thread_record
@@ -85,7 +85,7 @@ def _continue(record: int, address: int, code: int) -> None:
             _libc.pause()
 
 
-@functools.cache
+@once
 def _install() -> FaultHandler | None:
     """Install the handler. It stays."""
     if platform.machine() not in _REGISTERS:
