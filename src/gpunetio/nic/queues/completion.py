@@ -215,21 +215,26 @@ def _event_of(reason, side):
 
 @engine_function
 def fail_qp(nic, row, index, opcode, reason, side):
-    """Move a QP or SQ to ERR. Its first failure also leaves an error record and, for some reasons, raises an event."""
+    """Move a QP or SQ to ERR. Its first failure also leaves an error record and, for some reasons, raises an event.
+
+    The record is there before anyone sees the state, the event or a CQE, and asks why.
+    """
     q = qp_row_at(row)
+    first = q.failed == 0
+    if first:
+        q.failed = 1
+        who = SEND_QUEUE if q.kind == QueueKind.ETHERNET_SEND else side
+        record_error(nic, who, q.qpn, index, opcode, reason, ld8(nic_at(nic).syndromes + reason))
+        fence_release_sys()
     q.state = QpState.ERR
     q.retry_at = 0
     wake(row)
-    if q.failed == 0:
-        q.failed = 1
+    if first:
         if q.kind != QueueKind.ETHERNET_SEND:
             tell_failure(row)
         event = _event_of(reason, side)
         if event != _NO_EVENT:
             tell(nic, row, event)
-        if q.kind == QueueKind.ETHERNET_SEND:
-            side = SEND_QUEUE
-        record_error(nic, side, q.qpn, index, opcode, reason, ld8(nic_at(nic).syndromes + reason))
 
 
 @engine_function

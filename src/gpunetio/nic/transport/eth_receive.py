@@ -23,7 +23,9 @@ from ...formats.packet import (
 )  # fmt: skip
 from ...formats.wqe import DATA_SEG, SEGMENT, SRQ_NEXT_SEG
 from ...jit.compile import device_function, engine_function
-from ...jit.ops import be16, be32, be64, copy, ld8, ld16, ld32, ld64, ld_acquire32, pack64, st32, st64, st128
+from ...jit.ops import (
+    be16, be32, be64, copy, fence_release_sys, ld8, ld16, ld32, ld64, ld_acquire32, pack64, st32, st64, st128,
+)  # fmt: skip
 from ..dma.mkey import translate
 from ..dma.streams import move_now
 from ..extensions import ETHERNET_QUEUES
@@ -133,10 +135,11 @@ def _fail_receive(nic, row, number, strides, reason, syndrome):
 def _fail_queue(nic, row, number, reason):
     """Move an RQ to ERR, and flush what is posted. Return the counter of the frame that was the cause."""
     r = rq_row_at(row)
+    record_error(nic, RECEIVE_QUEUE, r.rqn, number, 0, reason, ld8(nic_at(nic).syndromes + reason))
+    fence_release_sys()  # the record is there before anyone sees the state and asks why
     r.state = QueueState.ERR
     if reason == Reason.CQ_OVERRUN and r.events >> EventType.WQ_CATAS_ERROR & 1:  # no CQE tells of it
         raise_event(nic, r.channel, r.cookie, EventType.WQ_CATAS_ERROR, r.rqn, EventQueueType.RQ)
-    record_error(nic, RECEIVE_QUEUE, r.rqn, number, 0, reason, ld8(nic_at(nic).syndromes + reason))
     flush(nic, row)
     return COUNTERS.rx_frame_queue_state
 
