@@ -445,7 +445,7 @@ def never(flag):
 
 with gn.Gpu("host") as gpu, gpu.alloc(8, gn.MemType.CPU_GPU) as flag, gpu.alloc(8, gn.MemType.CPU_GPU):
     never[1, 1, gpu](flag)
-    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+    threading.Timer(3, os.kill, (os.getpid(), signal.SIGINT)).start()
 """
 
 

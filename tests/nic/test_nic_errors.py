@@ -145,7 +145,7 @@ def test_rnr_timer(ends):
     start = time.monotonic()
     ends.a.post(SEND, ends.here.at())
     assert error_of(ends.a.done.next()) == (RNR_EXCEEDED, Reason.RNR)
-    assert 5 * 0.64e-3 <= time.monotonic() - start < 1
+    assert 5 * 0.64e-3 <= time.monotonic() - start < 10
 
 
 def test_peer_that_is_not_there(ends):
@@ -193,7 +193,7 @@ def test_ack_timeout_and_retry_count(ends, retries):
     ends.write()
     ends.a.ring()
     assert error_of(ends.a.done.next()) == (RETRY_EXCEEDED, Reason.NO_RESPONSE)
-    assert (retries + 1) * 4.096e-6 * 2**9 <= time.monotonic() - start < 1
+    assert (retries + 1) * 4.096e-6 * 2**9 <= time.monotonic() - start < 10
 
 
 def test_no_retry_is_no_retry(ends):

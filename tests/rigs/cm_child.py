@@ -7,10 +7,9 @@ the end.
 import os
 import signal
 import sys
-from typing import Any
 
+from cm_sent import wait_until_sent
 from gpunetio import cm, verbs
-from gpunetio.cm.agent import Agent
 from gpunetio.enums import QpType
 
 PORT = 7174
@@ -24,9 +23,7 @@ def main(role: str, last: str) -> None:
         def reached(step: str) -> None:
             print(step, flush=True)
             if step == last:
-                agent = Agent.of(ctx)
-                services: Any = agent._side._services  # type: ignore[attr-defined]
-                agent.wait(lambda: not services.in_flight() or None, PATIENCE, "the end of sending")
+                wait_until_sent(ctx, PATIENCE)
                 os.kill(os.getpid(), signal.SIGKILL)
 
         cq = ctx.create_cq(16)

@@ -14,16 +14,15 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from types import TracebackType
 from typing import Any
 
+from cm_sent import wait_until_sent
 from gpunetio import PortConfig, cm, verbs
 from gpunetio.cm.machine import Machine
 from gpunetio.verbs import QP, Context
 
 FAST = cm.Times(response_timeout=14, packet_life=8, retries=3)  # 66 ms, four times
-_SENT = 0.15  # seconds: messages are on their way, and FAST has not given up yet
 
 
 class Peer:
@@ -66,21 +65,23 @@ def new_qp(ctx: Context) -> QP:
     return ctx.create_pd().create_qp(sq_wr=4, rq_wr=4, send_cq=cq, receive_cq=cq)
 
 
-def _die_at(step: str) -> None:
+def _die_at(step: str, ctx: Context) -> None:
     """Make a method of the machine end the process, before it does its work, or after, when its messages are sent."""
     name, _, when = step.partition(":")
     original = getattr(Machine, name)
 
     def die() -> None:
-        time.sleep(_SENT)  # the manager's threads send meanwhile
+        wait_until_sent(ctx, 30)
         os.kill(os.getpid(), signal.SIGKILL)
 
     def dying(self: Machine, *args: Any, **kwargs: Any) -> Any:
         if when == "before":
             os.kill(os.getpid(), signal.SIGKILL)
         Machine.receive = lambda *arrived: None  # type: ignore[method-assign]  # it hears nothing any more
-        threading.Thread(target=die, daemon=True).start()
-        return original(self, *args, **kwargs)
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            threading.Thread(target=die, daemon=True).start()
 
     setattr(Machine, name, dying)
 
@@ -107,9 +108,9 @@ def _connect_often(ctx: Context, server: str, port: int, count: int, at_once: in
 
 def main() -> None:
     role, step, nic, address, server, port = sys.argv[1:]
-    if step:
-        _die_at(step)
     with verbs.open(nic, port=PortConfig(addresses=(address,))) as ctx:
+        if step:
+            _die_at(step, ctx)
         if role.startswith("many"):
             _, count, at_once = role.split()
             _connect_often(ctx, server, int(port), int(count), int(at_once))

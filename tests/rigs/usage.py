@@ -58,6 +58,7 @@ def objects_of_the_package() -> Counter[str]:
 
 
 def resident() -> int:
-    """Return the bytes of memory that this process occupies (proc(5): statm)."""
-    with open("/proc/self/statm") as statm:
-        return int(statm.read().split()[1]) * os.sysconf("SC_PAGESIZE")
+    """Return the bytes of memory that this process has for itself, without pages of files (proc(5): status)."""
+    with open("/proc/self/status") as status:
+        fields = dict(line.split(":", 1) for line in status)
+    return sum(int(fields[name].split()[0]) << 10 for name in ("RssAnon", "RssShmem"))

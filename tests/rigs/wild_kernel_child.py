@@ -75,7 +75,7 @@ def main(handler: str) -> None:
     tell(load, 1 << 62)  # not canonical on x86-64 (Intel SDM, volume 1, 3.3.7.1)
     tell(store, page)
     tell(load, page)
-    tell(meet, 0, threads=2, lane=1, timeout=0.5)
+    tell(meet, 0, threads=2, lane=1, timeout=3)
     pair = make_pair(ctx, gpu)
     print(pair.run(put_one).tolist(), bool((pair.there.array[:64] == pair.here.array[:64]).all()), flush=True)
     os._exit(0)  # the other thread of `meet` has not ended, and closing the memory would wait for it

@@ -33,6 +33,7 @@ def printed(number: int, folder: Path) -> dict[str, int]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 def test_another_process_has_other_values(tmp_path):
     """The files are the same; only the environment differs. The last process finds all of its code in the cache."""
     for number in (5, 6, 7, 5):
@@ -41,6 +42,7 @@ def test_another_process_has_other_values(tmp_path):
         assert found == dict.fromkeys(found, number) | switch
 
 
+@pytest.mark.timeout(300)
 def test_a_change_in_a_process():
     for number in (5, 7, 5):
         frozen_kernels.change(number)

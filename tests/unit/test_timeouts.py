@@ -50,6 +50,7 @@ def world() -> Iterator[SimpleNamespace]:
         one.listen(PORT + 1)
         silent = socket.create_server(("127.0.0.1", 0))
         undo.callback(silent.close)
+        until_set.compile_for_the_host()
         yield SimpleNamespace(
             ctx=ctx, pd=pd, qp=lambda: qp(pd), listener=listener, asking=asking, silent=silent, one=one, near=near,
             channel=ctx.create_comp_channel(), receive=rdma.Receive(other, bytearray(8)).submit(),

@@ -22,6 +22,7 @@ from gpunetio.enums import Access, LinkLayer, MemType, NicHandler
 from gpunetio.flow import match
 from gpunetio.memory import HostMemory
 from gpunetio.nccl import plugin
+from gpunetio.nic.engine import compile_engine, compile_extensions
 from gpunetio.providers import open_device
 from gpunetio.rdma import Rdma
 from lan import cabled, namespace
@@ -282,6 +283,8 @@ def test_wires(tmp_path, wire, rounds):
 @pytest.mark.root
 @pytest.mark.parametrize("wire", ["tap:tap0", "packet:here"])
 def test_wires_of_the_kernel(wire, rounds):
+    compile_engine()  # which may take longer than `Namespace.run` waits
+    compile_extensions()
     play = opened(wire=wire, addresses="10.9.0.1")
     with (namespace if wire.startswith("tap") else cabled)() as where:
         check(lambda: where.run(play), rounds)

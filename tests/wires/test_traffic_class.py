@@ -113,7 +113,7 @@ def exchange(paths: list[Path], ports: list[dict[str, Any]], **path: Any) -> Non
             for i in range(2)
         ]
         a, b = (Queue(ctx.create_pd()) for ctx in contexts)
-        connect(a, b, **TRAFFIC, **path)
+        connect(a, b, ack_timeout=19, retry_cnt=7, **TRAFFIC, **path)  # nothing is sent twice on a slow machine
         memory = Buffer(a.qp.pd, 64)
         b.receive(Buffer(b.qp.pd, 64).at())
         a.post(SEND, memory.at())

@@ -72,15 +72,15 @@ class RunningLaunches:
 
 def _check_patience(running: list[Launch], waited: float, timeout: float, what: str) -> None:
     for launch in running:
+        if waited > PATIENCE and launch not in _named:
+            _named.add(launch)
+            logger.warning("%s is being closed, and waits for %s; Ctrl+C ends the wait", what, launch)
         if waited > timeout or launch in _given_up:
             after = f" after {timeout:g} s" if waited > timeout else ", and an earlier wait for it has failed"
             raise TimedOutError(
                 f"{what} cannot be closed: {launch} still uses it{after}; let the kernel end, for example by a word "
                 "that it polls, and close again"
             )
-        if waited > PATIENCE and launch not in _named:
-            _named.add(launch)
-            logger.warning("%s is being closed, and waits for %s; Ctrl+C ends the wait", what, launch)
 
 
 class GpuMemory(Closing):
