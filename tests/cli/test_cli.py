@@ -608,7 +608,7 @@ def test_ctrl_c(args):
     assert process.stdout is not None
     while "#bytes" not in process.stdout.readline():
         pass
-    time.sleep(0.3)
+    time.sleep(1.5)
     process.send_signal(signal.SIGINT)
     _, stderr = process.communicate(timeout=30)
     assert (process.returncode, stderr) == (130, "")

@@ -30,7 +30,7 @@ def quick(gpu: Gpu, caplog):
     gpu.watchdog.close()
     gpu.watchdog.patience = 0.02
     with verbs.open("soft0") as ctx:
-        pair = make_pair(ctx, gpu, 16, timeout=0.3)
+        pair = make_pair(ctx, gpu, 16, timeout=1.0)
         yield pair
         pair.nic.resume()
         pair.a.close()
@@ -41,7 +41,7 @@ def replace(pair: Pair, **options) -> None:
     pair.a.close()
     pair.b.qp.reset()
     pair.b.reset()
-    pair.a = pair.gpu.create_qp(pair.pd, 16, timeout=0.3, **options)
+    pair.a = pair.gpu.create_qp(pair.pd, 16, timeout=1.0, **options)
     pair.a.connect(pair.b)
 
 
@@ -134,7 +134,7 @@ def test_a_ring_that_has_gone_round_is_complete(quick: Pair):
 def test_a_collapsed_ring_may_have_fewer_entries_than_the_queue(quick: Pair):
     cq = quick.ctx.create_cq(2, collapsed=True, overrun=CqOverrun.ENABLE, external_datapath=True)
     own, qp = quick.a, quick.pd.create_qp(sq_wr=16, send_cq=cq, external_datapath=True)
-    with quick.gpu.export_qp(qp, timeout=0.3) as quick.a:
+    with quick.gpu.export_qp(qp, timeout=1.0) as quick.a:
         quick.a.connect(quick.a)
         assert quick.run(puts, 8, 10, 0)[0] == device.OK
         until(lambda: int(quick.nic.cqs[cq.cqn]["pi"]) == 10, "the NIC")
@@ -189,7 +189,7 @@ def test_a_receive_that_nobody_sends_to(quick: Pair, caplog):
     pair = quick
     sends, receives = (pair.ctx.create_cq(4, overrun=CqOverrun.ENABLE) for _ in range(2))
     qp = pair.pd.create_qp(sq_wr=4, rq_wr=4, send_cq=sends, receive_cq=receives, external_datapath=True)
-    with pair.gpu.export_qp(qp, timeout=0.5) as queue, pair.gpu.alloc(64, MemType.CPU_GPU) as out:
+    with pair.gpu.export_qp(qp, timeout=2.0) as queue, pair.gpu.alloc(64, MemType.CPU_GPU) as out:
         queue.connect(queue)
         assert set(queue.indices()) >= {"receives_posted", "receives_completed"}
         launch = receive[1, 1, pair.gpu](queue, pair.here.address, pair.here_mr.lkey, 64, out)

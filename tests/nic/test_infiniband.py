@@ -245,7 +245,7 @@ def exchange_with(child: Child, ctx: verbs.Context, addr_type: AddrType | None =
     pd = ctx.create_pd()
     a, here = Queue(pd), Buffer(pd, SIZE, fill=1)
     end = a.qp.endpoint()
-    quick = {"ack_timeout": 12, "retry_cnt": 7, "rnr_retry": 7}
+    quick = {"ack_timeout": 14, "retry_cnt": 7, "rnr_retry": 7}
     child.connect(end, **quick)
     if addr_type is None:
         a.qp.connect(child.endpoint, **quick)

@@ -234,7 +234,7 @@ def test_ring_wakes_a_sleeping_engine(one, how):
     for _ in range(3):
         time.sleep(0.005)  # far longer than an idle engine spins
         one.a.post(NOP, how=how)
-        assert one.a.done.next(1.0).opcode == REQ
+        assert one.a.done.next().opcode == REQ
 
 
 def test_ring_for_some_of_the_wqes(ends):

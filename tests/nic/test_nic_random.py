@@ -378,7 +378,7 @@ def run_programs(sides: list[Side], seed: int, wqes: int, bad: float = 0.04) -> 
             psn = random.choice((0, 0xFFFFFE, random.getrandbits(24)))
             connect(
                 ends[0].queue, ends[1].queue, remote_access=rights, psn=psn, rnr_retry=random.randrange(3),
-                retry_cnt=random.randrange(3),
+                retry_cnt=random.randrange(3) + wired,  # a machine may be busy for longer than one timeout of a wire
                 atomic_type=QpAtomicType.UP_TO_8BYTES if extended else QpAtomicType.IB_SPEC,
             )  # fmt: skip
             for end, peer in (ends, ends[::-1]):

@@ -312,6 +312,7 @@ def test_components_move_under_load():
         for pair in pairs:
             assert pair.rounds > 0
             pair.write()
+        nic.engine.settle()
         assert nic.counters["sq_wqes"] == sum(pair.rounds for pair in pairs)
 
 
@@ -352,6 +353,7 @@ def test_counters_add_up():
                 pair.write()
             pair.a.post(READ, pair.there.remote(), pair.here.at())
             pair.a.done.next()
+        nic.engine.settle()
         assert all(row["sq_wqes"] > 0 for row in nic.counters.rows)
         expected = {"sq_wqes": 36, "cqes": 36, "rx_write_requests": 30, "rx_read_requests": 6}
         assert {name: nic.counters[name] for name in expected} == expected
@@ -533,7 +535,7 @@ def test_no_launch_is_missed_by_a_worker_that_falls_asleep():
 def test_a_worker_in_a_long_turn(monkeypatch):
     """What all workers share is not changed if one of them does not come out of its turn in time."""
     with opened(2) as (_, nic, pd):
-        pairs = [Pair(pd, 16 << 20) for _ in range(2)]
+        pairs = [Pair(pd, 32 << 20) for _ in range(2)]
         (long,) = (pair for pair in pairs if check(nic)[pair.a.qp.qpn] == 1)
         for _ in range(63):
             long.a.put(WRITE, long.there.remote(), long.here.at())

@@ -184,8 +184,8 @@ def test_a_peer_that_pings_and_does_not_answer_is_too_late():
 def test_pings_keep_a_talk_alive(monkeypatch):
     monkeypatch.setattr(exchange, "PING_SECONDS", 0.1)
     a, b = socket.socketpair()
-    ends = Link(FakeTcp(a), PEER, 0.5), Link(FakeTcp(b), "the server", 0.5)
-    time.sleep(1.2)
+    ends = Link(FakeTcp(a), PEER, 2.0), Link(FakeTcp(b), "the server", 2.0)
+    time.sleep(3)
     ends[1].send("hello")
     assert ends[0].expect("hello").kind == "hello"
     for end in ends:
@@ -780,7 +780,7 @@ def test_ctrl_c_while_the_kernel_runs(name):
     def press():
         while server.server is None:
             time.sleep(0.01)
-        time.sleep(0.3)
+        time.sleep(1.5)
         os.kill(os.getpid(), signal.SIGINT)
 
     presser = threading.Thread(target=press)

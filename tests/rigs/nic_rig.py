@@ -246,7 +246,7 @@ class Queue:
 
 def connect(a: Queue, b: Queue, **attributes: Any) -> None:
     """To RTS, with timeouts in microseconds."""
-    quick: dict[str, Any] = {"ack_timeout": 15, "retry_cnt": 1, "rnr_retry": 1, "min_rnr_timer": 1}
+    quick: dict[str, Any] = {"ack_timeout": 16, "retry_cnt": 1, "rnr_retry": 1, "min_rnr_timer": 1}
     a.qp.connect(b.qp, **{**quick, **attributes})
 
 

@@ -181,6 +181,7 @@ def test_datagrams(ends):
                     assert there.received(nbytes) == here.memory[:nbytes].tobytes()
                     assert not there.memory[8192 + GRH + nbytes :].any()
     for nic in {end.qp.ctx.provider.nic for end in ends}:
+        nic.engine.settle()
         counters = nic.counters
         assert counters["rdma_rx_packets"] == sum(counters[fate] for fate in PACKET_FATES)
         assert counters["rx_accepted"] == counters["rdma_tx_packets"]

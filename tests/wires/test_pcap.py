@@ -283,7 +283,7 @@ def test_losses(tmp_path):
     two = open_two(tmp_path, 256, IPV4, faults=faults)
     two.a.reset()
     two.b.reset()
-    connect(two.a, two.b, psn=PSN, **{**PATIENT, "ack_timeout": 12})
+    connect(two.a, two.b, psn=PSN, **{**PATIENT, "ack_timeout": 14})
     for _ in range(8):
         two.a.post(WRITE, two.there.remote(), two.here.at(0, 4096))
         assert two.a.done.next().opcode == REQ

@@ -131,10 +131,10 @@ class End:
         return data
 
 
-def connect(a: End, b: End, atomic_type: QpAtomicType = QpAtomicType.UP_TO_8BYTES) -> None:
+def connect(a: End, b: End, atomic_type: QpAtomicType = QpAtomicType.UP_TO_8BYTES, retry_cnt: int = 2) -> None:
     """Connect both ends, and wait until each knows of the other."""
     for ours, theirs in ((a, b), (b, a)):
-        ours.queue.connect(theirs.queue.qp.endpoint(), ack_timeout=12, retry_cnt=2, atomic_type=atomic_type)
+        ours.queue.connect(theirs.queue.qp.endpoint(), ack_timeout=12, retry_cnt=retry_cnt, atomic_type=atomic_type)
     until(lambda: a.reaches and b.reaches, "each end to know of the other")
 
 
@@ -354,7 +354,7 @@ def test_what_fails_a_check_meets_the_peers_own_error(ends, case):
 def deep(ends: tuple[End, End]) -> Iterator[tuple[End, End]]:
     """The same with a queue that a kernel fills faster than packets empty it."""
     a, b = (replace(end, queue=end.gpu.create_qp(end.pd, 1024, timeout=20.0)) for end in ends)
-    connect(a, b)
+    connect(a, b, retry_cnt=7)
     yield a, b
     a.queue.close()
     b.queue.close()

@@ -433,7 +433,8 @@ def test_no_frame_comes_for_which_a_ring_has_no_room(tmp_path, longest):
         flows.steer(match.everything(), to=rxq)
         nic = ctx.provider.nic  # type: ignore[attr-defined]
         with pytest.raises(TimedOutError, match="soft6 has not taken frame"):
-            replay_frames(nic, fast=True, timeout=0.2, rqns=[rxq.rqn])
+            replay_frames(nic, fast=True, timeout=2, rqns=[rxq.rqn])
+        nic.engine.settle()
         assert nic.counters["rx_frames"] == nic.counters["rx_frame_delivered"] >= 256
 
 
