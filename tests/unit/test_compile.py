@@ -1,6 +1,7 @@
 """Compiled code is cached across processes, and never stale."""
 
 import ast
+import contextlib
 import errno
 import importlib.util
 import json
@@ -225,6 +226,29 @@ def test_bytes_that_are_wrong_are_ignored(tmp_path, told, ending, share):
         assert sum(double.stats.cache_hits.values()) == hits
     (message,) = told()
     assert "cannot be read (it is damaged: its checksum is wrong): it is compiled again and replaced" in message
+
+
+def test_code_of_an_older_source_is_never_loaded(tmp_path, monkeypatch):
+    """Another process may look, or this one may be killed, between any two files that are written."""
+
+    def kept(stamp):
+        return cache._File(tmp_path, "plain.double", stamp, str(tmp_path / "plain.py"))
+
+    kept("old").save("key", "old code")
+    newer, seen = kept("new"), []
+    write = newer._open_for_write
+
+    @contextlib.contextmanager
+    def written(path):
+        with write(path) as file:
+            yield file
+        seen.append(kept("new").load("key"))
+
+    monkeypatch.setattr(newer, "_open_for_write", written)
+    for code in ("new code", "newer code"):
+        newer.save("key", code)
+    assert seen == [None, "new code", "new code", "newer code"]
+    assert len([*tmp_path.glob("*.nbc")]) == 1
 
 
 class Planted:

@@ -9,8 +9,9 @@ import inspect
 import logging
 import os
 import pickle
+import secrets
 from collections.abc import Callable, Iterator
-from glob import escape
+from glob import escape, glob
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -98,7 +99,25 @@ class _File(IndexDataCacheFile):
 
     def __init__(self, folder: Path, name: str, stamp: str, source: str):
         super().__init__(folder, name, stamp)
-        self._owner = owner_beside(source, folder)
+        self._owner, self._stem = owner_beside(source, folder), Path(folder, name)
+
+    def save(self, key: Any, data: Any) -> None:
+        """Save code. The index names it only when it is there, and no other code ever has its name.
+
+        Numba writes the index first, and names the code by a number, which that of an older source may have: another
+        process then loads the old code.
+        """
+        found = self._load_index()
+        name = f"{self._stem.name}.{secrets.token_hex(8)}.nbc"
+        outdated = [self._data_path(found[key])] if key in found else [] if found else self._all_data()
+        self._save_data(name, data)
+        self._save_index({**self._load_index(), key: name})
+        for path in outdated:
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+
+    def _all_data(self) -> list[str]:
+        return glob(f"{escape(str(self._stem))}.*.nbc")
 
     def _load_index(self) -> Any:
         with contextlib.suppress(FileNotFoundError):
@@ -213,8 +232,11 @@ class Cache(FunctionCache):
     def _delete_old(self) -> None:
         """Delete the files of all but the newest stamps. If a program freezes an address, each run has a new stamp."""
         if not self._ours:
-            indexes = Path(self.cache_path).glob(f"{escape(self._impl.filename_base)}-*.nbi")
-            for _, index in sorted((index.stat().st_mtime_ns, index) for index in indexes)[:-_KEPT]:
+            indexes = []
+            for index in Path(self.cache_path).glob(f"{escape(self._impl.filename_base)}-*.nbi"):
+                with contextlib.suppress(FileNotFoundError):  # another process deletes them, too
+                    indexes.append((index.stat().st_mtime_ns, index))
+            for _, index in sorted(indexes)[:-_KEPT]:
                 index.unlink(missing_ok=True)
                 for file in index.parent.glob(f"{escape(index.stem)}.*.nbc"):
                     file.unlink(missing_ok=True)
