@@ -109,9 +109,9 @@ def write_cqe(
         copy(cqe - INLINE_64_BYTES, head, INLINE_64_BYTES)
         head = 0
     fill_cqe(nic, cqe, qpn, user_index, wqe_opcode, nbytes, imm, syndrome, vendor, head)
+    counters_at(n.counters).cqes += 1  # before anyone sees it
     st_release32(cqe + CQE64.wqe_counter, last_word(counter, kind, form, owner))
     c.pi += 1
-    counters_at(n.counters).cqes += 1
     if c.wakeup != 0:
         wake_later(nic, cq)
     if c.channel != 0:
@@ -244,8 +244,8 @@ def fail_send(nic, row, index, opcode, ce, reason):
     syndrome = ld8(nic_at(nic).syndromes + reason)
     first = q.told == 0
     q.told = 1
-    fail_qp(nic, row, index, opcode, reason, REQUESTER)
     count_error(nic, reason, syndrome, REQUESTER)
+    fail_qp(nic, row, index, opcode, reason, REQUESTER)
     if ce == CompletionMode.ON_FIRST_ERROR and not first:
         return
     write_cqe(nic, q.send_cq, CqeOpcode.REQ_ERR, 0, q.qpn, q.user_index, opcode, index, 0, 0, syndrome, reason, 0, 0)
@@ -255,6 +255,6 @@ def fail_send(nic, row, index, opcode, ce, reason):
 def fail_receive(nic, row, index, reason, syndrome):
     """Fail a receive WQE: move the QP to ERR and write an error CQE to the receive CQ."""
     q = qp_row_at(row)
-    fail_qp(nic, row, index, 0, reason, RESPONDER)
     count_error(nic, reason, syndrome, RESPONDER)
+    fail_qp(nic, row, index, 0, reason, RESPONDER)
     write_cqe(nic, q.recv_cq, CqeOpcode.RESP_ERR, 0, q.qpn, q.user_index, 0, index, 0, 0, syndrome, reason, 0, 0)

@@ -132,12 +132,19 @@ def _fail_receive(nic, row, number, strides, reason, syndrome):
 
 
 @engine_function
+def _to_error(nic, row, number, reason):
+    """Move an RQ to ERR. The record is there before anyone sees the state, an event or a CQE, and asks why."""
+    r = rq_row_at(row)
+    record_error(nic, RECEIVE_QUEUE, r.rqn, number, 0, reason, ld8(nic_at(nic).syndromes + reason))
+    fence_release_sys()
+    r.state = QueueState.ERR
+
+
+@engine_function
 def _fail_queue(nic, row, number, reason):
     """Move an RQ to ERR, and flush what is posted. Return the counter of the frame that was the cause."""
     r = rq_row_at(row)
-    record_error(nic, RECEIVE_QUEUE, r.rqn, number, 0, reason, ld8(nic_at(nic).syndromes + reason))
-    fence_release_sys()  # the record is there before anyone sees the state and asks why
-    r.state = QueueState.ERR
+    _to_error(nic, row, number, reason)
     if reason == Reason.CQ_OVERRUN and r.events >> EventType.WQ_CATAS_ERROR & 1:  # no CQE tells of it
         raise_event(nic, r.channel, r.cookie, EventType.WQ_CATAS_ERROR, r.rqn, EventQueueType.RQ)
     flush(nic, row)
@@ -168,8 +175,10 @@ def _too_long(nic, row, number, strides, nbytes, room):
 @engine_function
 def _refused(nic, row, number, strides, reason):
     """Complete a receive whose memory was refused. That moves the queue to ERR."""
+    _to_error(nic, row, number, reason)
     _fail_receive(nic, row, number, strides, reason, Syndrome.LOCAL_PROT)
-    return _fail_queue(nic, row, number, reason)
+    flush(nic, row)
+    return COUNTERS.rx_frame_queue_state
 
 
 # --- what CQEs tell of a frame ---------------------------------------------------------------------------------------
