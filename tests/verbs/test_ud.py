@@ -3,7 +3,9 @@
 import shutil
 import struct
 import subprocess
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from ipaddress import ip_address
 from pathlib import Path
@@ -50,7 +52,7 @@ from gpunetio.verbs import (
     Sge,
     wait_cq_pi,
 )
-from nic_rig import until
+from nic_rig import PATIENCE, until
 from plain_soft import PlainSoft
 from udp_rig import own_address
 
@@ -185,6 +187,25 @@ def test_datagrams(ends):
         counters = nic.counters
         assert counters["rdma_rx_packets"] == sum(counters[fate] for fate in PACKET_FATES)
         assert counters["rx_accepted"] == counters["rdma_tx_packets"]
+
+
+def test_address_handles_that_are_made_at_once(monkeypatch):
+    """Each keeps the path of its own."""
+    with verbs.open("soft0") as ctx:
+        pd, nic, meet = ctx.create_pd(), ctx.provider.nic, threading.Barrier(4)
+        find, attr = nic.open_path, AhAttr(gid=ctx.query_gid())
+
+        def found(*args: Any) -> Any:
+            meet.wait(PATIENCE)
+            return find(*args)
+
+        monkeypatch.setattr(nic, "open_path", found)
+        with ThreadPoolExecutor(4) as pool:
+            handles = [made.result(PATIENCE) for made in [pool.submit(pd.create_ah, attr) for _ in range(4)]]
+        assert len(ctx.provider._paths) == 4
+        for handle in handles:
+            handle.close()
+        assert not ctx.provider._paths
 
 
 def test_an_address_vector_outlives_its_handle(ends, monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import sys
 import threading
@@ -226,12 +227,12 @@ class SoftProvider:
     def __init__(self, nic: SoftNic):
         self.nic, self.name = nic, nic.name
         self._objects: dict[int, _DevxObject] = {}  # by handle
-        self._next_handle = 1
+        self._handles = itertools.count(1)
         self._held: dict[tuple[Callable[[int], None], int], None] = {}  # what close() releases, in order
         self._mapped: dict[tuple[Callable[[int], None], int], MappedMemory] = {}  # dmabufs, by their release functions
         self._channels: dict[int, EventChannel] = {}
         self._paths: dict[int, Destination] = {}  # by address handle
-        self._next_ah = 1
+        self._address_handles = itertools.count(1)
         self._pid = os.getpid()
         self._open = True
 
@@ -351,9 +352,8 @@ class SoftProvider:
         self._check_port(port)
         ethernet = self.nic.port.link_layer == LinkLayer.ETHERNET
         mac = self.nic.mac_of(route.dgid) if ethernet else bytes(6)
-        handle = self._next_ah
+        handle = next(self._address_handles)
         self._paths[handle] = self.nic.open_path(route.dgid, route.dlid, route.sgid_index)
-        self._next_ah += 1
         self._hold(self._release_path, handle)
         return NewAh(handle, _address_vector(route, ethernet, mac))
 
@@ -369,8 +369,7 @@ class SoftProvider:
             raise InvalidValueError(f"{_name(mailbox)} creates no object")
         out = self._execute(mailbox, out_size)  # refused if there is no such command
         assert command is not None
-        handle = self._next_handle
-        self._next_handle += 1
+        handle = next(self._handles)
         self._objects[handle] = _DevxObject(self.nic.control.kinds[command.opcode], command.named(mailbox, out))
         self._hold(self._destroy, handle)
         return handle, out
@@ -430,8 +429,7 @@ class SoftProvider:
         self.devx_obj_destroy(handle)
 
     def create_event_channel(self) -> int:
-        handle = self._next_handle
-        self._next_handle += 1
+        handle = next(self._handles)
         with within_limits(f"an event channel of {self.name}", 1):
             self._channels[handle] = self.nic.create_event_channel()
         return self._hold(self._destroy_channel, handle)

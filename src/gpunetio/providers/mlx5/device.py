@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import itertools
 import logging
 import os
 import select
@@ -174,7 +175,7 @@ class VerbsDevice:
         self.verbs = libibverbs()
         # What close() releases, in order. The kind says what type the pointer has.
         self._held: dict[tuple[str, int], tuple[Callable[[Any], int | None], Any]] = {}
-        self._next_handle = 1
+        self._numbering = itertools.count(1)  # of what has no number of its own
         self._own_pd: Pointer[s.ibv_pd] | None = None  # for addresses
         self._gone = False
         self._borrowed = borrowed
@@ -420,8 +421,7 @@ class VerbsDevice:
 
     def new_handle(self) -> int:
         """Return a number that is not in use."""
-        self._next_handle += 1
-        return self._next_handle - 1
+        return next(self._numbering)
 
     def hold(self, kind: str, number: int, free: Callable[[_Held], int | None], pointer: _Held) -> int:
         """Record a created object and the function that destroys it. close() destroys it if nothing else has."""
