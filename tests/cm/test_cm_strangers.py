@@ -6,6 +6,7 @@ import select
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,10 +17,12 @@ from scapy.layers.l2 import ARP, Ether
 from cm_strangers import frame, req
 from gpunetio import PortConfig, cm, verbs
 from gpunetio.cm import ways
+from gpunetio.cm.address import gid_of
 from gpunetio.cm.agent import Agent
 from gpunetio.cm.messages import parse
+from gpunetio.cm.path import Path as Way
 from gpunetio.enums import QpState, QpType, SendFlags, WrOpcode
-from gpunetio.errors import NotFoundError, TimedOutError
+from gpunetio.errors import FullError, NotFoundError, TimedOutError
 from gpunetio.formats.cm import MAD_BYTES, Attribute
 from gpunetio.verbs import Context
 from lan import mac_text
@@ -126,6 +129,16 @@ def test_requests_of_peers_that_answer_no_arp_are_forgotten(cable, monkeypatch):
         end.send(req(HONEST, HERE, PORT), HONEST)
         with listener.accept(timeout=20) as request:
             assert request.peer == HONEST
+
+
+def test_everyone_who_asks_for_a_way_is_told(cable):
+    """Also of those for whom there is no room."""
+    ctx, _ = cable
+    silent, told = Way(gid_of(SILENT.format(1)), 0), []
+    for _ in range(100):
+        Agent.of(ctx).find(silent, told.append, patience=0.1)
+    until(lambda: len(told) == 100, "an answer for each")
+    assert Counter(map(type, told)) == {NotFoundError: 64, FullError: 36}
 
 
 def test_a_peer_that_answers_no_arp(cable, monkeypatch):

@@ -208,7 +208,7 @@ class Agent(Handle):
             self._check()
             yield self._machine
             self._tell()
-        os.eventfd_write(self._wake, 1)  # its next deadline may be another one
+            os.eventfd_write(self._wake, 1)  # its next deadline may be another one
 
     def wait(self, ready: Callable[[], T | None], timeout: float, what: str) -> T:
         """Return what `ready` returns when that is not None. `ready` is called while nobody has the machine.

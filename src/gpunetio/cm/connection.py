@@ -110,7 +110,10 @@ class Connection(Handle):
 
     def take_event(self) -> Event | None:
         """Return the oldest event that was not taken, or None."""
-        return self._events.popleft() if self._events else None
+        try:
+            return self._events.popleft()
+        except IndexError:  # another thread may have taken the last one
+            return None
 
     def get_event(self, timeout: float = DEADLINE) -> Event:
         """Return the next event: of ESTABLISHED, REJECTED, UNREACHABLE, DISCONNECTED and TIMEWAIT_EXIT."""

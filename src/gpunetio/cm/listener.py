@@ -58,10 +58,11 @@ class _Listener(Handle, Generic[Asked]):
 
     def take(self) -> Asked | None:
         """Return the next request if there is one. Peers that have given up are left out."""
-        while self._requests:
-            request = self._requests.popleft()
-            if request.waits:
-                return request
+        with suppress(IndexError):  # another thread has taken the last one
+            while True:
+                request = self._requests.popleft()
+                if request.waits:
+                    return request
         return None
 
     def _leave_out(self) -> None:

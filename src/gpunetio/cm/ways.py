@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from ..errors import DocaError, DriverError, NotFoundError
+from ..errors import DocaError, DriverError, FullError, NotFoundError
 from ..service import ServiceThread
 from ..verbs.ah import AddressHandle
 from .address import text_of
@@ -132,6 +132,8 @@ class Ways:
             search.refusal, self._urgent = False, True
         if len(search.tell) < _WAITING:
             search.tell.append((now + patience, tell))
+        elif not refusal:
+            tell(FullError(f"{_WAITING} messages wait for the way to {text_of(path.gid)}: try again when it is found"))
         self._changed.notify_all()
 
     # --- the thread --------------------------------------------------------------------------------------------------
