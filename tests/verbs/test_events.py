@@ -287,6 +287,27 @@ def test_asyncio(pair):
     assert asyncio.run(both()) == count
 
 
+def test_two_tasks_wait_for_one_channel():
+    """A loop has one reader of a descriptor; each of the tasks goes on nevertheless."""
+    with verbs.open("soft5") as ctx:
+        channel, pd = ctx.create_comp_channel(), ctx.create_pd()
+        cqs = [ctx.create_cq(4, channel=channel) for _ in range(2)]
+
+        async def both() -> list[CQ]:
+            tasks = [asyncio.create_task(anext(channel)) for _ in cqs]
+            await asyncio.sleep(0)
+            for cq in cqs:
+                qp = pd.create_qp(sq_wr=1, send_cq=cq)
+                qp.connect(qp)
+                cq.req_notify()
+                qp.post_send(SendWr(opcode=WrOpcode.RDMA_WRITE))
+            return await asyncio.wait_for(asyncio.gather(*tasks), PATIENCE)
+
+        assert set(asyncio.run(both())) == set(cqs)
+        for cq in cqs:
+            cq.ack_events()
+
+
 def test_lost_events_are_told(monkeypatch):
     monkeypatch.setattr(channels, "CAPACITY", 4)
     with verbs.open("soft5") as ctx:

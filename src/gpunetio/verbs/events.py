@@ -7,6 +7,7 @@ import itertools
 import select
 import time
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -55,6 +56,9 @@ class Reader(ABC):
 
     fd: int
 
+    def __init__(self) -> None:
+        self._tasks: dict[asyncio.AbstractEventLoop, set[asyncio.Future[None]]] = defaultdict(set)
+
     @abstractmethod
     def take(self) -> tuple[Handle | None, Event] | None:
         """Return the oldest event and its object, or None. Events of closed objects are skipped."""
@@ -74,19 +78,30 @@ class Reader(ABC):
         """Return the next event and its object, in asyncio's event loop and without a deadline."""
         loop = asyncio.get_running_loop()
         while (found := self.take()) is None:
-            ready = loop.create_future()
-            loop.add_reader(self.fd, lambda ready=ready: ready.done() or ready.set_result(None))
+            ready, waiting = loop.create_future(), self._tasks[loop]
+            waiting.add(ready)  # of several tasks, as a loop has one reader of a descriptor
+            loop.add_reader(self.fd, _let_go_on, waiting)
             try:
                 await ready
             finally:
-                loop.remove_reader(self.fd)
+                waiting.remove(ready)
+                if not waiting:
+                    loop.remove_reader(self.fd)
+                    del self._tasks[loop]
         return found
+
+
+def _let_go_on(waiting: set[asyncio.Future[None]]) -> None:
+    for ready in waiting:
+        if not ready.done():
+            ready.set_result(None)
 
 
 class EventReader(Reader):
     """An event channel of the device, and the objects that it reports."""
 
     def __init__(self, provider: Provider, undo: ExitStack):
+        super().__init__()
         self._provider = provider
         self._channel = provider.create_event_channel()
         undo.callback(provider.destroy_event_channel, self._channel)

@@ -29,6 +29,7 @@ class PlainReader(Reader):
     handle: int
 
     def __init__(self, plain: PlainVerbs, undo: ExitStack):
+        super().__init__()
         self._plain = plain
         self.handle = plain.create_comp_channel()
         undo.callback(plain.destroy_comp_channel, self.handle)
