@@ -2,12 +2,16 @@
 
 import logging
 import re
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import pytest
 
 from gpunetio import (
     CqOverrun,
+    ExportedQp,
     Gpu,
     MemType,
     NicHandler,
@@ -24,6 +28,7 @@ from gpunetio.errors import BadStateError, DriverError, InUseError, InvalidValue
 from gpunetio.formats.device_structs import DEV_CQ, DEV_QP
 from gpunetio.gpu import export
 from gpunetio.gpu.host_backend import HostBackend
+from gpunetio.gpu.srq import ExportedSrq
 from gpunetio.verbs import SendWr, Sge
 from nic_rig import until
 from pair import Pair
@@ -418,6 +423,25 @@ def test_a_shared_receive_queue_goes_on_when_its_queues_are_exported_anew(pair: 
             assert out.array.view(np.int64)[:2].tolist() == [i, 10 + i]
     assert not pair.gpu._srqs
     qp.close()
+
+
+def test_queues_that_share_receives_are_exported_at_once(pair: Pair, monkeypatch):
+    """Kernels count the receives in one structure."""
+    srq = pair.pd.create_srq(4, srq_type=SrqType.CONTIGUOUS, external_datapath=True)
+    qps = [queue_pair(pair, receive_cq=pair.ctx.create_cq(8), srq=srq) for _ in range(4)]
+    make = ExportedSrq.__init__
+
+    def slowly(*args: Any) -> None:
+        make(*args)
+        time.sleep(0.1)
+
+    monkeypatch.setattr(ExportedSrq, "__init__", slowly)
+    with ThreadPoolExecutor(len(qps)) as pool:
+        queues = list(pool.map(pair.gpu.export_qp, qps))
+        assert len({queue._srq for queue in queues}) == 1
+        assert list(pair.gpu._srqs) == [srq]
+        list(pool.map(ExportedQp.close, queues))
+    assert not pair.gpu._srqs
 
 
 def test_a_shared_receive_queue_that_cannot_be_read_is_given_back(pair: Pair, monkeypatch):

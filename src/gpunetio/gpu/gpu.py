@@ -56,6 +56,7 @@ class Gpu(Exporter):
     def __init__(self, which: str | int = "auto", *, warp: int = 1, queue_memory: str = "auto"):
         super().__init__(which, warp, queue_memory)
         self._exports: list[ExportedQp] = []
+        self._sharing = threading.RLock()  # of the structures of SRQs, by several queues
         self._srqs: dict[SRQ, ExportedSrq] = {}
         self._srqs_before: WeakKeyDictionary[SRQ, np.ndarray] = WeakKeyDictionary()
         self._services: list[ProxyService] = []
@@ -234,10 +235,12 @@ class Gpu(Exporter):
 
     def export_srq(self, srq: SRQ) -> ExportedSrq:
         self._check()
-        if srq not in self._srqs:
-            self._srqs[srq] = ExportedSrq(self, srq, self._forget_srq, self._srqs_before.get(srq))
-            self._srqs_before.pop(srq, None)
-        return self._srqs[srq].use()
+        with self._sharing:
+            if srq not in self._srqs:
+                before = self._srqs_before.get(srq)
+                self._srqs[srq] = ExportedSrq(self, srq, self._sharing, self._forget_srq, before)
+                self._srqs_before.pop(srq, None)
+            return self._srqs[srq].use()
 
     def _forget_srq(self, exported: ExportedSrq) -> None:
         """Keep the contents of an SRQ's structure that has no user left."""

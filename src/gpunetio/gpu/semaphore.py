@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, NoReturn
@@ -86,7 +87,7 @@ class Semaphore(Closing, metaclass=Whole):
             self._structure = gpu.alloc(DEV_SEMAPHORE.size)
             undo.callback(self._structure.close)
             self._structure.write(self._image(lambda memory: memory.device_address))
-            self._for_host: np.ndarray | None = None
+            self._making, self._for_host = threading.Lock(), None
             self._undo = undo.pop_all()
 
     @property
@@ -104,9 +105,10 @@ class Semaphore(Closing, metaclass=Whole):
     def host_address(self) -> int:
         """Return what kernels on host threads take, also beside a GPU. BadStateError for items in GPU memory."""
         self._check()
-        if self._for_host is None:
-            self._for_host = self._image(lambda memory: int(memory.array.ctypes.data))
-        return int(self._for_host.ctypes.data)
+        with self._making:  # one image for all threads that ask: kernels use it
+            if self._for_host is None:
+                self._for_host = self._image(lambda memory: int(memory.array.ctypes.data))
+            return int(self._for_host.ctypes.data)
 
     def _image(self, address_of: Callable[[GpuMemory], int]) -> np.ndarray:
         """Return a DEV_SEMAPHORE with these addresses of memory."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from contextlib import ExitStack
 
@@ -19,7 +20,7 @@ _WORD = 8  # bytes per slot in `done`
 
 
 class ExportedSrq:
-    """The structure of an SRQ. The SRQ's first exported queue pair creates it, the last one frees it.
+    """The structure of an SRQ. The SRQ's first exported queue pair creates it, the last one frees it, under `lock`.
 
     `image` is the structure's last content when it was freed before, because the NIC's counts go on. `forget` is called
     before it is freed.
@@ -28,13 +29,14 @@ class ExportedSrq:
     srq: SRQ
 
     def __init__(
-        self, gpu: GpuDevice, srq: SRQ, forget: Callable[[ExportedSrq], None], image: np.ndarray | None = None
-    ):
+        self, gpu: GpuDevice, srq: SRQ, lock: threading.RLock, forget: Callable[[ExportedSrq], None],
+        image: np.ndarray | None = None,
+    ):  # fmt: skip
         if srq.type is not SrqType.CONTIGUOUS:
             raise NotSupportedError(
                 f"{srq} is a linked list whose free entries the host keeps: kernels need a CONTIGUOUS one"
             )
-        self._forget, self.srq, self._users = forget, srq, 0
+        self._lock, self._forget, self.srq, self._users = lock, forget, srq, 0
         with ExitStack() as undo:
             if image is None:
                 image = np.zeros(DEV_RQ.size + _WORD * srq.entries, np.uint8)
@@ -72,13 +74,14 @@ class ExportedSrq:
             self._memory.write(np.array([index + 1], "<i8").view(np.uint8), DEV_RQ.size + _WORD * slot)
 
     def use(self) -> ExportedSrq:
-        """Count another user."""
+        """Count another user. The caller has the lock."""
         self._users += 1
         return self
 
     def release(self) -> None:
         """Count one user less. The last one frees the structure."""
-        self._users -= 1
-        if self._users == 0:
-            with self._undo:  # also if that fails
-                self._forget(self)
+        with self._lock:
+            self._users -= 1
+            if self._users == 0:
+                with self._undo:  # also if that fails
+                    self._forget(self)
