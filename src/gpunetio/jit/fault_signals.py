@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -88,6 +89,18 @@ def pass_on(actions, number, info, context):
         _raise(number)
 
 
+# Handlers are installed and removed one at a time: one that finds itself on top still is when it goes.
+_changing = threading.Lock()
+
+
+def _after_fork() -> None:
+    global _changing
+    _changing = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
 class FaultHandler:
     """A handler: a function of a signal's number, siginfo_t and ucontext_t that only calls an engine function.
 
@@ -105,17 +118,19 @@ class FaultHandler:
         ours = ctypes.create_string_buffer(_ACTION.size)
         action = _ACTION.at(memoryview(ours))
         action["handler"], action["flags"] = self._address, _SA_SIGINFO | _SA_ONSTACK
-        for n, number in enumerate(_SIGNALS):
-            if not self._installed[n]:
-                _exchange(number, ctypes.addressof(ours), self._actions + n * _ACTION.size)
-                self._installed[n] = True
+        with _changing:
+            for n, number in enumerate(_SIGNALS):
+                if not self._installed[n]:
+                    _exchange(number, ctypes.addressof(ours), self._actions + n * _ACTION.size)
+                    self._installed[n] = True
 
     def uninstall(self) -> None:
         """Remove it, unless a handler that was installed later may call it."""
-        for n, number in enumerate(_SIGNALS):
-            if self._is_on_top(number):
-                _exchange(number, self._actions + n * _ACTION.size, 0)
-                self._installed[n] = False
+        with _changing:
+            for n, number in enumerate(_SIGNALS):
+                if self._is_on_top(number):
+                    _exchange(number, self._actions + n * _ACTION.size, 0)
+                    self._installed[n] = False
 
     def _is_on_top(self, number: int) -> bool:
         now = ctypes.create_string_buffer(_ACTION.size)
