@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from ctypes import addressof, create_string_buffer, string_at
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -26,6 +27,7 @@ from gpunetio.uverbs.calls import Calls, _guarded
 from gpunetio.uverbs.environment import FOLDER
 from gpunetio.uverbs.sockaddr import Address, of_gid, parse
 from gpunetio.uverbs.ucma_abi import Command, Event, Level, Option
+from gpunetio.uverbs.ucma_ids import CmId
 from nic_rig import until
 
 pytestmark = [pytest.mark.soft_nic, pytest.mark.host_memory]
@@ -431,6 +433,38 @@ def test_an_identifier_of_another_channel(calls, program):
     assert other.event()[0] is Event.ADDR_RESOLVED
     assert other.destroy(client) == 1
     other.close()
+
+
+@pytest.mark.parametrize("when", ["before", "meanwhile"])
+def test_a_listener_that_is_migrated_with_a_request(calls, program, port, monkeypatch, when):
+    """Who has asked belongs to the channel on which the program hears of it: the old one may close."""
+    old, new = Program(calls), Program(calls)
+    listener, client = old.create(uid=1), program.create(uid=2)
+    moving = {"id": listener, "fd": old.descriptor}
+    old.listen(listener, port)
+    program.resolve(client, port)
+    if when == "meanwhile":
+        make, manager = calls._manager.new, calls._manager
+
+        def make_late(*of: Any) -> CmId:
+            made = make(*of)
+            manager.move(manager.get(listener), calls._cm_files[new.file])
+            return made
+
+        monkeypatch.setattr(manager, "new", make_late)
+    assert program.connect(client) == 0
+    if when == "before":
+        assert old.waits_for_event(DEADLINE)
+        assert new.write(Command.MIGRATE_ID, ucma_abi.MIGRATE_ID, 4, **moving) == 0
+    event, found, _ = new.event()
+    assert (event, found["uid"]) == (Event.CONNECT_REQUEST, 1)
+    old.close()
+    assert new.accept(found["id"], uid=3) == 0
+    assert program.event()[0] is Event.CONNECT_RESPONSE
+    assert program.accept(client) == 0
+    event, told, _ = new.event()
+    assert (event, told["id"]) == (Event.ESTABLISHED, found["id"])
+    new.close()
 
 
 @given(

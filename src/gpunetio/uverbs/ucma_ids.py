@@ -98,7 +98,9 @@ class CmFile:
     # program has set.
 
     def add(self, pending: Pending) -> None:
-        """Add an event. The manager's queue lock is held."""
+        """Add an event, and have the identifier that it brings. The manager's queue lock is held."""
+        if pending.made is not None:
+            pending.made.file = self  # the listener may have moved since the peer has asked
         if not self._pending:
             os.eventfd_write(self._event, 1)
         self._pending.append(pending)
