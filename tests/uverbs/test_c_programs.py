@@ -55,6 +55,12 @@ def test_what_is_missing_is_told(tmp_path: Path):
         assert what in told, done.stderr
 
 
+def test_events_that_nobody_reads_yet(tmp_path: Path):
+    """All come, in order, but for those of what was destroyed. A pipe of the kernel holds 16."""
+    done = run(c_programs.build("unread_events", tmp_path))
+    assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
+
+
 def test_counters_in_sysfs(tmp_path: Path):
     """They count for all programs that have had the device, also for one that has ended without closing it."""
     program = c_programs.build("counters", tmp_path)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import os
 import select
 import threading
-import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 import numpy as np
 
 from ..errors import NoMemoryError, TimedOutError
 from ..formats.events import EventType
+from ..interrupts import deferred
 from ..memory import HostMemory
 from ..nic.engine import POLLFD
 from ..nic.queues.channels import EventChannel
@@ -22,8 +24,8 @@ from .pump_loop import MOST_PIPES, PIPE, PUMP, SUBSCRIBER, compile_pump, serve
 
 _TYPES = 256  # of events
 _MOST_SUBSCRIBERS = 1 << 16
-_PATIENCE, _LOOK = 1.0, 50e-6  # seconds
 _LONGEST = 128  # bytes of a message, at least
+_libc = ctypes.CDLL(None)
 
 
 class Pump:
@@ -46,6 +48,7 @@ class Pump:
         for kind, asynchronous in ASYNC_TYPES.items():
             names[kind] = asynchronous
         (self._record,) = self._memory.view(PUMP.dtype, 0, 1)
+        self._mutex = ctypes.c_void_p(self._memory.address + PUMP.mutex)  # all 0: PTHREAD_MUTEX_INITIALIZER
         self._record["pollfds"] = self._memory.address + PUMP.size
         self._record["pipes"] = self._memory.address + PUMP.size + POLLFD.itemsize * MOST_PIPES
         self._record["names"] = self._memory.address + PUMP.size + rows
@@ -94,7 +97,7 @@ class Pump:
             os.set_blocking(ours, False)
             self._unread.append(os.open(f"/proc/thread-self/fd/{theirs}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
             self._channels.append(channel)
-            self._pipes[place] = (channel.ring, ours, devx)
+            self._pipes[place] = (channel.ring, ours, devx, channel.fd, 0)
             self._pollfds[place] = (channel.fd, select.POLLIN, 0)
             self._record["count"] = place + 1
         os.eventfd_write(self._wake, 1)
@@ -105,12 +108,11 @@ class Pump:
 
         Those that it has not read are taken back.
         """
-        end = time.monotonic() + _PATIENCE
-        while not all(channel.is_empty for channel in self._channels) and time.monotonic() < end:
-            time.sleep(_LOOK)
         row = self._row(subscriber)
         element = int(row["element"]).to_bytes(8, "little", signed=True)
-        with self._lock:
+        with self._lock, self._held():
+            for channel in self._channels:
+                channel.disown(subscriber)
             for place, unread in enumerate(self._unread, start=1):
                 if self._pipes[place]["devx"]:
                     continue
@@ -122,7 +124,17 @@ class Pump:
                     else:
                         row["others"] -= 1
             self._free.append((subscriber - self._subscribers.address) // SUBSCRIBER.size)
-        return int(row["completions"]), int(row["others"])
+            return int(row["completions"]), int(row["others"])
+
+    @contextmanager
+    def _held(self) -> Iterator[None]:
+        """Hold the thread off, so that it fills no pipe that is emptied here. It never has the mutex for long."""
+        with deferred():
+            _libc.pthread_mutex_lock(self._mutex)
+            try:
+                yield
+            finally:
+                _libc.pthread_mutex_unlock(self._mutex)
 
     def stop(self) -> None:
         """Stop the thread: the channels may close. Idempotent. TimedOutError if it does not stop."""

@@ -2,18 +2,24 @@
 
 This is compiled, and runs without the GIL: a program in Python may hold that while it waits for an event, as pyverbs
 does.
+
+A pipe holds 16 messages, or fewer. Events that find it full stay in the ring of their channel until the program reads.
 """
 
 from __future__ import annotations
+
+import errno as codes
+import select
 
 from numba import types
 
 from ..enums import AsyncEventType
 from ..fabric.ring import next_full, release
+from ..fabric.udp_records import errno
 from ..formats.events import EQE, PORT_BITS, PORT_SHIFT, EventType, PortSubtype
 from ..formats.layout import Entry
 from ..jit.compile import device_function, engine_function
-from ..jit.ops import be32, ld8, ld16, ld32, ld64, ld_relaxed64, st8, st32, st64
+from ..jit.ops import be32, ld8, ld16, ld32, ld64, ld_relaxed64, st8, st16, st32, st64
 from ..jit.struct_view import View, struct_view
 from ..nic.state.cq import event_at
 from . import abi
@@ -21,10 +27,14 @@ from . import abi
 _poll = types.ExternalFunction("poll", types.int32(types.int64, types.uint64, types.int32))
 _read = types.ExternalFunction("read", types.int64(types.int32, types.int64, types.uint64))
 _write = types.ExternalFunction("write", types.int64(types.int32, types.int64, types.uint64))
+_lock = types.ExternalFunction("pthread_mutex_lock", types.int32(types.int64))
+_unlock = types.ExternalFunction("pthread_mutex_unlock", types.int32(types.int64))
 
 MOST_PIPES = 1024
 _PERIOD_MS = 1000
 _COOKIE = 8  # bytes
+_EAGAIN, _POLLIN, _POLLOUT = codes.EAGAIN, select.POLLIN, select.POLLOUT
+_FD, _EVENTS, _REVENTS, _POLLFD = 0, 4, 6, 8  # offsets in struct pollfd, and its size
 _COMPLETION, _CQ_ERROR, _PORT_CHANGE, _ACTIVE, _PORT_ACTIVE, _PORT_ERR = map(
     int,
     (
@@ -33,23 +43,28 @@ _COMPLETION, _CQ_ERROR, _PORT_CHANGE, _ACTIVE, _PORT_ACTIVE, _PORT_ERR = map(
     ),
 )  # fmt: skip
 
-# `pollfds` are those of the channels' descriptors; the first one only wakes the thread. `pipes` has a PIPE for each.
-# `names` is what libibverbs calls each type of event. `message` is room.
-PUMP = Entry("pump", 128, """
+# `pollfds` are those of the channels' descriptors, or of pipes that are full; the first one only wakes the thread.
+# `pipes` has a PIPE for each. `names` is what libibverbs calls each type of event. `message` is room. `mutex`, a
+# pthread_mutex_t, is held while messages are sent, and while others change what pipes and rings hold.
+PUMP = Entry("pump", 192, """
     stop      0  i64
     count     8  i64
     pollfds  16  i64
     pipes    24  i64
     names    32  i64
     message  40  raw[88]
+    mutex   128  raw[64]
 """)
 pump_at: View = struct_view(PUMP)
 
-# `ring` is that of the channel, `fd` the pipe to the program. `devx`: messages are those of DEVX; 2: and have an EQE.
-PIPE = Entry("pump_pipe", 24, """
-    ring  0  i64
-    fd    8  i64
-    devx 16  i64
+# `ring` is that of the channel, `channel` its descriptor, `fd` the pipe to the program. `devx`: messages are those of
+# DEVX; 2: and have an EQE. `full`: an event of which the descriptor has told waits for room in the pipe.
+PIPE = Entry("pump_pipe", 40, """
+    ring     0  i64
+    fd       8  i64
+    devx    16  i64
+    channel 24  i64
+    full    32  i64
 """)
 pipe_at: View = struct_view(PIPE)
 
@@ -111,15 +126,39 @@ def _make_message(pump, pipe, event):
 
 @engine_function
 def _pass_on(pump, pipe, event):
-    """Send a message about an event. One that finds the pipe full, as the program has not read thousands, is lost."""
+    """Send a message about an event. Return 0 if the pipe is full. Events whose object is gone have no cookie."""
+    if event_at(event).cookie == 0:
+        return 1
     nbytes = _make_message(pump, pipe, event)
-    if nbytes == 0 or _write(pipe_at(pipe).fd, pump + PUMP.message, nbytes) != nbytes:
-        return
+    if nbytes == 0:
+        return 1
+    if _write(pipe_at(pipe).fd, pump + PUMP.message, nbytes) != nbytes:
+        return errno() != _EAGAIN
     about = subscriber_at(event_at(event).cookie)
     if event_at(event).type == _COMPLETION:
         about.completions += 1
     else:
         about.others += 1
+    return 1
+
+
+@engine_function
+def _serve_pipe(pump, pipe, pollfd):
+    """Pass on an event of a channel. Then wait for the next one; or for room, if the pipe was full."""
+    p = pipe_at(pipe)
+    if p.full == 0 and _read(p.channel, pump + PUMP.message, 8) != 8:
+        return
+    event = next_full(p.ring)
+    if event != 0 and _pass_on(pump, pipe, event) == 0:
+        p.full = 1
+        st32(pollfd + _FD, p.fd)
+        st16(pollfd + _EVENTS, _POLLOUT)
+        return
+    if event != 0:
+        release(p.ring)
+    p.full = 0
+    st32(pollfd + _FD, p.channel)
+    st16(pollfd + _EVENTS, _POLLIN)
 
 
 @engine_function
@@ -129,15 +168,13 @@ def serve(pump):
     while ld_relaxed64(pump + PUMP.stop) == 0:
         if _poll(p.pollfds, ld_relaxed64(pump + PUMP.count), _PERIOD_MS) <= 0:
             continue
-        for i in range(ld_relaxed64(pump + PUMP.count)):
-            if ld16(p.pollfds + 8 * i + 6) == 0:
-                continue
-            pipe = p.pipes + PIPE.size * i
-            while _read(ld32(p.pollfds + 8 * i), pump + PUMP.message, 8) == 8:
-                event = next_full(pipe_at(pipe).ring) if i != 0 else 0
-                if event != 0:
-                    _pass_on(pump, pipe, event)
-                    release(pipe_at(pipe).ring)
+        if ld16(p.pollfds + _REVENTS) != 0:
+            _read(ld32(p.pollfds + _FD), pump + PUMP.message, 8)
+        _lock(pump + PUMP.mutex)
+        for i in range(1, ld_relaxed64(pump + PUMP.count)):
+            if ld16(p.pollfds + _POLLFD * i + _REVENTS) != 0:
+                _serve_pipe(pump, p.pipes + PIPE.size * i, p.pollfds + _POLLFD * i)
+        _unlock(pump + PUMP.mutex)
 
 
 def compile_pump() -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import threading
+
+import numpy as np
+
 from ...errors import FullError
 from ...fabric.ring import RING, next_full, release
 from ...formats.events import EventType, eqe
@@ -40,11 +43,6 @@ class EventChannel:
         self._record["fd"] = self.fd
         self._lock, self._told = threading.Lock(), 0
 
-    @property
-    def is_empty(self) -> bool:
-        """Return whether all events have been taken."""
-        return bool(self._counts["head"] == self._counts["tail"])
-
     def get(self) -> tuple[int, EventType, int, bytes] | None:
         """Return the oldest event as (cookie, type, number of its object, EQE), or None.
 
@@ -66,6 +64,11 @@ class EventChannel:
             event = int(slot["cookie"]), kind, number, eqe(kind, number, int(slot["syndrome"]))
             release(self.ring)
             return event
+
+    def disown(self, cookie: int) -> None:
+        """Give the cookie 0 to the events that wait with this one. Nobody takes events meanwhile."""
+        waiting = np.arange(self._counts["tail"], self._counts["head"]) % CAPACITY
+        self._slots["cookie"][waiting[self._slots["cookie"][waiting] == cookie]] = 0
 
     def close(self) -> None:
         """Close the channel. The engine must not know it any more."""
