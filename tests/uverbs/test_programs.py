@@ -437,6 +437,42 @@ def test_a_program_that_waits_for_signals():
     assert (done.returncode, done.stdout) == (0, "all True\n"), done.stderr
 
 
+AT_ONCE = """
+import ctypes, faulthandler, sys, threading, time
+faulthandler.dump_traceback_later(40, exit=True)
+assert "gpunetio" not in sys.modules
+devices = ctypes.CDLL("libibverbs.so.1").ibv_get_device_list
+devices.restype = ctypes.POINTER(ctypes.c_void_p)
+both, opened = devices(None), []
+
+def open_device(library, number, begins):
+    call = library("libibverbs.so.1").ibv_open_device
+    call.restype, device = ctypes.c_void_p, ctypes.c_void_p(both[number])
+    while not begins():
+        time.sleep(0.0005)
+    opened.append(call(device) is not None)
+
+first, at_once = getattr(ctypes, sys.argv[1]), sys.argv[2] == "at once"
+threads = [
+    threading.Thread(target=open_device, args=(first, 0, lambda: True)),
+    threading.Thread(target=open_device, args=(ctypes.PyDLL, 1, lambda: at_once or "gpunetio" in sys.modules)),
+]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+print(opened)
+"""
+
+
+@pytest.mark.parametrize("when", ["at once", "while gpunetio is imported"])
+@pytest.mark.parametrize("first", ["PyDLL", "CDLL"])
+def test_two_threads_that_open_the_first_devices(first, when):
+    """With Python's lock, as pyverbs does, or without. The second one waits while the first call runs Python."""
+    done = run(sys.executable, "-c", AT_ONCE, first, when)
+    assert (done.returncode, done.stdout) == (0, "[True, True]\n"), done.stderr
+
+
 def test_other_programs_see_no_difference():
     """Paths that only begin like those of devices, files, memory, sockets."""
     text = (

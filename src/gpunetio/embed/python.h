@@ -159,11 +159,27 @@ static bool python_start(const struct python *how, const char *statement)
 }
 
 // Runs a statement after the modules of gpunetio can be imported. The reason of a failure goes to `fail`, and the
-// traceback of an exception to stderr. Call it once, with no lock that Python may want.
+// traceback of an exception to stderr. Call it once (python_once), with no lock that Python may want.
 static bool python_run(const struct python *how, const char *statement)
 {
     struct python_caller caller = python_enter();
     bool done = python_start(how, statement);
     python_leave(caller);
     return done;
+}
+
+// pthread_once(3) for a function that calls python_run. Whoever waits for it lets the GIL go, which the first thread needs,
+// and which changes hands while that imports. The symbols of python_run may not have been found yet.
+static void python_once(pthread_once_t *once, void (*start)(void))
+{
+    int error = errno;
+    int (*is_initialized)(void) = dlsym(RTLD_DEFAULT, "Py_IsInitialized");
+    int (*has_gil)(void) = dlsym(RTLD_DEFAULT, "PyGILState_Check");
+    void *(*save)(void) = dlsym(RTLD_DEFAULT, "PyEval_SaveThread");
+    void (*restore)(void *) = dlsym(RTLD_DEFAULT, "PyEval_RestoreThread");
+    bool has_python = is_initialized && has_gil && save && restore && is_initialized();
+    void *state = has_python && has_gil() ? save() : NULL;
+    pthread_once(once, start);
+    if (state) restore(state);
+    errno = error;
 }

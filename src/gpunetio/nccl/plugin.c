@@ -72,7 +72,7 @@ static result init(void **ctx, uint64_t comm_id, logger log)
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     (void)comm_id;
     __atomic_store_n(&nccl_log, log, __ATOMIC_RELEASE);
-    pthread_once(&once, start);
+    python_once(&once, start);
     return started ? IN_PYTHON(calls.init(ctx), SYSTEM_ERROR) : SYSTEM_ERROR;
 }
 

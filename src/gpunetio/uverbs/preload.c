@@ -157,7 +157,7 @@ static void refresh_counters(void)
 static bool ready(void)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
-    pthread_once(&once, start);
+    python_once(&once, start);
     if (forked) fail("a process that was forked after its parent had opened a device cannot open one: ", "use exec");
     return started;
 }
