@@ -359,6 +359,24 @@ def test_a_rank_that_ends_is_noticed_by_all():
     at_once(ranks[0].close, ranks[1].close)
 
 
+def test_a_rank_that_ends_between_two_looks(monkeypatch):
+    """Its end is the reason, also if it comes just after rank 0 has looked for its value in vain."""
+    ranks = by_tcp(2, timeout=20)
+    expect = link.Link.expect
+
+    def expect_then_lose(self, *kinds, timeout=None):
+        try:
+            return expect(self, *kinds, timeout=timeout)
+        except TimedOutError:
+            ranks[1].close()
+            assert self.failure_soon()
+            raise
+
+    monkeypatch.setattr(link.Link, "expect", expect_then_lose)
+    with ranks[0], pytest.raises(PeerError, match=r"rank 1 .*closed the connection"):
+        ranks[0].barrier()
+
+
 def test_a_value_of_the_largest_size_and_one_beyond():
     ranks = by_tcp(2, timeout=60)
     most = bytes(_MOST_BYTES // 2 - 1)  # and a byte that says what it is

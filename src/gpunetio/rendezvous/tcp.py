@@ -126,12 +126,14 @@ class TcpRendezvous(Rendezvous):
         found = {0: data}
         while len(found) < self.size:
             before = len(found)
-            for rank in [rank for rank in self._links if rank not in found]:
+            for rank, link in self._links.items():
+                if rank in found:
+                    continue
                 try:
-                    value: Message = self._links[rank].expect("value", timeout=0.0)
+                    value: Message = link.expect("value", timeout=0.0)
                 except TimedOutError:
-                    if self._links[rank].failure is not None:
-                        raise
+                    if failure := link.failure:  # which may have come since
+                        raise failure from None
                     continue
                 value.integer("turn", self._turn, self._turn)
                 found[rank] = value.raw("data", _MOST_BYTES)
