@@ -163,6 +163,7 @@ INJECTED = """
 
     import gpunetio as gn
     from gpunetio import verbs
+    from gpunetio.testing import nics_of_test
 
     WRITES = 50
 
@@ -213,6 +214,23 @@ INJECTED = """
             with gn.open("soft2") as ctx:
                 exchange(End(ctx))
             assert 2 * WRITES * times <= injected()["duplicated"] < 4 * WRITES * times
+
+    @pytest.mark.faults("duplication=1")
+    @pytest.mark.parametrize("when", ["before", "after"])
+    def test_a_nic_that_closes_while_they_are_listed(injected, monkeypatch, when):
+        listed = nics_of_test.open_nics
+        with gn.open("soft2") as ctx:
+            exchange(End(ctx))
+
+            def open_nics():
+                if when == "before":
+                    ctx.close()
+                found = listed()
+                ctx.close()
+                return found
+
+            monkeypatch.setattr(nics_of_test, "open_nics", open_nics)
+            assert 2 * WRITES <= injected()["duplicated"] < 4 * WRITES
 """
 
 
@@ -220,7 +238,37 @@ def test_injected_faults(suite):
     """What NICs have injected during the test, and not before, counts when they or their peers are closed, too."""
     status, said = suite(INJECTED)
     assert status == 0, said
-    assert "4 passed" in said
+    assert "6 passed" in said
+
+
+def test_a_nic_that_closes_while_a_failure_is_reported(suite, tmp_path):
+    status, said = suite(
+        """
+        import gpunetio as gn
+        from gpunetio.testing import nics_of_test
+
+        def test_wrong(monkeypatch):
+            ctx, listed = gn.open("soft0"), nics_of_test.open_nics
+
+            def open_nics():
+                found = listed()
+                ctx.close()
+                return found
+
+            monkeypatch.setattr(nics_of_test, "open_nics", open_nics)
+            assert not "a reason"
+
+        def test_the_next():
+            pass
+        """,
+        "--gpunetio-artefacts=kept",
+    )
+    assert status == 1, said
+    assert "1 failed, 1 passed" in said
+    text = (tmp_path / "kept" / "test_suite.py-test_wrong" / "diagnosis.txt").read_text()
+    assert 'assert not "a reason"' in text
+    assert re.search(r"^open: soft0, whose diagnosis failed: \w+: .", text, re.MULTILINE)
+    assert "closed before: soft0 at " in text
 
 
 def test_artefacts_of_a_failure(suite, tmp_path):

@@ -7,10 +7,12 @@ import shutil
 import sys
 import zlib
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..errors import BadStateError
 from ..fabric.faults import Faults
 from ..nic.control.port import CPU, TWIN, PortConfig
 from ..providers import watch
@@ -50,6 +52,16 @@ def open_nics() -> list[SoftNic]:
     return soft.open_nics() if soft else []
 
 
+def _diagnosis(nic: SoftNic) -> str:
+    """Return the diagnosis of a NIC, or why there is none: a thread of the test may be closing the NIC."""
+    from ..nic.observe.diagnosis import diagnose
+
+    try:
+        return diagnose(nic)
+    except Exception as error:
+        return f"{nic.name}, whose diagnosis failed: {type(error).__name__}: {error}\n"
+
+
 def folder_of(artefacts: Path, test: str) -> Path:
     """Return the folder for the artefacts of a test, whose name any file system and any upload takes."""
     name = re.sub(r"[^\w.-]+", "-", test).strip("-")
@@ -69,8 +81,10 @@ class NicsOfTest:
         self._test = test
         self._closed: list[str] = []  # the diagnoses of NICs
         self._injected: Counter[str] = Counter()  # by those, less what open NICs had injected before the test
+        self._closings = 0  # how many have added to it
         for nic in open_nics():
-            self._injected.subtract(nic.injected())
+            with suppress(BadStateError):  # it has closed since
+                self._injected.subtract(nic.injected())
         self._failed = False
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)  # of an earlier run
@@ -85,6 +99,7 @@ class NicsOfTest:
     def closing(self, nic: SoftNic) -> None:
         """Keep what the NIC tells."""
         self._injected.update(nic.injected())
+        self._closings += 1
         if self.folder is not None:
             from ..nic.observe.diagnosis import diagnose
 
@@ -94,10 +109,13 @@ class NicsOfTest:
 
     def injected(self) -> dict[str, int]:
         """Return how many faults NICs have injected during the test, by kind; those that are open and those closed."""
-        counts = Counter(self._injected)
-        for nic in open_nics():
-            counts.update(nic.injected())
-        return dict(counts)
+        while True:
+            closings, counts = self._closings, Counter(self._injected)
+            for nic in open_nics():
+                with suppress(BadStateError):  # it has closed since
+                    counts.update(nic.injected())
+            if self._closings == closings:  # else one is counted on both sides, or on neither
+                return dict(counts)
 
     # --- its end
 
@@ -106,10 +124,8 @@ class NicsOfTest:
         self._failed = True
         if self.folder is None:
             return
-        from ..nic.observe.diagnosis import diagnose
-
         parts = [f"{self._test} failed in phase {phase}\n", f"{text}\n"]
-        parts += [f"open: {diagnose(nic)}" for nic in open_nics()]
+        parts += [f"open: {_diagnosis(nic)}" for nic in open_nics()]
         parts += [f"closed before: {told}" for told in self._closed]
         parts += self._told_by_others()
         if len(parts) == 2:
