@@ -5,12 +5,14 @@ import gc
 import os
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
 from gpunetio import memory, verbs
 from gpunetio.enums import QpState
+from gpunetio.errors import BadStateError
 from gpunetio.nic import nic
 from gpunetio.nic.nic import SoftNic
 from gpunetio.nic.observe.reasons import Reason
@@ -306,6 +308,41 @@ def test_a_kernel_may_end_after_its_nic_has_closed():
         engine.busy(+1)
     engine.busy(-1)
     engine.kick()
+
+
+def test_a_call_that_waits_while_the_nic_closes():
+    """It finds the NIC closed when it has the lock, and touches no memory that is gone."""
+    waits, closed = threading.Event(), threading.Event()
+    with verbs.open("soft6") as ctx, ThreadPoolExecutor(1) as pool:
+        nic = ctx.provider.nic
+        lock, caller = nic._lock, pool.submit(threading.get_ident).result()
+
+        class Contended:
+            def __enter__(self):
+                if threading.get_ident() == caller:
+                    waits.set()
+                    assert closed.wait(20)
+                return lock.__enter__()
+
+            def __exit__(self, *exc):
+                lock.__exit__(*exc)
+
+        nic._lock = Contended()
+        call = pool.submit(nic.alloc_pd)
+        assert waits.wait(20)
+        ctx.close()
+        closed.set()
+        with pytest.raises(BadStateError, match="soft6 is closed"):
+            call.result()
+
+
+def test_two_nics_that_close_at_the_same_time(monkeypatch):
+    with verbs.open("soft5") as one, verbs.open("soft6") as other:
+        nic, peer = one.provider.nic, other.provider.nic
+        peers = nic.links.peers()
+        assert peers == [peer]
+        other.close()
+        monkeypatch.setattr(nic.links, "peers", lambda: peers)  # as they were a moment ago
 
 
 def test_opening_that_fails_leaves_nothing_behind(monkeypatch):

@@ -8,7 +8,7 @@ import ctypes
 import os
 import threading
 import time
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Iterator
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -608,13 +608,17 @@ class SoftNic:
 
     def _leave_peers(self) -> None:
         for peer in self.links.peers():
-            peer.lose(self)
+            with contextlib.suppress(BadStateError):  # it is closing, too
+                peer.lose(self)
 
-    def _guard(self) -> threading.RLock:
-        if self.pid != os.getpid():
+    @contextlib.contextmanager
+    def _guard(self) -> Iterator[None]:
+        """Keep others from changing the NIC. BadStateError if it is closed, or of another process."""
+        if self.pid != os.getpid():  # where the lock's owner may not exist
             raise BadStateError(
                 f"{self.name} was opened in process {self.pid}: open it again here, or use spawn, not fork"
             )
-        if not self.engine.running:
-            raise BadStateError(f"{self.name} is closed")
-        return self._lock
+        with self._lock:
+            if not self.engine.running:  # from now on it is: `_close` stops it with the lock
+                raise BadStateError(f"{self.name} is closed")
+            yield
