@@ -1,5 +1,6 @@
 """Verbs on the software NIC: opening, connecting and moving bytes, closing, threads, forks and memory of all kinds."""
 
+import contextlib
 import copy
 import ctypes
 import gc
@@ -13,6 +14,7 @@ import sys
 import textwrap
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -34,6 +36,7 @@ from gpunetio.formats.cqe import INIT_OP_OWN, Syndrome
 from gpunetio.memory import HostMemory
 from gpunetio.nic.control.port import PortConfig
 from gpunetio.nic.control.syndromes import CommandSyndrome
+from gpunetio.nic.nic import SoftNic
 from gpunetio.nic.observe.reasons import Reason
 from gpunetio.providers import soft
 from gpunetio.verbs import QpAttr, QpEndpoint
@@ -609,3 +612,34 @@ def test_a_nic_whose_address_is_taken_opens_twice(monkeypatch):
     assert str(first.nic.port.addresses[0]) != "127.0.0.6"
     first.close()
     second.close()
+
+
+@pytest.mark.parametrize("other", [lambda: soft.open_beside_others("soft0", PortConfig()), soft.open_first])
+def test_a_nic_that_another_thread_is_opening_is_not_another_processs(other, monkeypatch):
+    """Its address is claimed before it is listed."""
+    claimed, looked = threading.Event(), threading.Event()
+    claimant, join = soft.claimant, SoftNic.join
+
+    def look(address):
+        try:
+            return claimant(address)
+        finally:
+            looked.set()
+
+    def join_late(nic, peer):
+        claimed.set()
+        looked.wait(0.5)  # in vain if the other thread waits, as it should
+        join(nic, peer)
+
+    with contextlib.ExitStack() as undo:
+        peer = soft.open_device("soft4")
+        undo.callback(peer.close)
+        monkeypatch.setattr(soft, "claimant", look)
+        monkeypatch.setattr(SoftNic, "join", join_late)
+        pool = undo.enter_context(ThreadPoolExecutor(1))
+        first = pool.submit(soft.open_device, "soft0")
+        undo.callback(lambda: first.result().close())
+        assert claimed.wait(20)
+        second = other()
+        undo.callback(second.close)
+        assert first.result().nic is second.nic

@@ -55,13 +55,13 @@ _MAX_WR, _MAX_SGE, _MAX_CQE = 1 << MAX_LOG_QUEUE, 30, 1 << MAX_LOG_CQ
 
 _nics: dict[str, tuple[SoftNic, int]] = {}  # name → NIC, and the number of its opens
 _asked: dict[str, PortConfig] = {}  # name → the port that the first open asked for
-_lock = threading.Lock()
+_lock = threading.RLock()
 
 
 def _after_fork() -> None:
     """Forget the parent's NICs in a forked child."""
     global _lock
-    _lock = threading.Lock()
+    _lock = threading.RLock()
     _nics.clear()
     _asked.clear()
 
@@ -119,12 +119,21 @@ def compile_for(port: PortConfig | None) -> None:
 
 def open_device(name: str, port: PortConfig | None = None) -> SoftProvider:
     """Open a software device. All opens of a name in one process share one NIC, with the port of the first open."""
+    _prepare(port)
+    return _open(name, port)
+
+
+def _prepare(port: PortConfig | None) -> None:
+    """Do what may take a minute, before `_lock` is taken."""
     if sys.platform != "linux":
         raise NotSupportedError(f"the software NIC runs on Linux, not on {sys.platform}")
+    with allowed():
+        compile_for(port)
+
+
+def _open(name: str, port: PortConfig | None) -> SoftProvider:
     if name.startswith(_GPU):
         port = _on_gpu(name, port or PortConfig())
-    with allowed():  # may take a minute
-        compile_for(port)
     with _lock, within_limits(name, descriptors_of(port or PortConfig())):
         nic, opened = _nics.get(name, (None, 0))
         if nic is not None and not opened:
@@ -153,24 +162,28 @@ def open_first(port: PortConfig | None = None) -> SoftProvider:
     If other processes have all of them, open soft0 with the first free address. If `port` has addresses, open soft0,
     too: default addresses do not matter then.
     """
+    _prepare(port)
     with_addresses = port is not None and bool(port.addresses)
-    for n in range(DEVICES):
-        if with_addresses or f"soft{n}" in _nics:
-            return open_device(f"soft{n}", port)
-        if (opened := _open_unclaimed(f"soft{n}", _address(n), port)) is not None:
-            return opened
-    return _open_with_free_address("soft0", port or PortConfig())
+    with _lock:  # a NIC that another thread is opening has its address already
+        for n in range(DEVICES):
+            if with_addresses or f"soft{n}" in _nics:
+                return _open(f"soft{n}", port)
+            if (opened := _open_unclaimed(f"soft{n}", _address(n), port)) is not None:
+                return opened
+        return _open_with_free_address("soft0", port or PortConfig())
 
 
 def open_beside_others(name: str, port: PortConfig) -> SoftProvider:
     """Open a device. If it is to have its default address, and another process has that, it gets the first free one."""
-    if port.addresses or name in _nics:
-        return open_device(name, port)
-    if opened := _open_unclaimed(name, _address_of(name), port):
+    _prepare(port)
+    with _lock:  # as in `open_first`
+        if port.addresses or name in _nics:
+            return _open(name, port)
+        if opened := _open_unclaimed(name, _address_of(name), port):
+            return opened
+        opened = _open_with_free_address(name, port)
+        _asked[name] = port
         return opened
-    opened = _open_with_free_address(name, port)
-    _asked[name] = port
-    return opened
 
 
 def _open_with_free_address(name: str, port: PortConfig) -> SoftProvider:
@@ -188,7 +201,7 @@ def _open_unclaimed(name: str, address: str, port: PortConfig | None) -> SoftPro
     """Open a device unless another process has its address. Return None then."""
     if claimant(address) is not None:
         return None
-    opened = open_device(name, port)
+    opened = _open(name, port)
     if all(opened.nic.control_socket.claimed.values()):
         return opened
     opened.close()  # another process was faster, or does not listen under that name
