@@ -2,12 +2,15 @@
 
 import contextlib
 import ctypes
+import gc
 import os
+import threading
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from garbage import garbage
 from gpunetio.errors import DriverError
 from gpunetio.memory import PAGE, HostMemory, watchers
 from gpunetio.nic.pinned import Pinned
@@ -137,6 +140,31 @@ def test_a_nic_that_cannot_have_all_memory_registered_has_none() -> None:
     assert pinned not in watchers
     for memory in kept:
         memory.close()
+
+
+def test_garbage_may_be_collected_in_the_middle_of_a_registration() -> None:
+    """Memory of the garbage is left by a finalizer, in the thread that registers."""
+
+    class Collecting(Driver):
+        def call(self, name: str, address: ctypes.c_uint64, *rest: object) -> None:
+            gc.collect()
+            super().call(name, address, *rest)
+
+    def leave() -> None:
+        for page in range(100):
+            pinned.leave(BASE + page * PAGE, PAGE, None)
+
+    driver = Collecting()
+    pinned = pinned_with(driver)
+    for page in range(100):
+        pinned.add(BASE + page * PAGE, PAGE)
+    with garbage(leave):
+        adding = threading.Thread(target=pinned.add, args=(BASE + 200 * PAGE, PAGE), daemon=True)
+        adding.start()
+        adding.join(20)
+    assert not adding.is_alive()
+    pinned.add(BASE + 300 * PAGE, PAGE)
+    assert driver.pages == {BASE // PAGE + 200, BASE // PAGE + 300}
 
 
 def test_a_forked_child_registers_nothing() -> None:

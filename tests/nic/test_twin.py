@@ -1,11 +1,13 @@
 """A NIC that makes its turns on the twin of a GPU: queues and payload are in memory that the CPU must not touch."""
 
 import ctypes
+import gc
 import re
 import secrets
 import signal
 import subprocess
 import sys
+import threading
 from random import Random
 from types import SimpleNamespace
 
@@ -14,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from garbage import garbage
 from gpunetio import ExportedQp, Gpu, GpuMemory, PortConfig, device, testing, verbs
 from gpunetio.enums import MemRegType, MemType, QpState
 from gpunetio.errors import DriverError, InvalidValueError, NoMemoryError, NotFoundError, NotSupportedError
@@ -93,6 +96,26 @@ def test_pages_are_given_out_once(steps: list[tuple[bool, int]]) -> None:
             memory.alloc(ROOM + 1)
     finally:
         memory.close()
+
+
+def test_garbage_may_be_collected_in_the_middle_of_an_allocation() -> None:
+    """Pages of the garbage are given back by a finalizer, in the thread that allocates."""
+    memory = twin.TwinMemory(ROOM)
+    address = memory.alloc(PAGE)
+
+    class Collects(dict[int, int]):
+        def items(self):
+            gc.collect()
+            return super().items()
+
+    memory._free = Collects(memory._free)
+    with garbage(memory.free, address, PAGE):
+        allocating = threading.Thread(target=memory.alloc, args=(PAGE,), daemon=True)
+        allocating.start()
+        allocating.join(20)
+    assert not allocating.is_alive()
+    assert memory.alloc(PAGE) == address
+    memory.close()
 
 
 def test_the_cpu_reaches_it_at_no_time() -> None:

@@ -14,6 +14,7 @@ import ctypes
 import mmap
 import os
 import threading
+from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -78,6 +79,7 @@ class TwinMemory:
         (record,) = self._memory.view(TWIN.dtype)
         record["address"], record["nbytes"] = self._base, self._room
         self._free = {0: self._room}  # offset → size
+        self._left: deque[tuple[int, int]] = deque()  # offsets and sizes that were given back since
         self._lock = threading.Lock()
         count_user.compile((types.int64,) * 2)
 
@@ -113,6 +115,8 @@ class TwinMemory:
         """Return the address of zeroed pages. NoMemoryError if there are none left in one piece."""
         size = round_up(nbytes, PAGE)
         with self._lock:
+            while self._left:
+                self._take_back(*self._left.popleft())
             offset = next((offset for offset, room in sorted(self._free.items()) if room >= size), None)
             if offset is None:
                 raise NoMemoryError(f"the twin of a GPU has no {nbytes} bytes left in one piece, of {self._room}")
@@ -122,16 +126,21 @@ class TwinMemory:
         return self._base + offset
 
     def free(self, address: int, nbytes: int) -> None:
-        """Take pages back, and give them back to the system: they are zeros when they are given out again."""
-        offset, size = address - self._base, round_up(nbytes, PAGE)
+        """Take pages back, and give them back to the system: they are zeros when they are given out again.
+
+        Finalizers call this, and they run anywhere: also in `alloc`, whose thread would wait for its own lock.
+        """
+        size = round_up(nbytes, PAGE)
         _libc.madvise(ctypes.c_void_p(address), ctypes.c_size_t(size), _REMOVE)
-        with self._lock:
-            size += self._free.pop(offset + size, 0)
-            before = next((at for at, room in self._free.items() if at + room == offset), None)
-            if before is None:
-                self._free[offset] = size
-            else:
-                self._free[before] += size
+        self._left.append((address - self._base, size))
+
+    def _take_back(self, offset: int, size: int) -> None:
+        size += self._free.pop(offset + size, 0)
+        before = next((at for at, room in self._free.items() if at + room == offset), None)
+        if before is None:
+            self._free[offset] = size
+        else:
+            self._free[before] += size
 
 
 @once

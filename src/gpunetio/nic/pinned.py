@@ -13,6 +13,7 @@ from __future__ import annotations
 import ctypes
 import threading
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, suppress
 
@@ -35,7 +36,7 @@ class Pinned:
         self._lock = threading.Lock()
         self._pieces: dict[int, list[int]] = {}  # start → end, users
         self._starts: list[int] = []
-        self._left: list[tuple[int, int, object]] = []  # memory of ours that was closed: address, bytes, and itself
+        self._left: deque[tuple[int, int, object]] = deque()  # closed memory of ours: address, bytes, and itself
         self._places = 0
 
     def open(self) -> None:
@@ -70,6 +71,7 @@ class Pinned:
         """Register the pages of a range, or count another user of those that are registered already."""
         begin, end = address & -PAGE, -(-(address + nbytes) // PAGE) * PAGE
         with self._lock, ExitStack() as undo:
+            self._remove_left()
             for begins, ends in list(self._gaps(begin, end)):
                 for start, stop in self._register(begins, ends - begins):
                     self._pieces[start] = [stop, 0]
@@ -82,19 +84,33 @@ class Pinned:
     def remove(self, address: int, nbytes: int) -> None:
         """Undo an `add`."""
         with self._lock:
-            for start in self._within(address & -PAGE, -(-(address + nbytes) // PAGE) * PAGE):
-                piece = self._pieces[start]
-                piece[1] -= 1
-                if piece[1] <= 0:
-                    self._forget(start)
+            self._remove(address, nbytes)
 
     def leave(self, address: int, nbytes: int, memory: object) -> None:
-        """Undo an `add` of memory of ours, now or later. `memory` is what keeps it mapped."""
+        """Undo an `add` of memory of ours, now or later. `memory` is what keeps it mapped.
+
+        Finalizers call this, and they run anywhere: also in a thread that has the lock.
+        """
         self._left.append((address, nbytes, memory))
+        if len(self._left) >= _MANY and self._lock.acquire(blocking=False):
+            try:
+                self._remove_left()
+            finally:
+                self._lock.release()
+
+    def _remove_left(self) -> None:
+        """Undo the `add` of memory that was left, if there is much and CUDA would not have to wait."""
         if len(self._left) >= _MANY and running() == 0:
-            left, self._left = self._left, []
-            for address, nbytes, _ in left:
-                self.remove(address, nbytes)
+            while self._left:
+                address, nbytes, _ = self._left.popleft()  # which keeps it mapped until it is removed
+                self._remove(address, nbytes)
+
+    def _remove(self, address: int, nbytes: int) -> None:
+        for start in self._within(address & -PAGE, -(-(address + nbytes) // PAGE) * PAGE):
+            piece = self._pieces[start]
+            piece[1] -= 1
+            if piece[1] <= 0:
+                self._forget(start)
 
     def _within(self, begin: int, end: int) -> list[int]:
         """Return where the pieces start that overlap a range."""
