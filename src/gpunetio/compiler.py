@@ -7,13 +7,19 @@ not installed.
 from __future__ import annotations
 
 import gc
+import logging
+import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from .errors import NotSupportedError
 
+logger: logging.Logger = logging.getLogger("gpunetio.compile")
+
 _SELDOM = 100_000  # new objects between two collections
 _MOST_SECONDS = 10.0  # by which the end of a program is held up
+_MOST_OF_FORK = 60.0  # seconds by which a fork is held up: twice what compiling the software NIC takes
 
 
 @contextmanager
@@ -41,6 +47,33 @@ def end() -> None:
     from numba.core.compiler_lock import global_compiler_lock
 
     global_compiler_lock._lock.acquire(timeout=_MOST_SECONDS)
+
+
+def let_forks_wait() -> None:
+    """Have each fork of this process wait until nobody compiles code or loads it.
+
+    The thread that compiles is not there in the child, where all its locks would stay taken: Numba's, llvmlite's, those
+    of cached properties. New ones would guard what it has left half-made, LLVM's structures among it.
+    """
+    from numba.core.compiler_lock import global_compiler_lock
+
+    def wait() -> None:
+        if not global_compiler_lock._lock.acquire(timeout=_MOST_OF_FORK):
+            logger.warning(
+                "a process forks while it compiles, as that has not ended within %g s: the child may be unable to "
+                "open software NICs or to launch kernels", _MOST_OF_FORK,
+            )  # fmt: skip
+
+    def go_on() -> None:
+        if global_compiler_lock.is_locked():  # by this thread
+            global_compiler_lock._lock.release()
+
+    def go_on_in_child() -> None:
+        if not global_compiler_lock.is_locked():  # by this thread
+            global_compiler_lock._lock = threading.RLock()  # at least this wait would be for ever
+        go_on()
+
+    os.register_at_fork(before=wait, after_in_parent=go_on, after_in_child=go_on_in_child)
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from numba.core.compiler_machinery import PassManager
 from numba.core.environment import lookup_environment
 from numba.core.typing.templates import make_concrete_template
 
-from ..compiler import little_garbage_collection
+from ..compiler import let_forks_wait, little_garbage_collection
 from .cache import Cache, CacheImpl, LazyCache, keeps_nothing
 from .frozen import Watch, check_foreign
 from .stamps import is_ours
@@ -33,6 +33,8 @@ from .wrapping import let_wrap
 
 Types = tuple[Any, ...]
 _PREFIX = "gpunetio$"  # of the symbols of parts
+
+let_forks_wait()
 
 _FunctionCompiler: Any = dispatcher._FunctionCompiler  # type: ignore[attr-defined]
 
