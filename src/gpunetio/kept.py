@@ -11,6 +11,7 @@ import fcntl
 import hashlib
 import logging
 import os
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +25,20 @@ PATIENCE = 600.0  # seconds; compiling the software NIC takes less, even on a sl
 _LOOK = 0.05  # seconds between two looks whether it is our turn
 _TOLD_AFTER = 1.0  # seconds
 _CHECKSUM = 16  # bytes
+
+_held: set[int] = set()  # descriptors of lock files
+_opening = threading.RLock()  # while one is opened, and while a thread forks
+
+
+def _after_fork() -> None:
+    """Leave the turns to the parent: a turn lasts as long as any process has the descriptor."""
+    while _held:
+        os.close(_held.pop())
+    _opening.release()
+
+
+# The last step before a fork: a thread that compiles, for which forks wait (compiler.py), has to open such files.
+os.register_at_fork(before=_opening.acquire, after_in_parent=_opening.release, after_in_child=_after_fork)
 
 
 class DamagedError(ValueError):
@@ -64,10 +79,10 @@ def turn_to_make(path: Path, patience: float = PATIENCE) -> Iterator[None]:
     try:
         yield
     finally:
-        if fd is not None:
+        if fd is not None and fd in _held:  # else it is the parent's turn
             with contextlib.suppress(OSError):
                 os.unlink(lock)
-            os.close(fd)
+            _close(fd)
 
 
 def _locked(lock: Path, patience: float, what: str) -> int | None:
@@ -87,7 +102,9 @@ def _locked(lock: Path, patience: float, what: str) -> int | None:
 
 def _try_to_lock(lock: Path) -> int | None:
     """Return the descriptor of the locked file; None while another process has it."""
-    fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+    with _opening:
+        fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+        _held.add(fd)
     kept = False
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -97,5 +114,11 @@ def _try_to_lock(lock: Path) -> int | None:
         pass
     finally:
         if not kept:
-            os.close(fd)
+            _close(fd)
     return fd if kept else None
+
+
+def _close(fd: int) -> None:
+    with _opening:
+        _held.remove(fd)
+        os.close(fd)

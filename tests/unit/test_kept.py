@@ -1,12 +1,13 @@
 """Files that are made once: they are as they were written, and one process at a time makes one."""
 
 import logging
+import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,32 @@ def test_a_process_that_dies_ends_its_turn(tmp_path):
         with turn_to_make(tmp_path / "made", patience=30):
             pass
     assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # beside threads, since Python 3.12
+def test_a_forked_child_has_no_part_in_a_turn(tmp_path, caplog):
+    """It neither ends its parent's turn nor makes it last."""
+    turn, (ready, tell) = ExitStack(), os.pipe()
+    turn.enter_context(turn_to_make(tmp_path / "made"))
+    child = os.fork()
+    if child == 0:
+        turn.close()
+        os.write(tell, b"!")
+        time.sleep(60)
+        os._exit(0)
+    try:
+        os.read(ready, 1)
+        assert (tmp_path / ".made.lock").exists()
+        kept._close(*kept._held)  # as if this process died
+        with turn_to_make(tmp_path / "made", patience=10):
+            pass
+        assert not caplog.records
+    finally:
+        turn.close()
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        os.close(ready)
+        os.close(tell)
 
 
 def test_a_wait_is_told_and_has_an_end(tmp_path, monkeypatch, capfd, caplog):
