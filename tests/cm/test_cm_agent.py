@@ -1,14 +1,18 @@
 """The agent of a port: its queue pair 1, what is sent there by others, and what callers see when it fails."""
 
 import asyncio
+import os
+import signal
 import threading
 import traceback
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
 from gpunetio import PortConfig, cm, verbs
+from gpunetio.cm import agent
 from gpunetio.cm.gsi import GeneralServices
 from gpunetio.cm.ways import _PATHS
 from gpunetio.enums import QpState, QpType, SendFlags, WrOpcode
@@ -69,6 +73,39 @@ def test_one_agent_of_a_nic(two):
     assert not manager(b)
     with verbs.open(b.name) as other, cm.listen(other, PORT):
         assert manager(b)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # beside threads, since Python 3.12
+def test_a_child_that_is_forked_while_an_agent_opens(two, monkeypatch):
+    """It has none of its parent's agents, and opens its own."""
+    a, b = two
+    opens, forked, own, parent = threading.Event(), threading.Event(), agent._Own, os.getpid()
+
+    def open_late(*arguments):
+        if os.getpid() == parent:
+            opens.set()
+            assert forked.wait(60)
+        return own(*arguments)
+
+    with cm.listen(a, PORT), ThreadPoolExecutor(1) as pool:
+        monkeypatch.setattr(agent, "_Own", open_late)
+        opening = pool.submit(cm.listen, b, PORT)
+        assert opens.wait(20)
+        child = os.fork()
+        if child == 0:
+            signal.alarm(30)
+            try:
+                assert not agent._agents
+                port = PortConfig(addresses=(own_address(),))
+                with verbs.open("soft2", port=port) as mine, cm.listen(mine, PORT), cm.listen(mine, PORT + 1):
+                    assert len(agent._agents) == 1
+                os._exit(0)
+            finally:
+                os._exit(1)
+        status = os.waitpid(child, 0)[1]
+        forked.set()
+        opening.result(20).close()
+    assert status == 0
 
 
 def test_a_queue_pair_1_that_fails(two, caplog):

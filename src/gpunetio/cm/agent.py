@@ -45,6 +45,16 @@ _agents: dict[tuple[Context, int], Agent] = {}
 _opening = threading.Lock()  # of agents
 
 
+def _after_fork() -> None:
+    """Forget the parent's agents in a forked child, and the thread that opens one."""
+    global _opening
+    _opening = threading.Lock()
+    _agents.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
 class _Side(Protocol):
     """Where the messages of a port are: what happens there, and the machine that knows."""
 
