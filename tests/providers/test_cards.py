@@ -222,6 +222,23 @@ def test_datagrams(stand_in: StandIn):
         ah.close()
 
 
+def test_a_number_is_another_objects_as_soon_as_it_is_free(stand_in: StandIn):
+    """Another thread's, while the thread that has freed it waits for Python's lock."""
+    with verbs.open("mlx5_0") as ctx:
+        device = ctx.provider
+        pdn = device.alloc_pd()
+        free, pointer = device._held["PD", pdn]
+        others = object()
+
+        def free_and_lose_the_lock(pointer: object) -> int:
+            device.hold("PD", pdn, free, others)
+            return free(pointer)
+
+        device._held["PD", pdn] = free_and_lose_the_lock, pointer
+        device.dealloc_pd(pdn)
+        assert device._held.pop(("PD", pdn)) == (free, others)
+
+
 def test_an_empty_gid_table(stand_in: StandIn):
     stand_in.has_gids = False
     with verbs.open("mlx5_0") as ctx:

@@ -11,6 +11,7 @@ import itertools
 import logging
 import os
 import select
+import threading
 from collections.abc import Callable
 from contextlib import ExitStack
 from ctypes import POINTER, byref, c_int
@@ -176,6 +177,7 @@ class VerbsDevice:
         # What close() releases, in order. The kind says what type the pointer has.
         self._held: dict[tuple[str, int], tuple[Callable[[Any], int | None], Any]] = {}
         self._numbering = itertools.count(1)  # of what has no number of its own
+        self._making = threading.Lock()
         self._own_pd: Pointer[s.ibv_pd] | None = None  # for addresses
         self._gone = False
         self._borrowed = borrowed
@@ -350,10 +352,11 @@ class VerbsDevice:
 
         The caller destroys it with `ibv_destroy_ah`.
         """
-        if self._own_pd is None:
-            pd: Pointer[s.ibv_pd] = self.pointer("ibv_alloc_pd", self.verbs.ibv_alloc_pd(self.context))
-            self.hold("PD of addresses", 0, self.verbs.ibv_dealloc_pd, pd)
-            self._own_pd = pd
+        with self._making:
+            if self._own_pd is None:
+                pd: Pointer[s.ibv_pd] = self.pointer("ibv_alloc_pd", self.verbs.ibv_alloc_pd(self.context))
+                self.hold("PD of addresses", 0, self.verbs.ibv_dealloc_pd, pd)
+                self._own_pd = pd
         return self._new_ah(self._own_pd, port, Route(dgid, 0, 0, sgid_index, 0, _HOP_LIMIT, 0, True))
 
     def seek_mac(self, port: int, dgid: bytes) -> bool:
@@ -435,13 +438,18 @@ class VerbsDevice:
         return self._held[kind, number][1]
 
     def give_back(self, kind: str, number: int) -> None:
-        """Destroy an object. If the device is gone, the kernel has already destroyed it."""
-        pointer = self.get(kind, number)
+        """Destroy an object. If the device is gone, the kernel has already destroyed it.
+
+        Its number may be that of another thread's new object as soon as the kernel has destroyed it.
+        """
+        self.get(kind, number)
+        held = free, pointer = self._held[kind, number]
         try:
-            self._check(f"closing {kind} {number:#x}", self._held[kind, number][0](pointer))
+            self._check(f"closing {kind} {number:#x}", free(pointer))
         except DeviceFatalError:
             logger.debug("%s is gone, and %s %#x with it", self.name, kind, number)
-        del self._held[kind, number]
+        if self._held.get((kind, number)) is held:
+            del self._held[kind, number]
 
     def close(self) -> None:
         if not self._open or self._pid != os.getpid():

@@ -7,6 +7,7 @@ import errno
 import logging
 import os
 import select
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
@@ -87,6 +88,7 @@ class Mlx5Provider(VerbsDevice):
         self._numbers: dict[int, int] = {}  # handle of a DEVX object → its number
         self._channels: list[_Channel] = []
         self._cookies: dict[int, list[tuple[_Channel, int]]] = {}  # handle of a DEVX object → its subscribers
+        self._counting_uars = threading.Lock()
         self._uar_users: Counter[int] = Counter()  # register → allocations: all non-cached ones share it
         attr = s.mlx5dv_context()
         self._check("mlx5dv_query_device", self.mlx5.mlx5dv_query_device(context, byref(attr)))
@@ -159,16 +161,18 @@ class Mlx5Provider(VerbsDevice):
                 f"mlx5dv_devx_alloc_uar of kind {kind.name} on {self.name}: this kernel or libmlx5 has no such pages"
             )
         found = self.pointer(f"mlx5dv_devx_alloc_uar of kind {kind.name}", uar).contents
-        self._uar_users[found.reg_addr] += 1
-        self.hold("UAR", found.reg_addr, self.mlx5.mlx5dv_devx_free_uar, uar)
+        with self._counting_uars:
+            self._uar_users[found.reg_addr] += 1
+            self.hold("UAR", found.reg_addr, self.mlx5.mlx5dv_devx_free_uar, uar)
         return UarPage(found.page_id, found.base_addr, found.reg_addr)
 
     def free_uar(self, page: UarPage) -> None:
         """Free a UAR. A page has several BlueFlame registers and is allocated once for each of them."""
-        self.get("UAR", page.reg_addr)
-        self._uar_users[page.reg_addr] -= 1
-        if self._uar_users[page.reg_addr] == 0:
-            self.give_back("UAR", page.reg_addr)
+        with self._counting_uars:
+            self.get("UAR", page.reg_addr)
+            self._uar_users[page.reg_addr] -= 1
+            if self._uar_users[page.reg_addr] == 0:
+                self.give_back("UAR", page.reg_addr)
 
     def doorbell_register(self, uar: UarPage, qpn: int) -> int:
         """Return the UAR's own register: a card tells queues apart by the value written."""
