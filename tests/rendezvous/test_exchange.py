@@ -179,6 +179,48 @@ def test_a_peer_that_pings_and_does_not_answer_is_too_late():
         end.close()
 
 
+def test_an_interrupt_at_the_end_waits_until_the_peer_has_heard(monkeypatch):
+    """A second Ctrl+C, while the first one's last word waits for the thread that reads."""
+    with linked() as (link, peer):
+        join = link._reader.join
+
+        def interrupted(*arguments):
+            signal.raise_signal(signal.SIGINT)
+            return join(*arguments)
+
+        monkeypatch.setattr(link._reader, "join", interrupted)
+        threading.Timer(0.2, peer.shutdown, (socket.SHUT_WR,)).start()  # so that nobody waits for it
+        with pytest.raises(KeyboardInterrupt):
+            link.close(KeyboardInterrupt())
+        assert b"interrupted" in peer.recv(1000)
+        assert link._socket.fileno() == -1
+
+
+def test_a_caller_who_goes_while_another_one_comes(monkeypatch):
+    """The oldest caller has left, and is hung up on for want of room in the same look."""
+    monkeypatch.setattr(exchange, "_MOST_CALLERS", 1)
+    with exchange.listen("127.0.0.1", 0) as listener, exchange.Callers(listener) as callers:
+        port = listener.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port)):
+            assert callers.look(time.monotonic() + 20) is None
+        select = callers._selector.select
+
+        def listener_first(timeout):
+            while len(ready := select(timeout)) < 2:
+                time.sleep(0.001)
+            return sorted(ready, key=lambda one: one[0].fileobj is not listener)
+
+        monkeypatch.setattr(callers._selector, "select", listener_first)
+        with socket.create_connection(("127.0.0.1", port)) as second:
+            assert callers.look(time.monotonic() + 20) is None
+            monkeypatch.undo()
+            second.sendall(exchange._MAGIC)
+            found = None
+            while found is None:
+                found = callers.look(time.monotonic() + 20)
+            found[0].close()
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("brief_end")
 def test_pings_keep_a_talk_alive(monkeypatch):

@@ -29,6 +29,7 @@ from typing import NamedTuple
 
 from ..enums import LinkLayer
 from ..errors import DocaError, DocaErrorCode, OperatingSystemError, TimedOutError, again
+from ..interrupts import deferred
 from ..service import ServiceThread
 from ..verbs import Context
 
@@ -269,6 +270,7 @@ class Link:
         with self._changed:
             self._changed.wait_for(lambda: self._messages or self._failure is not None, seconds)
 
+    @deferred()  # or a second Ctrl+C would leave the peer without a word
     def close(self, error: BaseException | None = None) -> None:
         """End the connection. Tell the peer of this end's error, unless the peer has ended already. Idempotent."""
         if self._closing:
@@ -457,8 +459,8 @@ class Callers:
             sock = key.fileobj
             assert isinstance(sock, socket.socket)
             if sock is self._listener:
-                self._take()
-            elif self._greets(sock):
+                self._take()  # which may hang up on one of the others
+            elif sock in self._deadlines and self._greets(sock):
                 return self._leave(sock)
         for sock, (deadline, _) in list(self._deadlines.items()):
             if time.monotonic() >= deadline:
