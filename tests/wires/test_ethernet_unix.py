@@ -201,6 +201,28 @@ def _dial_until_taken(path, a, count):
     return Qemu.dial(path).sock
 
 
+def test_a_peer_that_leaves_when_the_thread_is_behind(path):
+    """The engine cannot tell the thread, which has more to hear than there is room for. The next peer is taken."""
+    with nic(path, 0) as a:
+        wire = a.nic.links._to_others._wire
+        with wire.neighbours._changed:  # so that the thread hears nothing
+            first = Qemu.dial(path)
+            question = Ether(src=STATION, dst="ff:ff:ff:ff:ff:ff") / ARP(hwsrc=STATION, psrc="10.9.0.5", pdst=V4[0])
+            for _ in range(5000):
+                first.send(question)
+            first.sock.close()
+            until(lambda: wire.record["gone"], "the engine to notice")
+        with contextlib.closing(_dial_until_taken(path, a, 1)) as sock:
+            Qemu(sock).ask()
+
+
+def test_no_frame_is_sent_on_a_wire_that_has_closed(path):
+    """Whoever looks for a way may do so while the NIC closes."""
+    with nic(path, 0) as a:
+        wire = a.nic.links._to_others._wire
+    wire._send(bytes(60))
+
+
 def test_the_nic_connects_to_who_listens(path, caplog):
     with contextlib.closing(socket.socket(socket.AF_UNIX)) as listener:
         listener.bind(str(path))

@@ -73,13 +73,14 @@ class EthernetWire:
         self._name, self._mac, self._gids = name, mac, tuple(gids)
         self._egresses: dict[tuple[bytes, int, int], int] = {}  # by MAC, GID index, and UDP port
         self._lock, self._on_gone = threading.Lock(), on_gone
+        self._closed = self._lost = False
         _put.compile((types.int64,) * 3)
         with contextlib.ExitStack() as undo:
             self._lay_out(fd, reading, send_to, VIRTIO_NET.size if offloads else 0)
             self.record["promiscuous"] = promiscuous
             undo.callback(self._memory.close)
             self._bell = Notifier()
-            undo.callback(self._bell.close)
+            undo.callback(self._close_bell)
             self.events = (self._bell.fd,)
             engine, thread = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             undo.callback(thread.close)
@@ -88,7 +89,7 @@ class EthernetWire:
                 undo.callback(end.close)
             self.record["thread"] = engine.fileno()
             undo.enter_context(contextlib.closing(engine))
-            self.neighbours = Neighbours(name, mac, gids, thread, self._send, self._lose)
+            self.neighbours = Neighbours(name, mac, gids, thread, self._send, self._look)
             undo.callback(self.neighbours.join)
             undo.callback(engine.close)  # which ends the thread
             for end in (engine, thread):
@@ -149,10 +150,17 @@ class EthernetWire:
 
     def _send(self, frame: bytes) -> None:
         """Have the engine send a frame. It is lost if the pipe is full: the engine is paused, or the wire is slow."""
-        with self._lock:
+        with self._lock:  # threads that look for a way may do so while the wire closes
+            if self._closed:
+                return
             self._outgoing[: len(frame)] = np.frombuffer(frame, np.uint8)
             _put(self._replies, self._outgoing_at, len(frame))
-        self._bell.notify()
+            self._bell.notify()
+
+    def _close_bell(self) -> None:
+        with self._lock:
+            self._closed = True
+            self._bell.close()
 
     def unplug(self) -> None:
         """Put a silent socket in the place of a descriptor that leads nowhere: `poll` would never wait for that.
@@ -167,11 +175,15 @@ class EthernetWire:
         for field in ("begin", "end", "rest_at", "rest_end", "read_at", "read_end"):
             self.record[field] = 0
         self.record["gone"] = 0
+        self._lost = False
         self._bell.notify()
 
-    def _lose(self) -> None:
-        self.unplug()
-        self._on_gone()
+    def _look(self) -> None:
+        """Once for each other end that is gone."""
+        if self.record["gone"] and not self._lost:
+            self._lost = True
+            self.unplug()
+            self._on_gone()
 
     # --- egresses --------------------------------------------------------------------------------------------------
 

@@ -130,7 +130,7 @@ def _read_file(w):
 
 @device_function
 def lose(w):
-    """Note that the other end is gone, and tell the thread."""
+    """Note that the other end is gone, and have the thread look. Frames that leave no room for that do it as well."""
     w.gone = 1
     send(w.thread, w.scratch, GONE, MSG_DONTWAIT | MSG_NOSIGNAL)
 

@@ -32,7 +32,7 @@ PATIENCE = 3.0  # seconds that a neighbour has to answer
 RETRY = 0.25  # seconds between questions
 LIFETIME = 30.0  # seconds after which a neighbour is asked again, as in Linux (base_reachable_time_ms)
 MOST = 1024  # neighbours that are remembered, or asked: strangers make a NIC ask for whom they like
-GONE = 1  # bytes of what the engine sends instead of a frame when the other end is gone
+GONE = 1  # bytes of what the engine sends instead of a frame when the other end is gone, if there is room
 _BROADCAST = b"\xff" * 6
 _ALL_NODES = IPv6Address("ff02::1").packed
 _SOLICITED_NODE = IPv6Address("ff02::1:ff00:0").packed[:13]
@@ -91,16 +91,17 @@ def _link_address(options: bytes, wanted: int) -> bytes | None:
 class Neighbours:
     """The neighbours on the wire `name` of a NIC with `mac` and `gids`.
 
-    `frames` is the socket on which the engine sends frames that arrived. `send` puts a frame on the wire. `on_gone` is
-    called when the device is gone. Nobody but the owner closes the other end of `frames`, which ends the thread.
+    `frames` is the socket on which the engine sends frames that arrived. `send` puts a frame on the wire. `look` is
+    called after each, to see whether the device is gone. Nobody but the owner closes the other end of `frames`, which
+    ends the thread.
     """
 
     def __init__(
         self, name: str, mac: bytes, gids: Sequence[Gid], frames: socket.socket, send: Callable[[bytes], None],
-        on_gone: Callable[[], None],
+        look: Callable[[], None],
     ):  # fmt: skip
         self._name, self._mac, self._gids = name, mac, tuple(gids)
-        self._frames, self._send, self._on_gone = frames, send, on_gone
+        self._frames, self._send, self._look = frames, send, look
         self._changed = threading.Condition(threading.RLock())
         self._known: dict[Gid, tuple[bytes, float]] = {}  # MAC and time; the last to be learned is last
         self._asked: dict[Gid, float] = {}  # when they were asked; the last to be asked is last
@@ -113,10 +114,9 @@ class Neighbours:
 
     def _serve(self) -> None:
         while frame := self._frames.recv(_LARGEST):
-            if len(frame) == GONE:
-                self._on_gone()
-            else:
+            if len(frame) != GONE:
                 self._hear(frame)
+            self._look()
 
     # --- asking ----------------------------------------------------------------------------------------------------
 
