@@ -561,8 +561,9 @@ class SoftNic:
     def resume(self) -> None:
         """Undo `pause`."""
         with self._guard():
-            self.records["pause_at"] = -1
-            self.records["paused"] = 0
+            for i, worker in enumerate(self.engine.workers):  # between two turns, as in `pause`
+                self.engine.post(step.WRITE_ROW, worker + WORKER.pause_at, -np.ones(1, np.int64), worker=i)
+                self.engine.post(step.WRITE_ROW, worker + WORKER.paused, np.zeros(1, np.int64), worker=i)
             self.engine.kick()
 
     def expect_polling(self) -> None:
