@@ -1,12 +1,15 @@
 """The folder that stands for /sys/class/infiniband, without a NIC."""
 
+import fcntl
+import os
 from pathlib import Path
 
 import pytest
 
 from gpunetio.enums import LinkLayer
 from gpunetio.nic.control.port import Port, PortConfig
-from gpunetio.uverbs import sysfs
+from gpunetio.nic.state.counters import COUNTERS
+from gpunetio.uverbs import counter_files, sysfs
 
 
 @pytest.mark.parametrize("cpus, mask", [("0", "00000001"), ("0-3,8", "0000010f"), ("0-1,32", "00000001,00000003")])
@@ -18,6 +21,21 @@ def test_masks_of_cpus(cpus, mask):
 def built(folder: Path, config: PortConfig) -> Path:
     sysfs.build(folder, {"soft0": Port(config, "127.0.0.1")})
     return folder / "sys/class/infiniband/soft0"
+
+
+def test_a_folder_that_another_process_has_locked(tmp_path, monkeypatch):
+    """It may be stopped. What was counted meanwhile is written when the folder is free."""
+    monkeypatch.setattr(counter_files, "_PATIENCE", 0.05)
+    port = built(tmp_path, PortConfig()) / "ports/1"
+    counted, counters = counter_files._Counted(port), dict.fromkeys(COUNTERS.offsets, 0)
+    counters["rdma_tx_packets"] = 7
+    folder = os.open(port, os.O_RDONLY)
+    fcntl.flock(folder, fcntl.LOCK_EX)
+    counted.tell(counters)
+    assert int((port / "counters/port_xmit_packets").read_text()) == 0
+    os.close(folder)
+    counted.tell(counters)
+    assert int((port / "counters/port_xmit_packets").read_text()) == 7
 
 
 def test_network_devices_of_gids(tmp_path):

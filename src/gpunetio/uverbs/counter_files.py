@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ..nic.nic import SoftNic
 
 _PERIOD = 0.25  # seconds
+_PATIENCE, _LOOK = 0.5, 0.01  # seconds
 _WORD = 4  # bytes: the unit of a port's data (IBTA 16.1.3.5)
 _LIFESPAN = 10  # milliseconds for which the kernel keeps what it has read (ib_core)
 
@@ -87,7 +88,7 @@ class _Counted:
         self._told = dict.fromkeys(_FILES, 0)
 
     def tell(self, counters: Mapping[str, int]) -> None:
-        """Add to the files what was counted since the last call. The folder may be gone by now."""
+        """Add to the files what was counted since the last call that could. The folder may be gone by now."""
         now = {name: sum(counters[part] for part in parts) // unit for name, (parts, unit) in _FILES.items()}
         changes = {name: now[name] - told for name, told in self._told.items() if now[name] != told}
         if not changes:
@@ -95,14 +96,26 @@ class _Counted:
         with suppress(OSError):
             folder = os.open(self._port, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
-                fcntl.flock(folder, fcntl.LOCK_EX)  # others only add numbers meanwhile
+                _lock(folder)
                 for name, more in changes.items():
                     with open(self._port / name, "r+b", buffering=0) as file:
                         count = int(file.read(32)) + more
                         os.pwrite(file.fileno(), b"%d\n" % count, 0)  # at once, and never shorter than before
+                self._told = now
             finally:
                 os.close(folder)
-        self._told = now
+
+
+def _lock(folder: int) -> None:
+    """Lock a folder. BlockingIOError if another process does not give it up: others only add numbers meanwhile."""
+    end = time.monotonic() + _PATIENCE
+    while True:
+        try:
+            return fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > end:  # it may be stopped
+                raise
+            time.sleep(_LOOK)
 
 
 class CounterFiles:
