@@ -1,6 +1,7 @@
 """Tasks of the RDMA library on the CPU: random programs against bytes, errors, and what is in flight at the end."""
 
 import asyncio
+import signal
 from collections.abc import Iterator
 
 import numpy as np
@@ -190,6 +191,22 @@ def test_a_write_with_an_immediate_leaves_the_buffer_of_its_receive(ends):
     receive.wait(WAIT)
     assert (receive.opcode, receive.nbytes) == (ReceiveOpcode.WRITE_WITH_IMM, 5)
     assert (buf.data_nbytes, content(buf)) == (3, b"unt")
+
+
+def test_an_interrupt_while_a_task_is_submitted(ends, monkeypatch):
+    """It comes when the task is in flight, and what the NIC uses is kept until the task has ended."""
+    task = Write(ends.near, np.full(5, 7, np.uint8), ends.remote.part(100))
+    post = task._post
+
+    def interrupted(held):
+        post(held)
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(task, "_post", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        task.submit()
+    assert task.state is TaskState.IN_FLIGHT
+    task.wait(WAIT)
 
 
 def test_messages_of_several_connections(nics):

@@ -9,6 +9,7 @@ from enum import IntEnum
 from typing import Protocol, Self
 
 from ..errors import BadStateError, DocaError, again
+from ..interrupts import deferred
 from .engine import ProgressEngine
 
 
@@ -76,6 +77,7 @@ class Task(ABC):
         """Return whether the task has ended since it was submitted."""
         return self._state is TaskState.DONE
 
+    @deferred()  # or what the device uses by then would be given back
     def submit(self) -> Self:
         """Start the task (`doca_task_submit`, `doca_task_try_submit`), and return it.
 
