@@ -2,7 +2,9 @@
 
 import random
 import threading
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -15,7 +17,7 @@ from flow_port_rig import Setup, left_over, steered
 from gpunetio import PortConfig, verbs
 from gpunetio.enums import LinkLayer
 from gpunetio.errors import BadStateError, DriverError, FullError, InUseError, InvalidValueError, NotSupportedError
-from gpunetio.flow import DROP, KERNEL, FlowPort, Rss, TcpFlag, match
+from gpunetio.flow import DROP, KERNEL, FlowPipe, FlowPort, PipeType, Rss, TcpFlag, match
 from gpunetio.formats.commands import Opcode
 from gpunetio.nic.state.flow import Fate
 from steering_kernels import Frames, steer_and_serve
@@ -357,6 +359,40 @@ def test_threads_add_and_remove_rules_at_the_same_time(flows):
     assert not failed
     assert len(port.rules.rules) == 4 * 30
     assert flows.met([udp(2007), udp(29)]) == [taken(queue)] * 2
+
+
+def test_a_rule_that_waits_while_its_pipe_closes(flows):
+    port, failed = flows.port, []
+    pipe = port.create_pipe("closing", PipeType.CONTROL)
+
+    def add() -> None:
+        try:
+            pipe.add(match.everything(), to=DROP)
+        except Exception as error:
+            failed.append(error)
+
+    with port.lock:
+        adding = threading.Thread(target=add)
+        adding.start()
+        adding.join(0.3)  # it waits for the lock by then
+        pipe.close()
+    adding.join(30)
+    (error,) = failed
+    assert isinstance(error, BadStateError)
+    assert "is closed" in str(error)
+
+
+def test_one_of_two_threads_makes_the_root(flows, monkeypatch):
+    make, port = FlowPipe.__init__, flows.port
+
+    def slowly(*arguments: object) -> None:
+        make(*arguments)
+        time.sleep(0.1)
+
+    monkeypatch.setattr(FlowPipe, "__init__", slowly)
+    with ThreadPoolExecutor(2) as pool:
+        made = [pool.submit(port.create_pipe, name, PipeType.CONTROL, root=True) for name in ("one", "other")]
+        assert {type(each.exception(30)) for each in made} == {InUseError, type(None)}
 
 
 def test_rules_come_and_go_under_traffic(flows_of_one_worker):

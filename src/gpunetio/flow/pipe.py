@@ -51,6 +51,7 @@ class FlowRule(Handle):
         self._counter: Counter | None = None
         port = pipe.port
         with port.lock, ExitStack() as undo:
+            pipe.check_open()
             target = pipe.lead(to, undo)
             self.to = target.text
             self._use(port, *target.uses)

@@ -103,18 +103,19 @@ class FlowPort(Port):
         they say so themselves; `miss` where packets go that match none: by default to the kernel if the port is
         isolated, else they are dropped. `root`: packets that the port's own rules do not take come here.
         """
-        self.check_open()
-        if root and self._root is not None:
-            raise InUseError(f"{self} has a root pipe already, {self._root}: close it first")
-        pipe = FlowPipe(self, name, kind, match, to, miss)
-        if root:
-            try:
-                self.rules.update_miss(pipe)
-            except BaseException:
-                pipe.close()
-                raise
-            self._root = pipe
-        return pipe
+        with self.lock:
+            self.check_open()
+            if root and self._root is not None:
+                raise InUseError(f"{self} has a root pipe already, {self._root}: close it first")
+            pipe = FlowPipe(self, name, kind, match, to, miss)
+            if root:
+                try:
+                    self.rules.update_miss(pipe)
+                except BaseException:
+                    pipe.close()
+                    raise
+                self._root = pipe
+            return pipe
 
     def leave_root(self, pipe: FlowPipe) -> None:
         self.rules.update_miss(self.default_miss)
