@@ -247,12 +247,11 @@ class Litmus:
             ServiceThread("litmus", functools.partial(read_rings, rings, self.warps, me, self.readers, word))
             for me in range(self.readers)
         ]
-        for thread in threads:
-            thread.start()
         try:
+            for thread in threads:
+                thread.start()
             yield
         finally:
             control[0] = _DRAIN
-            for thread in threads:
-                if not thread.join():
-                    raise TimedOutError(f"a thread that reads the rings did not end within {STOP_TIMEOUT:g} s")
+            if [thread for thread in threads if thread.running and not thread.join()]:
+                raise TimedOutError(f"a thread that reads the rings did not end within {STOP_TIMEOUT:g} s")

@@ -9,7 +9,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
@@ -21,7 +20,7 @@ from ..eth import EthTxq, query_caps
 from ..formats.packet import IPV4_MAPPED
 from ..gpu import Gpu
 from ..jit.launch import Kernel
-from ..nic.observe.running import running
+from ..providers.soft import SoftProvider
 from ..samples.until_stopped import END_SECONDS, StopWord, on_signals
 from ..verbs import PD, Context
 from ..verbs import open as open_device
@@ -70,8 +69,8 @@ class Application:
         self.ctx = undo.enter_context(open_device(options.device, port=port))
         caps = query_caps(self.ctx)  # refuses a port without Ethernet
         self.address = address_of(self.ctx)
-        found = running(self.ctx.name, os.getpid())
-        self._nic = undo.enter_context(found[0]) if found else None
+        provider = self.ctx.provider
+        self._nic = undo.enter_context(provider.nic.observed()) if isinstance(provider, SoftProvider) else None
         self.gpu = undo.enter_context(Gpu(options.gpu))
         self.pd = self.ctx.create_pd()
         numbers = range(options.queues)
