@@ -12,7 +12,7 @@ from gpunetio.bench import litmus
 from gpunetio.bench.litmus import DEPTH, FENCES, RING, Litmus, read_ring
 from gpunetio.cli import app
 from gpunetio.cli.selftest import FENCES as CHOICES
-from gpunetio.device import clock_ns, st64
+from gpunetio.device import clock_ns, ld_acquire64, st64
 from gpunetio.errors import InvalidValueError
 from gpunetio.formats.wqe import WQEBB
 from gpunetio.jit.launch import offline
@@ -66,12 +66,12 @@ def test_the_fence_of_the_library_keeps_the_order(warp):
 
 @kernel
 def rings_early(rings, control, fence, timeout_ns):
-    """A poster that rings first and fills its slots a while later."""
+    """A poster that rings first, and fills its slots when they were read, or a while later."""
     first = litmus.dev.ld64(rings + RING.doorbell)
     for index in range(first, first + 100):
         litmus.st_mmio64(rings + RING.doorbell, index + 1)
         start = clock_ns()
-        while clock_ns() - start < 50_000:
+        while ld_acquire64(rings + RING.consumed) <= index and clock_ns() - start < 50_000_000:
             litmus.dev.yield_thread()
         for at in range(0, 8 * WORDS, 8):
             st64(rings + RING.size + (index & (DEPTH - 1)) * 8 * WORDS + at, index + 1)

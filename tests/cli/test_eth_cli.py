@@ -71,7 +71,7 @@ def test_one_frame_into_a_buffer(caplog):
     pytest.param(Kind.MANAGED, {"headroom": 64, "tailroom": 64, "timestamp": True}, marks=pytest.mark.slow),
 ])  # fmt: skip
 def test_a_batch_from_a_pool(caplog, kind, options):
-    there = receive(caplog, kind=kind, seconds=2.0, **options)
+    there = receive(caplog, kind=kind, seconds=5.0, **options)
     eth_txq.run(eth_txq.SampleOptions(device="soft0", batch=True))
     there.join(40)
     assert (there.count, there.error) == (32, None)

@@ -155,7 +155,7 @@ def test_contents_that_are_wrong(play, monkeypatch, operation):
         self.buffer[2 * 64 + 9] ^= 0x40
 
     monkeypatch.setattr(sample.End, "fill", wrong)
-    monkeypatch.setattr(sample, "WAIT_SECONDS", 0.5)  # a WRITE that does not come
+    monkeypatch.setattr(sample, "WAIT_SECONDS", 3.0)  # a WRITE that does not come
     outcomes = play(operation=operation, iterations=5)
     receiver, sender = reversed(outcomes) if operation == "Read" else outcomes
     who = "server" if operation == "Read" else "client"
@@ -173,7 +173,7 @@ def test_bytes_that_do_not_come(play, monkeypatch, operation):
     """A request that is one byte short: what was there before is no message."""
     sge = sample.End.sge
     monkeypatch.setattr(sample.End, "sge", lambda self, i: replace(sge(self, i), length=63))
-    monkeypatch.setattr(sample, "WAIT_SECONDS", 0.5)
+    monkeypatch.setattr(sample, "WAIT_SECONDS", 3.0)
     outcomes = play(operation=operation)
     receiver = outcomes[operation == "Read"]
     assert isinstance(receiver.error, UnexpectedError)

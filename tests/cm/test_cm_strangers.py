@@ -136,7 +136,7 @@ def test_everyone_who_asks_for_a_way_is_told(cable):
     ctx, _ = cable
     silent, told = Way(gid_of(SILENT.format(1)), 0), []
     for _ in range(100):
-        Agent.of(ctx).find(silent, told.append, patience=0.1)
+        Agent.of(ctx).find(silent, told.append, patience=2.0)
     until(lambda: len(told) == 100, "an answer for each")
     assert Counter(map(type, told)) == {NotFoundError: 64, FullError: 36}
 

@@ -232,8 +232,8 @@ def stalled(pair: Pair) -> Iterator[Callable[..., ExportedQp]]:
     """Makes queues of a NIC that stands still, whose waits end soon."""
     made: list[ExportedQp] = []
 
-    def make(**options: object) -> ExportedQp:
-        made.append(pair.gpu.create_qp(pair.pd, 8, timeout=0.05, **options))  # type: ignore[arg-type]
+    def make(timeout: float = 0.05, **options: object) -> ExportedQp:
+        made.append(pair.gpu.create_qp(pair.pd, 8, timeout=timeout, **options))  # type: ignore[arg-type]
         made[-1].connect(made[-1])
         pair.nic.pause()
         until(lambda: pair.nic.record["paused"], "the NIC to stand still")
@@ -261,13 +261,14 @@ def test_every_wait_ends(pair: Pair, stalled, wait, sharing, collapsed):
     put = call(pair, "put", qp=queue)
     assert run(pair.gpu, [[put], [put | WAITS[wait]]], sharing=sharing).ravel().tolist() == [0, ETIMEDOUT]
     pair.nic.resume()
+    until(lambda: queue.indices()["submitted"] == int(pair.nic.qps[queue.qpn]["sq_ci"]), "the NIC")
     assert run(pair.gpu, [[{"what": "wait_all", "qp": queue}]])[0, 0] == OK
 
 
 @pytest.mark.parametrize("sharing", [EXCLUSIVE, GPU])
 def test_a_post_waits_for_room_until_its_deadline(pair: Pair, stalled, sharing):
     """It gives its slots back, so that the queue goes on when the NIC does."""
-    queue = stalled()
+    queue = stalled(timeout=1.0)
     posts = [[call(pair, "put", qp=queue)]] * 10
     assert run(pair.gpu, posts, sharing=sharing).ravel().tolist() == [*range(8), ETIMEDOUT, ETIMEDOUT]
     assert queue.indices()["reserved"] == 8

@@ -98,7 +98,7 @@ def test_an_idle_kernel_takes_next_to_no_cpu_time(word):
 def test_ctrl_c_reaches_a_program_whose_kernel_naps():
     with Gpu("host") as gpu, memory(gpu) as work, memory(gpu) as words, memory(gpu) as out:
         launch = consume[1, 1, gpu](work, words, 1, 1_000_000, out)
-        timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
+        timer = threading.Timer(1.5, os.kill, (os.getpid(), signal.SIGINT))
         timer.start()
         with pytest.raises(KeyboardInterrupt):
             launch.wait(60)

@@ -275,9 +275,9 @@ def test_reserve_refuses_what_the_ring_cannot_hold(pair: Pair, count):
 
 @pytest.fixture
 def impatient(gpu: Gpu):
-    """A pair whose device waits end after a fifth of a second."""
+    """A pair whose device waits end after a second."""
     with verbs.open("soft0") as ctx:
-        opened = make_pair(ctx, gpu, depth=16, timeout=0.2)
+        opened = make_pair(ctx, gpu, depth=16, timeout=1.0)
         yield opened
         opened.a.close()
         opened.b.close()
@@ -330,7 +330,7 @@ def test_closing_what_a_kernel_uses_waits_for_the_kernel(pair: Pair):
     out = pair.gpu.alloc(8, MemType.CPU_GPU)
     view = out.array.view(np.int64)
     view[:] = -1
-    args = (pair.a, pair.there.address, pair.there_mr.rkey, pair.here.address, pair.here_mr.lkey, 200_000_000, out)
+    args = (pair.a, pair.there.address, pair.there_mr.rkey, pair.here.address, pair.here_mr.lkey, 1_000_000_000, out)
     launch = slow[1, 1, pair.gpu](*args)
     assert not launch.done
     pair.a.close()

@@ -405,7 +405,7 @@ def test_a_stalled_engine_ends_the_waits_of_groups(pair: Pair, caplog):
     """Every thread of a group comes back from a wait that has timed out."""
     caplog.set_level(logging.CRITICAL, "gpunetio")
     lanes = pair.gpu.warp
-    a, b = (pair.gpu.create_qp(pair.pd, DEPTH, timeout=0.2) for _ in range(2))
+    a, b = (pair.gpu.create_qp(pair.pd, DEPTH, timeout=1.0) for _ in range(2))
     a.connect(b)
     put = {
         "what": "put", "nbytes": 8, "raddr": pair.there.address, "rkey": pair.there_mr.rkey,

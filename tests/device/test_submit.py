@@ -355,7 +355,7 @@ def test_errors_of_a_collapsed_queue(plain: Pair, caplog, sharing):
 
 def test_deadline_of_a_collapsed_queue(plain: Pair, caplog):
     caplog.set_level(logging.CRITICAL, "gpunetio")
-    queue = made(plain, cq_collapsed=True, timeout=0.1)
+    queue = made(plain, cq_collapsed=True, timeout=1.0)
     plain.nic.pause()
     until(lambda: plain.nic.record["paused"], "the NIC to stand still")
     try:

@@ -406,7 +406,7 @@ def test_a_reset_frees_what_nobody_has_taken(post: Post):
 
 def test_a_message_that_does_not_come_leaves_no_gap(post: Post):
     """Waits that end without a message, of one thread or of several, take no message away from later ones."""
-    a, b = post.pair(8, timeout=0.15)
+    a, b = post.pair(8, timeout=1.0)
     post.alone(*(post.receiving(b, n) for n in range(8)))
     for sharing, threads in ((EXCLUSIVE, 1), (GPU, 1), (GPU, 3), (CTA, 2)):
         assert post.run([[{"what": "recv_next", "qp": b}] * threads], sharing=sharing) == [[ETIMEDOUT] * threads]
@@ -438,7 +438,7 @@ def test_one_look(post: Post, shared, sharing):
 @pytest.mark.parametrize("sharing", [CTA, GPU])
 def test_one_thread_counts_a_message(post: Post, sharing):
     """Another one, that is held up while it does, is waited for: the slot may have its next receive by then."""
-    a, b = post.pair(4, srq=post.srq(4), timeout=0.2)
+    a, b = post.pair(4, srq=post.srq(4), timeout=1.0)
     post.alone(post.receiving(b, 0), post.sending(a, 0, 8), {"what": "wait_all", "qp": a})
     image, side = b._place.read(), b._place.read_side()
     DEV_SIDE.at(side)["counting"] = 1  # somebody has begun, and is held up

@@ -50,14 +50,14 @@ def test_a_process_that_hangs():
     program = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint(json.dumps([os.getpid()]))\n{BEGUN}"
     program += "print(json.dumps({'pid': os.getpid()}), flush=True)\ntime.sleep(100)"
     found = watch([sys.executable, "-I", "-c", f"import json, os, sys, time\n{program}"],
-                  lambda step: 0.3 if step == "probe-uar" else 20.0)  # fmt: skip
-    assert found["ended"] == "no answer within 0.3 s"
+                  lambda step: 2.0 if step == "probe-uar" else 20.0)  # fmt: skip
+    assert found["ended"] == "no answer within 2 s"
     with pytest.raises(ProcessLookupError):
         os.kill(found["said"][-1]["pid"], 0)
     by_id = {finding.check.id: finding for finding in told(found)}
     assert by_id["probe-open"].status is OK
     assert by_id["probe-uar"].status is FAIL
-    assert "no answer within 0.3 s" in by_id["probe-uar"].summary
+    assert "no answer within 2 s" in by_id["probe-uar"].summary
     assert "dmesg" in by_id["probe-uar"].cure
     assert by_id["probe-umem"].status is SKIP
     assert "probe-uar" in by_id["probe-umem"].summary
@@ -69,13 +69,13 @@ def test_a_process_that_hangs():
         (f"{BEGUN}os.kill(os.getpid(), 11)", "ended by signal 11 (SIGSEGV)"),
         (f"{BEGUN}sys.exit('what a pity')", "exit status 1: what a pity"),
         (f"{BEGUN}1 // 0", "exit status 1: ZeroDivisionError"),
-        (f"{BEGUN}os.close(1); time.sleep(100)", "no end within 0.5 s"),
+        (f"{BEGUN}os.close(1); time.sleep(100)", "no end within 5 s"),
         (f"{BEGUN}while True: print('x' * 10000)", "it printed more than 1 MiB"),
     ],
 )  # fmt: skip
 def test_a_process_that_ends_otherwise(program, ended):
     """The probe that was under way has failed, and it is said how."""
-    found = child(program, 0.5 if "close" in program else 20.0)
+    found = child(program, 5.0 if "close" in program else 20.0)
     assert found["ended"].startswith(ended)
     (finding,) = [finding for finding in told(found) if finding.check.id == "probe-uar"]
     assert finding.status is FAIL

@@ -25,7 +25,7 @@ def test_what_ends():
 
 def test_what_hangs_is_killed(pid):
     command, number = pid
-    assert run(command, 1).status is None
+    assert run(command, 3).status is None
     with pytest.raises(ProcessLookupError):  # reaped, too
         os.kill(number(), 0)
 
@@ -39,7 +39,7 @@ def test_what_cannot_be_killed_is_left(pid, monkeypatch):
     monkeypatch.setattr(process.os, "killpg", lambda group, _: spared.append(group))
     real = process.start
     monkeypatch.setattr(process, "start", lambda *args, **more: started.append(real(*args, **more)) or started[0])
-    assert run(command, 1).status is None
+    assert run(command, 3).status is None
     assert spared == [number()]
     assert started[0].poll() is None
     os.kill(number(), signal.SIGKILL)

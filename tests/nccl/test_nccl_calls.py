@@ -327,8 +327,9 @@ def test_a_rank_that_does_not_come(nccl, rank):
         nccl.call("closeListen", listener)
 
 
-def test_a_caller_with_another_key(nccl):
+def test_a_caller_with_another_key(nccl, monkeypatch):
     """It gets no rank, and the one with the right key does."""
+    monkeypatch.setenv("GPUNETIO_NCCL_TIMEOUT", "20")
     handles, listeners = zip(*(nccl.listen() for _ in range(2)))
     spoilt = handles[0][:32] + bytes(16) + handles[0][48:]
     found: dict[int, object] = {}
@@ -344,7 +345,7 @@ def test_a_caller_with_another_key(nccl):
     with refused(rig.REMOTE_ERROR, "connect: .*gave another key: it belongs to another rendezvous"):
         nccl.connect([spoilt, handles[1]], 1, listeners[1])
     connect(1)
-    first.join(10)
+    first.join(30)
     assert all(isinstance(coll, int) for coll in found.values()), found
     room = ctypes.create_string_buffer(64)
     windows: list[object] = []

@@ -660,6 +660,7 @@ def test_objects_come_and_go_under_traffic(wired):
         peer.send(*[frame] * 5)
         sent += 5
         until(lambda wanted=sent: counters["rx_frames"] == wanted, "all have arrived")
+        nic_of(ctx).engine.settle()
         assert not end.buffer.memory.array.any()
     assert counters[DELIVERED] + counters["rx_frame_other_mac"] == sent
 

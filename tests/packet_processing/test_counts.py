@@ -54,7 +54,6 @@ def test_a_semaphore_item_that_the_cpu_does_not_free_delays_counts_and_loses_non
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(60)
 def test_a_capture_ends_with_http_too(tmp_path):
     """Then TCP of no connection goes to the CPU, which kernels do not wait for."""
     frames = mixed(20)

@@ -396,7 +396,7 @@ def test_reset(site):
     client.get("/60000.html")
     assert site.station.listen(lambda: len(client.got) > 0)
     site.station.send(client.make("R"))
-    site.station.listen(lambda: False, 0.3)  # what was on its way
+    site.station.listen(lambda: False, 2.0)  # what was on its way
     again = site.station.client(port=client.port, iss=client.next + 100_000)
     again.open()
     again.get("/1461.html")

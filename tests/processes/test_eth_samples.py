@@ -33,7 +33,7 @@ def sender(*options, size=64, threads=32):
 
 def wait_for(tool, counter, count):
     """Wait until a counter of a process' NIC has reached `count`."""
-    (nic,) = running_nics(pid=tool.process.pid)
+    (nic,) = running_nics(pid=tool.process.pid, timeout=LIMIT)
     with nic:
         until(lambda: nic.counters[counter] >= count, f"{count} {counter}", LIMIT)
 

@@ -231,7 +231,7 @@ def test_what_a_stopped_peer_was_sent_is_old_afterwards(farm):
             write_all(near, 0, there, 1, 64)
             assert error_of(queue.done.next()) == (RETRY_EXCEEDED, Reason.NO_RESPONSE)
             near.reset(0)
-            near.connect(0, there, psn=7, ack_timeout=ACK_TIMEOUT, retry_cnt=7)
+            near.connect(0, there, psn=7, ack_timeout=17, retry_cnt=7)
             buffer.bytes[:] = 2
             write_all(near, 0, there, 1, 64, offset=64)
         finally:
@@ -347,7 +347,11 @@ def _address_of(far: Far) -> str:
 def test_frames_wake_a_sleeping_engine(pair):
     """A peer that would sleep for a minute: every WRITE has to wake it."""
     near, far = pair
-    there = far("shown", -1)
+    there, here = ({**shown, "psn": 7} for shown in (far("shown", -1), near.shown(-1)))
+    near.reset(-1)
+    far("reset", -1)
+    for connect, to in ((near.connect, there), (lambda *a, **o: far("connect", *a, **o), here)):
+        connect(-1, to, psn=7, ack_timeout=20, retry_cnt=7)  # 4 s, which no busy machine takes
     far("sleep_for", 60_000)
     for _ in range(5):
         until(lambda: far("asleep"), "the other engine to sleep", DEADLINE)

@@ -439,7 +439,7 @@ def test_ctrl_c_ends_both(name, victim, port):
     with running(*pair(name, port, (), LONG)) as tools:
         for tool in tools:
             tool.until("#bytes")
-        threading.Event().wait(0.3)
+        threading.Event().wait(1.5)
         tools[victim].signal(signal.SIGINT)
         status, _, err = tools[victim].end()
         assert (status, err) == (130, "")
@@ -454,7 +454,7 @@ def test_a_kill_is_noticed(name, victim, port):
     with running(*pair(name, port, (), LONG)) as tools:
         for tool in tools:
             tool.until("#bytes")
-        threading.Event().wait(0.3)
+        threading.Event().wait(1.5)
         tools[victim].signal(signal.SIGKILL)
         status, _, err = tools[1 - victim].end()
         assert status == 1

@@ -9,13 +9,13 @@ import contextlib
 import json
 import operator
 import os
-import resource
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from time import sleep
 from typing import Any, Self
 
 import numpy as np
@@ -31,6 +31,7 @@ from gpunetio.nic.state.wire import WIRE
 from gpunetio.verbs import QpEndpoint
 from neighbour import address
 from nic_rig import PATIENCE, WRITE, Buffer, Cqe, Queue, raddr, until, view
+from usage import resident
 
 DEADLINE = 60.0  # for an answer, also on a machine that is busy with other things
 START = 120.0  # for the first process, which may have to compile
@@ -167,12 +168,13 @@ class Side:
         """Descriptors, mappings of shared memory, threads, and resident bytes."""
         with open("/proc/self/maps") as maps:
             shared = sum("memfd:gpunetio" in line for line in maps)
-        with open("/proc/self/statm") as statm:
-            resident = int(statm.read().split()[1]) * resource.getpagesize()
-        return {
-            "descriptors": len(os.listdir("/proc/self/fd")), "mappings": shared,
-            "threads": len(os.listdir("/proc/self/task")), "resident": resident,
-        }  # fmt: skip
+        # For a moment, a thread may have a descriptor more, and one that has ended is still listed.
+        looks = []
+        for _ in range(5):
+            looks.append([len(os.listdir(f"/proc/self/{what}")) for what in ("fd", "task")])
+            sleep(0.01)
+        descriptors, threads = map(min, zip(*looks, strict=True))
+        return {"descriptors": descriptors, "mappings": shared, "threads": threads, "resident": resident()}
 
     def fork(self) -> int:
         """A child that stays, touches nothing, and ends when it is told to, as any child of a user's might."""

@@ -307,7 +307,7 @@ def test_connect(ends):
         attr, _ = qp.query()
         assert (attr.current_state, attr.path_mtu, attr.dest_qp_num) == (RTS, 4096, peer.qpn)
         assert (attr.allow_remote_write, attr.allow_remote_read, attr.allow_remote_atomic) == (True, True, 1)
-        assert (attr.max_rd_atomic, attr.max_dest_rd_atomic, attr.ack_timeout, attr.retry_cnt) == (16, 16, 15, 1)
+        assert (attr.max_rd_atomic, attr.max_dest_rd_atomic, attr.ack_timeout, attr.retry_cnt) == (16, 16, 16, 1)
         assert attr.ah_attr is not None
         assert attr.ah_attr.gid == qp.ctx.query_gid()
     assert a.qp.endpoint() == QpEndpoint(a.qp.qpn, a.qp.ctx.query_gid(), 0, 4096, a.qp.psn)

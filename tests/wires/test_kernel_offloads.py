@@ -28,7 +28,7 @@ from gpunetio.fabric.ethernet_records import SOL_PACKET
 from gpunetio.fabric.ip_headers import internet_checksum
 from gpunetio.formats.cqe import CqeOpcode, Syndrome
 from gpunetio.formats.wqe import WqeOpcode
-from gpunetio.nic.engine import compile_engine
+from gpunetio.nic.engine import compile_engine, compile_extensions
 from gpunetio.nic.observe.reasons import Reason
 from lan import ETH_P_ALL, cabled
 from udp_rig import Namespace
@@ -97,7 +97,8 @@ class End(Port):
 @contextlib.contextmanager
 def opened(kind: str, name: str = "soft1", **port: Any) -> Iterator[End]:
     wire, interface = WIRES[kind]
-    compile_engine()
+    compile_engine()  # which may take longer than `Namespace.run` waits
+    compile_extensions()
     with contextlib.ExitStack() as undo:
         where = undo.enter_context(cabled())
         where.run(_no_ipv6)

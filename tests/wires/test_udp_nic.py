@@ -29,8 +29,8 @@ class Two:
         self.a, self.b = (Queue(pd) for pd in pds)
         self.here, self.there = Buffer(pds[0], SIZE, fill=1), Buffer(pds[1], SIZE)
         ends = [queue.qp.endpoint(sgid_index=index) for queue, index in zip((self.a, self.b), indices, strict=True)]
-        self.a.qp.connect(ends[1], sgid_index=indices[0], ack_timeout=14)
-        self.b.qp.connect(ends[0], sgid_index=indices[1], ack_timeout=14)
+        self.a.qp.connect(ends[1], sgid_index=indices[0], ack_timeout=19)
+        self.b.qp.connect(ends[0], sgid_index=indices[1], ack_timeout=19)
         self.nic = self.contexts[1].provider.nic
 
     def __enter__(self) -> "Two":
