@@ -441,3 +441,12 @@ def test_counters_begin_at_0_when_they_are_used_again(flows):
             flows.met([frame] * (i % 3))
             assert rule.counter.packets == i % 3
     assert len(flows.port.counters._bulks) <= 2
+
+
+def test_a_rule_counts_on_while_others_come_and_go(flows):
+    """Their counters are of the same bulk, and are read together."""
+    with flows.port.steer(match.udp(dst=53), DROP) as rule:
+        flows.met([udp(53)] * 3)
+        for _ in range(300):
+            flows.port.steer(match.udp(dst=54), DROP).close()
+        assert rule.counter.packets == 3

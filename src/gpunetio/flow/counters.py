@@ -81,7 +81,9 @@ class Counters:
     def _refill(self) -> None:
         for bulk in self._bulks:
             if len(bulk.used) * 2 >= bulk.size:
-                bulk.before = bulk.read()
+                now = bulk.read()
+                for place in bulk.used:  # the others count on
+                    bulk.before[place] = now[place]
                 self._free += [Counter(bulk, place) for place in bulk.used]
                 bulk.used.clear()
                 return

@@ -89,10 +89,10 @@ class FlowRule(Handle):
 
         BadStateError if the rule is closed, or was made with count=False.
         """
-        self.check_open()
-        if self._counter is None:
-            raise BadStateError(f"{self} was made with count=False")
         with self.pipe.port.lock:
+            self.check_open()
+            if self._counter is None:
+                raise BadStateError(f"{self} was made with count=False")
             return self._counter.read()
 
     def close_with_owner(self) -> None:
@@ -199,8 +199,8 @@ class FlowPipe(Stage):
     @property
     def missed(self) -> FlowCount:
         """Return the packets and octets that matched no rule so far (`doca_flow_resource_query_pipe_miss`)."""
-        self.check_open()
         with self.port.lock:
+            self.check_open()
             return self._counter.read()
 
     # --- rules -------------------------------------------------------------------------------------------------------
@@ -288,8 +288,8 @@ class FlowPipe(Stage):
 
     def update_miss(self, to: To) -> None:
         """Change what becomes of packets that match no rule, in one step (`doca_flow_pipe_update_miss`)."""
-        self.check_open()
         with self.port.lock, ExitStack() as undo:
+            self.check_open()
             target = self.lead(to, undo)
             change_entry(
                 self._entry, self._last.number, self._place, _EVERYTHING, target.forward, self._counter.number
@@ -303,13 +303,14 @@ class FlowPipe(Stage):
 
     def close(self) -> None:
         """Close the pipe and its rules. InUseError while another pipe leads to it."""
-        if self.closed:
-            return
-        if self.users and not (others := [user for user in self.users if user is not self.port.rules]):
-            self.port.leave_root(self)
-        elif self.users:
-            raise InUseError(f"{self} is still used by {listed(others)}: close that first")
-        super().close()
+        with self.port.lock:
+            if self.closed:
+                return
+            if self.users and not (others := [user for user in self.users if user is not self.port.rules]):
+                self.port.leave_root(self)
+            elif self.users:
+                raise InUseError(f"{self} is still used by {listed(others)}: close that first")
+            super().close()
 
     def close_with_owner(self) -> None:
         """Close the pipe and its rules without checks."""
