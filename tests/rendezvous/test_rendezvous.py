@@ -1,12 +1,14 @@
 """Ranks that meet: values exchanged over TCP, MPI and a store, and meshes of queue pairs."""
 
 import contextlib
+import gc
 import json
 import socket
 import sys
 import threading
 import time
 import types
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -567,6 +569,57 @@ def test_what_a_mesh_is_not_told_twice_or_by_half():
 
 
 # --- a key, a socket of the caller's, and leaving -------------------------------------------------------------------
+
+
+def test_memory_that_mpi_may_still_write_to_is_kept(monkeypatch, mpi4py):
+    """A collective call cannot be cancelled: it may complete after this rank has given up."""
+    given = []
+    gather = Communicator.Iallgather
+
+    def noted(self, sent, received):
+        given.extend([weakref.ref(sent), weakref.ref(received)])
+        return gather(self, sent.copy(), received)
+
+    monkeypatch.setattr(Communicator, "Iallgather", noted)
+    monkeypatch.setattr(Communicator.Request, "__init__", lambda self, *_: None)  # it holds none of it
+    monkeypatch.setattr(Communicator.Request, "Test", lambda self: False)
+    with pytest.raises(TimedOutError, match=r"within 0\.1 s"):
+        MpiRendezvous(Communicator(1, 3, {}), timeout=0.1).barrier()
+    gc.collect()
+    assert len(given) == 2
+    assert all(memory() is not None for memory in given)
+
+
+def test_all_ranks_hear_that_one_cannot_be_answered(monkeypatch):
+    """It has handed in its value, and is gone when rank 0 answers."""
+    ranks = by_tcp(3, timeout=60)
+    first, send = next(iter(ranks[0]._links.values())), link.Link.send
+
+    def lost(self, kind, **body):
+        if self is first and kind == "values":
+            raise PeerError("a rank was lost")
+        send(self, kind, **body)
+
+    monkeypatch.setattr(link.Link, "send", lost)
+    start = time.monotonic()
+    errors = at_once(*(rank.barrier for rank in ranks))
+    assert [type(error) for error in errors] == [PeerError] * 3
+    assert all("a rank was lost" in str(error) for error in errors)
+    assert time.monotonic() - start < 50
+    at_once(*(rank.close for rank in ranks))
+
+
+def test_a_listening_socket_is_for_another_attempt():
+    listener = link.listen("127.0.0.1", 0)
+    port = listener.getsockname()[1]
+    with pytest.raises(TimedOutError, match="rank 1 of 2 did not connect"):
+        TcpRendezvous(0, 2, "127.0.0.1", port, listener=listener, timeout=0.1)
+    ends = at_once(
+        lambda: TcpRendezvous(0, 2, "127.0.0.1", port, listener=listener, timeout=10),
+        lambda: TcpRendezvous(1, 2, "127.0.0.1", port, timeout=10),
+    )
+    for end in ends:
+        end.close()
 
 
 def test_a_listening_socket_of_the_callers():

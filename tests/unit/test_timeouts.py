@@ -85,8 +85,8 @@ def launch(world: SimpleNamespace, timeout: float) -> bool:
 def meet(world: SimpleNamespace, rank: int, timeout: float) -> object:
     """Rank 1 asks a rank 0 that says nothing, or rank 0 waits for a rank 1 that does not come."""
     port = world.silent.getsockname()[1] if rank else 0
-    listener = None if rank else socket.create_server(("127.0.0.1", 0))
-    return rendezvous.TcpRendezvous(rank, 2, port=port, timeout=timeout, listener=listener)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return rendezvous.TcpRendezvous(rank, 2, port=port, timeout=timeout, listener=None if rank else listener)
 
 
 RAISE: dict[str, Callable[[SimpleNamespace, float], object]] = {

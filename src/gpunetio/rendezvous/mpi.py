@@ -12,6 +12,8 @@ from .group import TIMEOUT, Rendezvous
 
 _LOOK_SECONDS = 0.001
 
+_left: list[object] = []  # collective calls that go on, and the memory that MPI may still write to
+
 
 class MpiRendezvous(Rendezvous):
     """The ranks of an MPI communicator: `comm`, one of mpi4py's, or MPI.COMM_WORLD.
@@ -31,15 +33,20 @@ class MpiRendezvous(Rendezvous):
     def _allgather(self, data: bytes) -> list[bytes]:
         end = time.monotonic() + self.timeout
         lengths = np.zeros(self.size, np.int64)
-        self._finish(self._comm.Iallgather(np.array([len(data)]), lengths), end)
+        own = np.array([len(data)])
+        self._finish(self._comm.Iallgather(own, lengths), end, own, lengths)
         ends = np.cumsum(lengths)
         found = np.zeros(int(ends[-1]), np.uint8)
         layout = [found, lengths.tolist(), (ends - lengths).tolist(), self._bytes]
-        self._finish(self._comm.Iallgatherv(np.frombuffer(data, np.uint8), layout), end)
+        self._finish(self._comm.Iallgatherv(np.frombuffer(data, np.uint8), layout), end, data, found)
         return [found[stop - length : stop].tobytes() for length, stop in zip(lengths, ends)]
 
-    def _finish(self, request: Any, end: float) -> None:
-        while not request.Test():
-            if time.monotonic() > end:
-                raise TimedOutError(f"rank {self.rank}: not all {self.size} ranks came within {self.timeout:g} s")
-            time.sleep(_LOOK_SECONDS)
+    def _finish(self, request: Any, end: float, *buffers: object) -> None:
+        try:
+            while not request.Test():
+                if time.monotonic() > end:
+                    raise TimedOutError(f"rank {self.rank}: not all {self.size} ranks came within {self.timeout:g} s")
+                time.sleep(_LOOK_SECONDS)
+        except BaseException:  # also Ctrl+C
+            _left.append((request, buffers))
+            raise

@@ -8,6 +8,7 @@ import time
 from hmac import compare_digest
 
 from ..errors import DocaError, InvalidValueError, OperatingSystemError, TimedOutError
+from ..interrupts import deferred
 from .group import TIMEOUT, Rendezvous
 from .link import MAX_BODY, Callers, Link, Message, PeerError, listen
 
@@ -62,13 +63,16 @@ class TcpRendezvous(Rendezvous):
 
     def _wait_for_all(self, address: str, port: int) -> None:
         end = time.monotonic() + self.timeout
-        with self._listener or listen(address, port) as listener, Callers(listener) as callers:
+        with contextlib.ExitStack() as undo:
+            listener = self._listener or undo.enter_context(listen(address, port))
+            callers = undo.enter_context(Callers(listener))
             while len(self._links) < self.size - 1:
                 if time.monotonic() >= end:
                     raise TimedOutError(self._missing(address, port))
                 if caller := callers.look(end):
                     sock, host = caller
                     self._admit(Link(sock, f"the caller {host}"), host)
+        listener.close()
         for link in self._links.values():
             link.send("welcome")
 
@@ -112,12 +116,12 @@ class TcpRendezvous(Rendezvous):
             return [value.raw("data", _MOST_BYTES) for value in values]
         try:
             parts = self._gathered(data)
+            values = [{"data": part.hex()} for part in parts]
+            for link in self._links.values():
+                link.send("values", values=values)
         except DocaError as error:
             self.close(error)  # the others wait for an answer
             raise
-        values = [{"data": part.hex()} for part in parts]
-        for link in self._links.values():
-            link.send("values", values=values)
         return parts
 
     def _gathered(self, data: bytes) -> list[bytes]:
@@ -154,6 +158,7 @@ class TcpRendezvous(Rendezvous):
         """
         return next((link.failure for link in self._links.values() if link.failure and not link.left), None)
 
+    @deferred()
     def leave(self) -> None:
         """Tell the other ranks that this one needs the rendezvous no longer, and close it."""
         for link in self._links.values():
@@ -162,6 +167,7 @@ class TcpRendezvous(Rendezvous):
                     link.leave()
         self.close()
 
+    @deferred()  # each rank hears of it
     def close(self, error: BaseException | None = None) -> None:
         super().close(error)
         for link in self._links.values():
