@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ..nic.nic import SoftNic
 
 _PERIOD = 0.25  # seconds
-_PATIENCE, _LOOK = 0.5, 0.01  # seconds
+_PATIENCE, _LAST_PATIENCE, _LOOK = 0.5, 10.0, 0.01  # seconds
 _WORD = 4  # bytes: the unit of a port's data (IBTA 16.1.3.5)
 _LIFESPAN = 10  # milliseconds for which the kernel keeps what it has read (ib_core)
 
@@ -87,8 +87,11 @@ class _Counted:
         self._port = port
         self._told = dict.fromkeys(_FILES, 0)
 
-    def tell(self, counters: Mapping[str, int]) -> None:
-        """Add to the files what was counted since the last call that could. The folder may be gone by now."""
+    def tell(self, counters: Mapping[str, int], patience: float = _PATIENCE) -> None:
+        """Add to the files what was counted since the last call that could, within `patience` seconds.
+
+        The folder may be gone by now.
+        """
         now = {name: sum(counters[part] for part in parts) // unit for name, (parts, unit) in _FILES.items()}
         changes = {name: now[name] - told for name, told in self._told.items() if now[name] != told}
         if not changes:
@@ -96,19 +99,19 @@ class _Counted:
         with suppress(OSError):
             folder = os.open(self._port, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
-                _lock(folder)
+                _lock(folder, patience)
                 for name, more in changes.items():
                     with open(self._port / name, "r+b", buffering=0) as file:
                         count = int(file.read(32)) + more
                         os.pwrite(file.fileno(), b"%d\n" % count, 0)  # at once, and never shorter than before
-                self._told = now
+                    self._told[name] = now[name]
             finally:
                 os.close(folder)
 
 
-def _lock(folder: int) -> None:
+def _lock(folder: int, patience: float) -> None:
     """Lock a folder. BlockingIOError if another process does not give it up: others only add numbers meanwhile."""
-    end = time.monotonic() + _PATIENCE
+    end = time.monotonic() + patience
     while True:
         try:
             return fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -139,17 +142,17 @@ class CounterFiles:
 
     def end(self, nic: SoftNic) -> None:
         """Write what a NIC has counted, before it may close."""
-        self.tell()
+        self.tell(_LAST_PATIENCE)
         with self._lock:
             self._opens[nic] -= 1
             if not self._opens[nic]:
                 del self._opens[nic]
 
-    def tell(self) -> None:
+    def tell(self, patience: float = _PATIENCE) -> None:
         """Write what open NICs have counted."""
         with self._lock:
             for nic in self._opens:
-                self._counted[nic].tell(nic.counters)
+                self._counted[nic].tell(nic.counters, patience)
 
     def _serve(self) -> None:
         while True:
