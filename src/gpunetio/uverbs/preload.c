@@ -267,7 +267,10 @@ static void help_out(int fd, bool posted)
     int before = errno;    // the engine makes system calls
     __atomic_add_fetch(&helped[fd].helpers, 1, __ATOMIC_SEQ_CST);
     long worker = __atomic_load_n(&helped[fd].worker, __ATOMIC_SEQ_CST);
+    int cancel;  // a thread that ended in the middle of a turn would keep it
+    pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
     if (worker) calls.help_out(worker, posted);
+    pthread_setcancelstate(cancel, NULL);
     __atomic_sub_fetch(&helped[fd].helpers, 1, __ATOMIC_RELEASE);
     errno = before;
 }
