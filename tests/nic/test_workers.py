@@ -316,6 +316,21 @@ def test_components_move_under_load():
         assert nic.counters["sq_wqes"] == sum(pair.rounds for pair in pairs)
 
 
+def test_a_worker_that_sleeps_gets_queues():
+    """Without queues it sleeps until it is woken, and kernels' doorbells wake nobody."""
+    with opened(2) as (_, nic, pd):
+        pair, components = Pair(pd), nic.components
+        rows = set(components._component(nic.qps.row_address(pair.a.qp.qpn)))
+        components._move(rows, 0)
+        until(lambda: nic.records[1]["asleep"] and nic.records[1]["active_count"] == 0, "the empty worker to sleep")
+        components._move(rows, 1)
+        assert set(check(nic).values()) == {1}
+        for _ in range(20):
+            time.sleep(0.005)  # far longer than an idle engine spins
+            pair.a.post(WRITE, pair.there.remote(), pair.here.at(), how="record")
+            assert pair.a.done.next().opcode == REQ
+
+
 # --- what all workers share ------------------------------------------------------------------------------------------
 
 

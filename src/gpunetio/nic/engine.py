@@ -24,7 +24,7 @@ from .dma import lost_memory
 from .hardware import Engine, Opened
 from .loop import run
 from .place import Place
-from .step import READ_ROW, TOO_FULL, WRITE_ROW, WRONG_STATE
+from .step import MOVE_QP, READ_ROW, TOO_FULL, WRITE_ROW, WRONG_STATE
 from .state.ethernet import SQ_ROW
 from .state.worker import WORKER, worker_at
 from .state.tables import Row, Table
@@ -366,7 +366,9 @@ class ThreadEngine(Engine):
     def post_alone(self, *commands: tuple[int, int, Row], timeout: float = 10.0) -> None:
         with self._lock:
             first, *others = self._workers
-            held = [worker for worker in others if worker.has_queues]  # the rest look at no table
+            # The rest look at no table. But one that gets a queue must wake, and not before it has all of them.
+            moves = any(op == MOVE_QP for op, *_ in commands)
+            held = [worker for worker in others if moves or worker.has_queues]
             if held:
                 held.append(first)  # so that the commands do not have to wait for a turn of it
             end = time.monotonic() + timeout

@@ -559,7 +559,7 @@ class SoftNic:
                 self.engine.post(step.WRITE_ROW, self.engine.workers[0] + WORKER.pause_at, pause_at)
 
     def resume(self) -> None:
-        """Undo `pause`."""
+        """Undo `pause`. TimedOutError if an engine takes no command in time."""
         with self._guard():
             for i, worker in enumerate(self.engine.workers):  # between two turns, as in `pause`
                 self.engine.post(step.WRITE_ROW, worker + WORKER.pause_at, -np.ones(1, np.int64), worker=i)

@@ -208,3 +208,4 @@ class Components:
             self._worker[row] = to
             if row in self._qps:
                 self._note(row)
+        self._engine.kick()  # a worker without queues sleeps until it is woken
