@@ -254,7 +254,10 @@ class QpTransitions(Handlers):
         for field in QP_CONNECTION:
             row[field] = 0
         row["state"], row["mmo"] = QpState.RST, self._qps.known[qpn].mmo
-        self._engine.post(step.RESET_QP, row_address, row, worker=self._components.worker_of(row_address))
+        worker = self._components.worker_of(row_address)
+        if worker != 0:  # the first one passes on what was rung in a UAR's register: before the reset, or never
+            self._engine.settle()
+        self._engine.post(step.RESET_QP, row_address, row, worker=worker)
         self._components.disconnect(row_address)
         qp = self._qps.known[qpn]
         qp.udp_sport, qp.context = 0, bytearray(qp.created)
