@@ -605,6 +605,7 @@ def test_frames_from_a_wire(wired):
     counters = nic_of(ctx).counters
     until(lambda: counters["rx_frames"] == 10, "all have arrived")
     until(lambda: end.dropped == 2, "two found no receive")
+    nic_of(ctx).engine.settle()
     assert (counters[DELIVERED], counters[NO_BUFFER]) == (8, 2)
     assert [int(cqe["byte_cnt"]) for cqe in end.cq.take()] == [len(frame) for frame in frames[:8]]
     assert [end.buffer.bytes(n * 2048, len(frames[n])) for n in range(8)] == frames[:8]

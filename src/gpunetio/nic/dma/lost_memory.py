@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import functools
 import os
 import threading
 from collections.abc import Iterator
@@ -25,6 +24,7 @@ from ...jit.fault_signals import ACTIONS_BYTES, FaultHandler, address_of, by_fau
 from ...jit.ops import ld8, ld64, st8, st64
 from ...jit.struct_view import struct_view
 from ...formats.layout import Entry
+from ...once import once
 from ..state.objects import MKEY_ROW, UMEM_ROW, mkey_row_at
 from ..state.tables import Table
 
@@ -153,7 +153,7 @@ def _c_handle(number, info, context):
     _handle(number, info, context)
 
 
-@functools.cache
+@once
 def handler() -> FaultHandler:
     """Return the handler."""
     return FaultHandler(_c_handle, _handle, ctypes.addressof(_state))
