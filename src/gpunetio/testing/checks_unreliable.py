@@ -59,6 +59,10 @@ def unreliable_losses_are_silent(rig: Rig) -> None:
     a, b = _pair(rig)
     a.post(WrOpcode.SEND, a.memory.sge(0, 100), wr_id=1)
     a.succeed(1)
+    a.post(WrOpcode.RDMA_WRITE, a.memory.sge(300, 8), wr_id=2, **b.memory.remote(100_000))
+    a.succeed(2)
+    rig.until("a WRITE behind it", lambda: b.memory.word(100_000) == a.memory.word(300))  # the SEND was dropped by then
+    b.memory.expect_copy(100_000, a.memory, 300, 8)
     rig.quiet("completions of a SEND without a receive", b.received.poll)
     b.receive(b.memory.sge(0, 100), wr_id=2)
     a.post(WrOpcode.SEND, a.memory.sge(200, 50), wr_id=3)
