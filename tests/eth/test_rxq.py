@@ -290,6 +290,12 @@ def test_every_size_is_covered_once(burst, size):
     assert end - (1 << 40) == layout.packets << layout.slot_log <= layout.nbytes
 
 
+@pytest.mark.parametrize("size", [64, 16384], ids=["a stride each", "a WQE each"])
+@pytest.mark.parametrize("burst", [4096, 4097, 8191, 8192])
+def test_a_ring_has_no_more_room_than_the_next_power_of_two(burst, size):
+    assert cyclic_layout(caps_of_a_nic(), burst, size).packets == (4096 if burst == 4096 else 8192)
+
+
 def test_capabilities():
     caps = caps_of_a_nic()
     assert (caps.max_packet, caps.max_stride) == (16384, 8192)

@@ -92,6 +92,7 @@ def test_both_of_two_matches():
         (match.udp(dst=1), match.udp(dst=2), r"udp_dport cannot be 1 and 2 at once"),
         (match.icmpv6(), match.ipv4(), r"ip_version cannot be 6 and 4 at once"),
         (match.udp(dst=PER_ENTRY), match.udp(dst=2), r"udp_dport cannot be PER_ENTRY and 2 at once"),
+        (match.udp(dst=PER_ENTRY), match.udp(dst=1), r"udp_dport cannot be PER_ENTRY and 1 at once"),
     ],
 )
 def test_contradictions(first, second, field):

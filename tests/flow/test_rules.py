@@ -443,6 +443,14 @@ def test_counters_begin_at_0_when_they_are_used_again(flows):
     assert len(flows.port.counters._bulks) <= 2
 
 
+def test_counters_come_128_at_a_time(flows):
+    """If the device says so (PRM: flow_counter_bulk_alloc, bit 0), or one command would be needed for each rule."""
+    rules = [flows.port.steer(match.udp(dst=port), DROP) for port in range(1, 130)]
+    assert [bulk.size for bulk in flows.port.counters._bulks] == [128, 128]
+    for rule in rules:
+        rule.close()
+
+
 def test_a_rule_counts_on_while_others_come_and_go(flows):
     """Their counters are of the same bulk, and are read together."""
     with flows.port.steer(match.udp(dst=53), DROP) as rule:

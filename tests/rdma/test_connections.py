@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpunetio import Access, LinkLayer, PortConfig, QpState, WcStatus, WrOpcode, device, verbs
+from gpunetio import Access, Gpu, LinkLayer, PortConfig, QpState, WcStatus, WrOpcode, device, verbs
 from gpunetio.core import ContextState
 from gpunetio.enums import AddrType
 from gpunetio.errors import BadStateError, DocaError, FullError, InvalidValueError, NotSupportedError
@@ -34,6 +34,24 @@ def test_only_rc(pd, transport):
 def test_arguments_that_no_queue_can_have(pd, wrong):
     with pytest.raises(InvalidValueError, match=next(iter(wrong))):
         Rdma(pd, **wrong)
+
+
+def test_the_last_gid_of_the_table(pd):
+    last = pd.ctx.query_device().gid_table_size - 1
+    assert Rdma(pd, gid_index=last).gid_index == last
+    with pytest.raises(InvalidValueError, match=f"gid_index = {last + 1}: it must be 0 to {last}"):
+        Rdma(pd, gid_index=last + 1)
+
+
+def test_a_connection_has_no_marks_of_an_earlier_one(pd):
+    """Which would tell kernels of the ends of requests that they have not made."""
+    with Gpu("host") as gpu, Rdma(pd, gpu=gpu) as a, Rdma(pd, gpu=gpu) as b:
+        memory, marks = a._path._memory, a._path._marks_at(0)
+        memory.write(b"\xff" * (memory.nbytes - marks), marks)
+        (here, near), (there, far) = a.export(), b.export()
+        near.connect(there)
+        far.connect(here)
+        assert not memory.read(marks, memory.nbytes - marks).any()
 
 
 def test_descriptions_are_checked(pd):
