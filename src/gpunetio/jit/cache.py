@@ -109,15 +109,16 @@ class _File(IndexDataCacheFile):
         """
         found = self._load_index()
         name = f"{self._stem.name}.{secrets.token_hex(8)}.nbc"
-        outdated = [self._data_path(found[key])] if key in found else [] if found else self._all_data()
+        outdated: list[str] = []
+        if key in found:
+            outdated = [self._data_path(found[key])]
+        elif not found:  # there is no index, or one of another source: what lies here is of nobody
+            outdated = glob(f"{escape(str(self._stem))}.*.nbc")
         self._save_data(name, data)
         self._save_index({**self._load_index(), key: name})
         for path in outdated:
             with contextlib.suppress(OSError):
                 os.unlink(path)
-
-    def _all_data(self) -> list[str]:
-        return glob(f"{escape(str(self._stem))}.*.nbc")
 
     def _load_index(self) -> Any:
         with contextlib.suppress(FileNotFoundError):
@@ -220,7 +221,7 @@ class Cache(FunctionCache):
         except MemoryError:
             raise
         except Exception as error:
-            self._forget()  # it may name a file that was not written, and an older file may have that name
+            self._forget()  # it may be the file that could not be read
             _tell(
                 f"compiled code cannot be saved in {self.cache_path} ({_words(error)}): every process compiles again, "
                 "a software NIC for about half a minute; free space there, or set NUMBA_CACHE_DIR to a folder that you "
