@@ -164,6 +164,12 @@ def out_of_the_collectors_way() -> Iterator[None]:
     gc.freeze()
 
 
+@pytest.fixture
+def kept_by_contexts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Objects that a test does not name stay until their context closes. Otherwise the next one would close them."""
+    monkeypatch.setattr(verbs.Handle, "_kept", True)
+
+
 @pytest.fixture(scope="session")
 def stand_in_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The stand-in for libibverbs and libmlx5, compiled."""

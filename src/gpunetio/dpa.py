@@ -134,5 +134,5 @@ class DpaCompletion(AnyDpaCompletion):
         return self.cq.entries
 
     def check_free(self) -> None:
-        if self._users:
-            raise InUseError(f"{self} is used by {', '.join(map(str, self._users))}: create another completion")
+        if users := self.users:
+            raise InUseError(f"{self} is used by {', '.join(map(str, users))}: create another completion")

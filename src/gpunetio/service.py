@@ -19,6 +19,14 @@ _OWN = {  # what a thread's own fault raises: handlers that print where it was m
 _OTHERS = signal.valid_signals() - _OWN
 
 
+_here = threading.local()
+
+
+def serving() -> bool:
+    """Return whether this thread is one that serves."""
+    return getattr(_here, "serving", False)
+
+
 def take_no_signals() -> None:
     """Leave signals to the other threads: a program may wait for them in one of its own (sigwait(3), signalfd(2))."""
     signal.pthread_sigmask(signal.SIG_BLOCK, _OTHERS)
@@ -57,6 +65,7 @@ class ServiceThread:
     def _run(self) -> None:
         take_no_signals()
         self.native_id = threading.get_native_id()
+        _here.serving = True
         try:
             self._serve()
         finally:

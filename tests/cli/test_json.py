@@ -40,11 +40,10 @@ def printed(*args: object) -> Any:
 def nic() -> Iterator[gn.Context]:
     """A NIC of this process with an object of each kind, and with a peer on a wire."""
     with gn.open("soft0") as nic, gn.open("soft1") as other:
-        ends = []
+        ends, others = [], []
         for ctx in (nic, other):
             pd, cq = ctx.create_pd(), ctx.create_cq(4)
-            pd.register(bytearray(64), gn.Access.LOCAL_WRITE)
-            pd.create_srq(4)
+            others += [pd.register(bytearray(64), gn.Access.LOCAL_WRITE), pd.create_srq(4)]
             ends.append(pd.create_qp(sq_wr=4, rq_wr=4, send_cq=cq, receive_cq=cq))
         ends[0].connect(ends[1])
         pd = nic.create_pd()

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
+from cm_peer import short_lived_qp
 from gpunetio import PortConfig, cm, verbs
 from gpunetio.cm import agent
 from gpunetio.cm.gsi import GeneralServices
@@ -41,17 +42,14 @@ def address(ctx: Context) -> str:
     return str(ctx.provider.nic.port.addresses[0])
 
 
-def new_qp(ctx: Context) -> verbs.QP:
-    cq = ctx.create_cq(8)
-    return ctx.create_pd().create_qp(sq_wr=4, rq_wr=4, send_cq=cq, receive_cq=cq)
-
-
 def connected(listener: cm.Listener, a: Context) -> None:
     """Connect, and disconnect."""
-    qp = new_qp(a)
-    with cm.start_connecting(qp, listener.address, PORT) as asking:
+    with (
+        short_lived_qp(a) as qp, short_lived_qp(listener.ctx) as theirs,
+        cm.start_connecting(qp, listener.address, PORT) as asking,
+    ):  # fmt: skip
         request = listener.accept()
-        with request.accept(new_qp(listener.ctx)) as connection:
+        with request.accept(theirs) as connection:
             asking.established()
             connection.established()
 
@@ -141,8 +139,8 @@ def test_a_queue_pair_1_that_does_not_recover(two, monkeypatch):
         assert len({len(traceback.extract_tb(error.__traceback__)) for error in errors}) == 1
         with pytest.raises(DriverError, match=r"WR_FLUSH_ERR|the device does not answer"):
             asyncio.run(listener.accept_async(timeout=10))
-        with pytest.raises(DriverError, match=r"WR_FLUSH_ERR|the device does not answer"):
-            cm.connect(new_qp(b), address(a), PORT)
+        with short_lived_qp(b) as qp, pytest.raises(DriverError, match=r"WR_FLUSH_ERR|the device does not answer"):
+            cm.connect(qp, address(a), PORT)
     until(lambda: gsi_of(b).state == QpState.RTS, "another life of queue pair 1")
     connected(listener, a)
     gsi_of(b).to_error()

@@ -159,8 +159,8 @@ def test_a_refused_queue_pair_can_try_again(ends):
         with pytest.raises(ConnectionRejectedError, match=r"port 7174: unknown \(77\)") as error:
             there.established(PATIENCE)
         assert (error.value.reason, error.value.private_data[:5]) == (77, b"later")
-        with pytest.raises(BadStateError, match="waits no more"):
-            request.accept(server.qp())
+        with server.qp() as theirs, pytest.raises(BadStateError, match="waits no more"):
+            request.accept(theirs)
         there.close()
         assert qp.state == QpState.RST
         with pytest.raises(ConnectionRejectedError, match="INVALID_SERVICE_ID"):
@@ -205,8 +205,8 @@ def test_what_cannot_connect_is_refused_in_words(ends):
             cm.connect(qp, listener.address, 70000)
         with pytest.raises(InvalidValueError, match="'nowhere' is not an IPv4 or IPv6 address"):
             cm.connect(qp, "nowhere", PORT)
-        with pytest.raises(NotSupportedError, match="is UC"):
-            cm.connect(client.qp(QpType.UC), listener.address, PORT)
+        with client.qp(QpType.UC) as other, pytest.raises(NotSupportedError, match="is UC"):
+            cm.connect(other, listener.address, PORT)
         assert qp.state == QpState.RST
         with pytest.raises(TimedOutError):
             listener.accept(timeout=0)

@@ -14,6 +14,7 @@ import pytest
 from scapy.contrib.roce import BTH
 from scapy.layers.l2 import ARP, Ether
 
+from cm_peer import short_lived_qp
 from cm_strangers import frame, req
 from gpunetio import PortConfig, cm, verbs
 from gpunetio.cm import ways
@@ -86,11 +87,6 @@ def cable(tmp_path) -> Iterator[tuple[Context, Cable]]:
         yield ctx, end
 
 
-def new_qp(ctx: Context) -> verbs.QP:
-    cq = ctx.create_cq(8)
-    return ctx.create_pd().create_qp(sq_wr=4, rq_wr=4, send_cq=cq, receive_cq=cq)
-
-
 def took(start: float) -> float:
     return time.monotonic() - start
 
@@ -145,22 +141,23 @@ def test_a_peer_that_answers_no_arp(cable, monkeypatch):
     """Each deadline is kept, and the error says what is wrong."""
     monkeypatch.setattr(Agent.find, "__defaults__", (*Agent.find.__defaults__[:-1], 3.0))
     ctx, _ = cable
-    qp, silent = new_qp(ctx), SILENT.format(1)
-    start = time.monotonic()
-    with pytest.raises(TimedOutError, match=r"did not come within 0\.1 s"):
-        cm.connect(qp, silent, PORT, timeout=0.1)
-    with pytest.raises(TimedOutError, match=r"did not come within 0\.1 s"):
-        cm.resolve(ctx, silent, PORT, timeout=0.1)
-    connecting = cm.start_connecting(qp, silent, PORT)
-    assert took(start) < 2.5, "it would be 3 s for each call"
-    for _ in range(2):
+    silent = SILENT.format(1)
+    with short_lived_qp(ctx) as qp:
+        start = time.monotonic()
+        with pytest.raises(TimedOutError, match=r"did not come within 0\.1 s"):
+            cm.connect(qp, silent, PORT, timeout=0.1)
+        with pytest.raises(TimedOutError, match=r"did not come within 0\.1 s"):
+            cm.resolve(ctx, silent, PORT, timeout=0.1)
+        connecting = cm.start_connecting(qp, silent, PORT)
+        assert took(start) < 2.5, "it would be 3 s for each call"
+        for _ in range(2):
+            with pytest.raises(NotFoundError, match=f"nobody answers for {silent}"):
+                connecting.established(timeout=30)
+        assert connecting.get_event(timeout=0).type is cm.EventType.UNREACHABLE
+        connecting.close()
+        assert qp.state == QpState.RST
         with pytest.raises(NotFoundError, match=f"nobody answers for {silent}"):
-            connecting.established(timeout=30)
-    assert connecting.get_event(timeout=0).type is cm.EventType.UNREACHABLE
-    connecting.close()
-    assert qp.state == QpState.RST
-    with pytest.raises(NotFoundError, match=f"nobody answers for {silent}"):
-        cm.resolve(ctx, silent, PORT)
+            cm.resolve(ctx, silent, PORT)
 
 
 def test_a_flood_of_requests():
@@ -175,17 +172,17 @@ def test_a_flood_of_requests():
             until(lambda: server.provider.nic.counters["rx_accepted"] > 500, "the flood")
             peers: list[str] = []
             for _ in range(5):
-                qp = new_qp(client)
-                connecting = cm.start_connecting(qp, listener.address, PORT)
-                while (request := listener.accept(timeout=20)).peer != address(client):
-                    peers.append(request.peer)
-                    if len(peers) % 2:
-                        request.reject()  # the others wait for ever
-                accepted = request.accept(new_qp(server))
-                connecting.established(timeout=20)
-                connecting.disconnect(timeout=20)
-                connecting.close()
-                accepted.close()
+                with short_lived_qp(client) as qp, short_lived_qp(server) as theirs:
+                    connecting = cm.start_connecting(qp, listener.address, PORT)
+                    while (request := listener.accept(timeout=20)).peer != address(client):
+                        peers.append(request.peer)
+                        if len(peers) % 2:
+                            request.reject()  # the others wait for ever
+                    accepted = request.accept(theirs)
+                    connecting.established(timeout=20)
+                    connecting.disconnect(timeout=20)
+                    connecting.close()
+                    accepted.close()
             assert set(peers) == {address(stranger)}
     finally:
         stop.set()

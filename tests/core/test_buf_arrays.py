@@ -37,11 +37,11 @@ def edges(array, num, out):
 
 def test_elements_are_what_requests_take(pair):
     num, size, offset = 7, 100, 33
-    remote = RemoteMemory.from_export(MemoryMap(pair.pd, pair.there).export_rdma())
     with (
         MemoryMap(pair.pd, pair.here) as memory,
+        MemoryMap(pair.pd, pair.there) as theirs,
         BufArray(pair.gpu, memory, num, size, offset=offset) as local,
-        BufArray(pair.gpu, remote, num, size) as far,
+        BufArray(pair.gpu, RemoteMemory.from_export(theirs.export_rdma()), num, size) as far,
     ):
         assert run_on(pair.gpu, put_reversed, pair.a, far, local, num, count=1) == [0]
     sent = pair.here.array[offset : offset + num * size].reshape(num, size)

@@ -129,9 +129,11 @@ def pair(gpu: Gpu) -> Iterator[Pair]:
 
 
 def another(pair: Pair, depth: int = DEPTH, **options) -> ExportedQp:
-    """Instead of `a` a queue of another kind, connected to a new one."""
-    pair.a, far = pair.gpu.create_qp(pair.pd, depth, **options), pair.gpu.create_qp(pair.pd, DEPTH)
-    pair.a.connect(far)
+    """Instead of `a` a queue of another kind, connected to a new `b`."""
+    pair.a.close()
+    pair.b.close()
+    pair.a, pair.b = pair.gpu.create_qp(pair.pd, depth, **options), pair.gpu.create_qp(pair.pd, DEPTH)
+    pair.a.connect(pair.b)
     return pair.a
 
 

@@ -144,9 +144,8 @@ def make(stack: ExitStack, place: str, faults: tuple[Faults | None, ...]) -> Mac
     names = ("soft0", "soft1")[: max(1, len(faults))]
     ports = [PortConfig(faults=one) if one else None for one in faults or (None,)]
     ctxs = [stack.enter_context(verbs.open(name, port=port)) for name, port in zip(names, ports)]
-    pd, peer_pd = ctxs[0].create_pd(), (ctxs[1] if faults else ctxs[0]).create_pd()
-    if not faults:
-        peer_pd = pd
+    pd = ctxs[0].create_pd()
+    peer_pd = ctxs[1].create_pd() if faults else pd
     group = gpu.create_qp_group(pd, DEPTH)
     peer, other = export_receiver(gpu, peer_pd), gpu.create_qp(peer_pd, DEPTH)
     for queue in (group, peer, other):

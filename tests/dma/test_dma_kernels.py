@@ -54,6 +54,7 @@ class Bench:
         self.source.write(self.data)
         self.here, self.there = (MemoryMap(pd, memory) for memory in (self.source, self.target))
         self.read, self.written = (BufArray(gpu, each, ELEMENTS, ELEMENT) for each in (self.here, self.there))
+        self.given: list[GpuMemory] = []  # to kernels
         self.dma = Dma(pd, gpu=gpu, depth=depth, timeout=timeout)
         self.dma.start()
 
@@ -72,6 +73,7 @@ class Bench:
     def words(self, values: np.ndarray) -> GpuMemory:
         memory = self.gpu.alloc(max(8, values.nbytes), SHARED)
         memory.array[: values.nbytes] = values.astype(np.int64).ravel().view(np.uint8)
+        self.given.append(memory)
         return memory
 
 
@@ -213,8 +215,8 @@ def test_waits_end(make, commits):
 def test_a_copy_that_fails(make):
     """It ends with EIO, and the queue says why; a new start makes it good."""
     bench = make()
-    locked = MemoryMap(bench.pd, bytes(ELEMENT))
-    bench.written = BufArray(bench.gpu, locked, 1, ELEMENT)
+    good, locked = bench.written, MemoryMap(bench.pd, bytes(ELEMENT))
+    bench.written = bad = BufArray(bench.gpu, locked, 1, ELEMENT)
     assert bench.run(late, 1, 1)[:2] == [0, EIO]
     error = bench.dma.queue.last_error()
     assert error is not None
@@ -223,8 +225,9 @@ def test_a_copy_that_fails(make):
     with pytest.raises(BadStateError, match="no queue for kernels"):
         _ = bench.dma.device_address
     bench.dma.start()
-    bench.written = BufArray(bench.gpu, bench.there, ELEMENTS, ELEMENT)
+    bench.written = good
     assert bench.run(late, 1, 1)[:2] == [0, OK]
+    bad.close()
 
 
 @kernel

@@ -121,7 +121,8 @@ def test_arrays_regions_and_memory_maps(pd, copies):
         assert np.array_equal(array, other)
         other[:] = 0
     target = bytearray(4000)
-    copies.memcpy(pd.register(array), MemoryMap(pd, target)).submit().wait(PATIENCE)
+    with pd.register(array) as region, MemoryMap(pd, target) as memory:
+        copies.memcpy(region, memory).submit().wait(PATIENCE)
     assert bytes(target) == array.tobytes()
     copies.memcpy(b"read-only source", target).submit().wait(PATIENCE)
     assert bytes(target[:16]) == b"read-only source"

@@ -96,12 +96,15 @@ class Bench:
         self.memory = [self.dpa.alloc(NBYTES) for _ in range(2)]
         self.mrs = [self.pd.register(memory) for memory in self.memory]
         self.memory[0].array[:] = np.random.default_rng(3).integers(0, 256, NBYTES, np.uint8)
+        self.kept: list[object] = []  # for kernels, and what a queue pair does not take
 
     def completions(self) -> dict[str, DpaCompletion]:
-        return {
+        made = {
             "send_dpa_completion": self.dpa.create_completion(SLOTS),
             "receive_dpa_completion": self.dpa.create_completion(RECEIVES),
         }
+        self.kept.append(made)
+        return made
 
     def external(self) -> dict[str, object]:
         """A ring, a doorbell record and a page, in memory of the DPA."""
@@ -124,6 +127,7 @@ class Bench:
 
     def start(self, body, *args, threads=1) -> tuple[Any, GpuMemory]:
         out = self.dpa.alloc(8 * threads)
+        self.kept.append(out)
         plain = [arg.get_dpa_handle(self.dpa) if isinstance(arg, QP) else arg for arg in args]
         return body[1, threads, self.dpa](*plain, out), out
 

@@ -73,7 +73,7 @@ def test_memory_is_zeroed_aligned_and_keeps_what_is_written(gpu, kind, nbytes):
 def test_memory_kinds_on_a_gpu_without_gdrcopy(gpu, caplog):
     with caplog.at_level(logging.WARNING, "gpunetio.gpu"):
         memory = gpu.alloc(64, MemType.GPU_CPU)
-        gpu.alloc(64, MemType.GPU_CPU)
+        gpu.alloc(64, MemType.GPU_CPU).close()
     if gpu.target == "cuda":
         assert memory.kind is MemType.CPU_GPU
         assert caplog.text.count("GDRCopy") == 1
@@ -149,7 +149,8 @@ def test_pinned_memory_as_payload():
     with Gpu("auto") as gpu, verbs.open("soft0") as ctx:
         pd = ctx.create_pd()
         pinned = gpu.alloc(4096, MemType.CPU_GPU)
-        assert pd.register(pinned).address == pinned.address
+        with pd.register(pinned) as region:
+            assert region.address == pinned.address
 
         class Array:
             __cuda_array_interface__ = pinned.__cuda_array_interface__
@@ -191,8 +192,8 @@ def test_the_exported_structure(pair: Pair):
 
 def test_export_needs_a_send_queue_and_a_deadline(pair: Pair):
     cq = pair.ctx.create_cq(16)
-    with pytest.raises(InvalidValueError, match="no send queue"):
-        pair.gpu.export_qp(pair.pd.create_qp(rq_wr=4, receive_cq=cq))
+    with pair.pd.create_qp(rq_wr=4, receive_cq=cq) as qp, pytest.raises(InvalidValueError, match="no send queue"):
+        pair.gpu.export_qp(qp)
     for timeout in (0, -1.0):
         with pytest.raises(InvalidValueError, match="deadline"):
             pair.gpu.create_qp(pair.pd, 4, timeout=timeout)
@@ -220,6 +221,7 @@ def test_completion_queues_have_one_exported_queue(pair: Pair):
         other = pair.pd.create_qp(sq_wr=4, rq_wr=4, external_datapath=True, **ring)
         with pytest.raises(InvalidValueError, match=f"{cqs[shared]} of {other} is also used by {qp}, which is exp"):
             pair.gpu.export_qp(other)
+        other.close()
     exported.close()
     other = pair.pd.create_qp(sq_wr=4, rq_wr=4, send_cq=cqs[1], receive_cq=cqs[0], external_datapath=True)
     pair.gpu.export_qp(other).close()
@@ -272,7 +274,7 @@ def test_parents_close_exports_when_their_kernels_have_ended(gpu: Gpu, parent):
         closing.join(30)
         assert all(handle.closed for handle in (owned, owned.qp, owned.cq, exported, exported.qp, pd))
         assert cq.closed == (parent is verbs.Context)
-        assert gpu._memory == []
+        assert not gpu._memory
 
 
 def test_a_kernel_that_does_not_end_keeps_all(pair: Pair, monkeypatch):

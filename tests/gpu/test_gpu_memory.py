@@ -91,6 +91,7 @@ def noise(nbytes: int, seed: int) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 256, nbytes, np.uint8)
 
 
+@pytest.mark.usefixtures("kept_by_contexts")
 @pytest.mark.parametrize("source", PLACES)
 @pytest.mark.parametrize("target", PLACES)
 def test_every_operation_between_all_places(ends, source, target):

@@ -75,7 +75,7 @@ def stage(gpu: Gpu) -> Iterator[Stage]:
     with verbs.import_context(card) as ctx:
         yield Stage(gpu, card, ctx.create_pd())
     assert card.left() == []
-    assert gpu._memory == []
+    assert not gpu._memory
 
 
 def write_wqe(qpn: int, index: int) -> bytes:
@@ -309,7 +309,7 @@ def test_rings_are_exported_as_dmabufs(caplog):
         with gpu.create_qp(pd, 1024) as queue:
             assert queue.ring_memory is RingMemory.HOST
             assert open_dmabufs() == 0
-        assert gpu._memory == []
+        assert not gpu._memory
 
 
 @pytest.mark.gpu

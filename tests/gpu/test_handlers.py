@@ -215,8 +215,8 @@ def test_an_integrated_gpu_has_its_queues_in_pinned_memory(monkeypatch, log, pai
         assert [r.message for r in log.records if "integrated" in r.message] == [
             "GPU host is integrated, without GPUDirect RDMA: queues are in CPU_GPU memory"
         ]
-        assert gpu.alloc(64).kind is MemType.CPU_GPU
-        assert gpu.alloc(64, MemType.GPU).kind is MemType.GPU
+        with gpu.alloc(64) as memory, gpu.alloc(64, MemType.GPU) as beside:
+            assert (memory.kind, beside.kind) == (MemType.CPU_GPU, MemType.GPU)
         queue = gpu.create_qp(pair.pd, 4)
         assert (queue.nic_handler, queue._place.memory.kind) == (PROXY, MemType.CPU_GPU)
     with Gpu("host", queue_memory="gpu") as gpu:
@@ -228,11 +228,13 @@ def test_an_integrated_gpu_has_its_queues_in_pinned_memory(monkeypatch, log, pai
 def test_queue_memory_of_one_queue_and_of_all(pair: Pair):
     with pair.gpu.create_qp(pair.pd, 4, queue_memory="cpu_gpu") as queue:
         assert (queue.nic_handler, queue._place.memory.kind) == (PROXY, MemType.CPU_GPU)
-    assert pair.gpu.alloc(64).kind is MemType.GPU
+    with pair.gpu.alloc(64) as memory:
+        assert memory.kind is MemType.GPU
     with Gpu("host", queue_memory="cpu_gpu") as gpu:
-        assert gpu.alloc(64).kind is MemType.CPU_GPU
-        assert gpu.create_qp(pair.pd, 4).nic_handler is PROXY
-        assert gpu.create_qp(pair.pd, 4, queue_memory="gpu").nic_handler is DB
+        with gpu.alloc(64) as memory:
+            assert memory.kind is MemType.CPU_GPU
+        with gpu.create_qp(pair.pd, 4) as queue, gpu.create_qp(pair.pd, 4, queue_memory="gpu") as beside:
+            assert (queue.nic_handler, beside.nic_handler) == (PROXY, DB)
 
 
 # --- exported anew ---------------------------------------------------------------------------------------------------
@@ -306,10 +308,11 @@ def test_arrays_that_cannot_be_made(pair: Pair):
 
 def test_an_array_that_cannot_be_made_leaves_queues_where_they_were(pair: Pair):
     a, b, plain = pair.a, pair.gpu.create_qp(pair.pd, 4), queue_pair(pair)
+    without = pair.pd.create_qp(rq_wr=1, receive_cq=plain.send_cq)
     memory = len(pair.gpu._memory)
     addresses = [queue.device_address for queue in (a, b)]
     b.used_by(Running())
-    for qps in ([a, pair.pd.create_qp(rq_wr=1, receive_cq=plain.send_cq)], [a, plain, b]):
+    for qps in ([a, without], [a, plain, b]):
         with pytest.raises((InvalidValueError, InUseError)):
             pair.gpu.export_qps(qps)
         assert [queue.device_address for queue in (a, b)] == addresses

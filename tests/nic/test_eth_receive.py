@@ -82,6 +82,8 @@ class Direct:
         remove_rules(self.ctx)
         for made in (self.tir, self.domain, self.rq.made, self.counter, self.cq.made):
             made.close()
+        for ring in (self.rq, self.cq):
+            ring.umem.close()
 
     def take(self, *frames: Any) -> list[str]:
         return take(self.ctx, frames)
@@ -518,6 +520,7 @@ def test_a_striding_queue_is_as_its_model(make):
         assert end.buffer.bytes(0, len(model.memory)) == bytes(model.memory)
         assert end.dropped == model.fates.count(NO_BUFFER)
         end.close()
+        end.buffer.region.close()
 
     run()
 
@@ -663,6 +666,7 @@ def test_objects_come_and_go_under_traffic(wired):
         until(lambda wanted=sent: counters["rx_frames"] == wanted, "all have arrived")
         nic_of(ctx).engine.settle()
         assert not end.buffer.memory.array.any()
+        end.buffer.region.close()
     assert counters[DELIVERED] + counters["rx_frame_other_mac"] == sent
 
 

@@ -10,7 +10,7 @@ import pytest
 from ethernet_rig import KEY, RECORD, Maker, kinds_of, nic_of, refuses
 from flow_rig import TIR, Steering
 from gpunetio import LinkLayer, PortConfig, verbs
-from gpunetio.errors import InUseError, NoMemoryError, NotSupportedError
+from gpunetio.errors import InUseError, InvalidValueError, NoMemoryError, NotSupportedError
 from gpunetio.formats import ethernet as eth
 from gpunetio.formats.commands import CapClass, Opcode, Status, WqType
 from gpunetio.formats.contexts import CMD_HCA_CAP, ETHERNET_OFFLOAD_CAPS
@@ -770,6 +770,9 @@ def test_closing_the_device_after_a_modify(device, closes, request):
             ctx.provider.close()
         kinds = kinds_of(nic_of(keeps))
         assert [len(kind.table) for kind in kinds] == [0] * len(kinds)
+        if closes == "provider":
+            with pytest.raises(InvalidValueError, match="no event channel"):  # the provider has closed it
+                ctx.close()
 
 
 def test_full_tables(monkeypatch):

@@ -308,7 +308,8 @@ def test_blueflame_of_a_wqe_that_is_not_in_the_ring(one):
 
 def test_registers_are_cache_lines_of_their_own(one):
     """BlueFlame's 64 bytes are the queue's alone."""
-    registers = [Queue(one.a.qp.pd, sq=1, rq=0).qp.doorbell_register for _ in range(3)]
+    queues = [Queue(one.a.qp.pd, sq=1, rq=0) for _ in range(3)]
+    registers = [queue.qp.doorbell_register for queue in queues]
     assert all(register % 64 == 0 for register in registers)
     assert len(set(registers)) == 3
 

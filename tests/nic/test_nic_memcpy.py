@@ -195,11 +195,9 @@ def test_a_long_copy_lets_other_queues_work(ends):
     nbytes = 8 * MIB
     cq = ends.a.qp.ctx.create_cq(16)
     long, short = Queue(ends.a.qp.pd, send_cq=cq, memcpy=True), Queue(ends.a.qp.pd, send_cq=cq)
-    if ends.wired:
-        connect(long, Queue(ends.b.qp.pd))
-    else:
-        connect(long, long)
-    connect(short, Queue(ends.a.qp.pd))
+    far, near = Queue(ends.b.qp.pd) if ends.wired else long, Queue(ends.a.qp.pd)
+    connect(long, far)
+    connect(short, near)
     source, target = Buffer(ends.a.qp.pd, nbytes, fill=1), Buffer(ends.a.qp.pd, nbytes)
     pause(long)
     copy(long, source.at(), target.at())

@@ -76,7 +76,7 @@ RIGHT_OF = {opcode: Access(right) for opcode, right in model.NEEDS.items() if ri
 
 
 class Side:
-    """A NIC's PDs and regions, and the model's."""
+    """A NIC's PDs, regions and queues, and the model's."""
 
     def __init__(self, name: str, link_mtu: int = 0, gpus: FakeGpus | None = None):
         self.ctx = verbs.open(name, port=PortConfig(mtu=link_mtu))
@@ -85,6 +85,7 @@ class Side:
         self.pd, self.other_pd = self.ctx.create_pd(), self.ctx.create_pd()
         self.model = model.Nic()
         self.buffers: dict[str, Buffer] = {}
+        self.ends: list[End] = []
         self.memories: dict[str, bytearray] = {}
         for fill, (region, (access, own, iova)) in enumerate((LOCAL | REMOTE | INBOX).items()):
             pd = self.pd if own else self.other_pd
@@ -114,6 +115,7 @@ class End:
 
     def __init__(self, side: Side, user_index: int, wired: bool, cqe_inline: bool):
         self.side = side
+        side.ends.append(self)
         self.queue = Queue(
             side.pd, SQ, RQ, send_cq=side.ctx.create_cq(SQ), recv_cq=side.ctx.create_cq(RQ), user_index=user_index,
             cqe_inline=cqe_inline, memcpy=True,

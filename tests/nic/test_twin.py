@@ -124,19 +124,20 @@ def test_the_cpu_reaches_it_at_no_time() -> None:
         with twin.twin_memory().open():
             assert not is_accessible(memory.address, 64, False)
         assert memory.is_cuda
-        assert gpu.alloc(64, MemType.GPU_CPU).kind is MemType.CPU_GPU
-        with pytest.raises(NotSupportedError, match="no dmabuf"):
-            gpu.dmabuf_fd(gpu.alloc(PAGE))
+        with gpu.alloc(64, MemType.GPU_CPU) as both:
+            assert both.kind is MemType.CPU_GPU
+        with gpu.alloc(PAGE) as page, pytest.raises(NotSupportedError, match="no dmabuf"):
+            gpu.dmabuf_fd(page)
 
 
 @pytest.mark.host_memory
 def test_an_engine_on_the_cpu_does_not_take_it() -> None:
     with verbs.open() as ctx, Gpu("twin") as gpu:
-        pd = ctx.create_pd()
+        pd, memory = ctx.create_pd(), gpu.alloc(PAGE)
         with pytest.raises(NotSupportedError, match="is neither memory of this process's CPU"):
-            pd.register(gpu.alloc(64))
+            pd.register(memory)
         with pytest.raises(InvalidValueError, match="is not readable and writable memory"):
-            ctx.register_umem(gpu.alloc(PAGE))
+            ctx.register_umem(memory)
         assert not gpu.create_qp(pd, 16).ring_memory.in_gpu
     with pytest.raises(InvalidValueError, match=r"engine = 'tpu': it must be one of cpu, twin"):
         PortConfig(engine="tpu")
@@ -151,8 +152,8 @@ def test_key_0_is_no_key(monkeypatch: pytest.MonkeyPatch, zero: str) -> None:
     monkeypatch.setattr(secrets, "randbelow", lambda most: min(most, KEYS) - 1)
     with verbs.open(port=TWIN) as ctx, Gpu("twin") as gpu:
         pd = ctx.create_pd()
-        a, _ = connected(gpu, pd, pd)
-        (source, _), target = filled(gpu), gpu.alloc(NBYTES)
+        a, _peer = connected(gpu, pd, pd)
+        source, target = filled(gpu)[0], gpu.alloc(NBYTES)
         regions = {memory: pd.register(memory) for memory in ((target, source) if zero == "rkey" else (source, target))}
         assert next(iter(regions.values())).rkey >> 8 == KEYS
         here, there = regions[source], regions[target]
@@ -234,7 +235,8 @@ def test_an_error_is_explained() -> None:
     with verbs.open(port=TWIN) as ctx, Gpu("twin") as gpu:
         pd = ctx.create_pd()
         a, _ = connected(gpu, pd, pd)
-        here, there = pd.register(filled(gpu)[0]), pd.register(gpu.alloc(NBYTES))
+        source, target = filled(gpu)[0], gpu.alloc(NBYTES)
+        here, there = pd.register(source), pd.register(target)
         there.close()
         assert put_all(gpu, a, here, there, waits=True) < 0
         assert f"{there.rkey:#x}" in str(a.last_error())
@@ -265,7 +267,8 @@ def test_turns_are_made_on_copies_of_the_rows() -> None:
         nic, pd = ctx.provider.nic, ctx.create_pd()
         a, b = connected(gpu, pd, pd)
         (source, data), target = filled(gpu), gpu.alloc(NBYTES)
-        assert put_all(gpu, a, pd.register(source), pd.register(target), waits=True) == device.OK
+        here, there = pd.register(source), pd.register(target)
+        assert put_all(gpu, a, here, there, waits=True) == device.OK
         assert np.array_equal(target.read(), data)
         for queue, count in ((a, 16), (b, 0)):
             until(lambda qpn=queue.qpn, count=count: nic.qps[qpn]["sq_ci"] == count, "the end of a slice")
@@ -276,7 +279,7 @@ def test_turns_are_made_on_copies_of_the_rows() -> None:
         # Beside a queue over a wire, whose peer is in this process, turns are made on the rows themselves.
         with verbs.open("soft1", port=TWIN) as far:
             c, _ = connected(gpu, pd, far.create_pd())
-            assert put_all(gpu, a, pd.register(source), pd.register(target), waits=True) == device.OK
+            assert put_all(gpu, a, here, there, waits=True) == device.OK
             until(lambda: nic.qps[a.qpn]["sq_ci"] == 32, "the end of a slice")
             assert nic.qps[c.qpn]["wire"]
 

@@ -108,8 +108,9 @@ def on_all_workers(pd: PD, nic: SoftNic, count: int = PAIRS, nbytes: int = 4096)
 @pytest.mark.parametrize("workers", [1, 2, 3])
 def test_pairs_are_spread(workers):
     with opened(workers) as (_, nic, pd):
-        on_all_workers(pd, nic, 2 * workers)
+        pairs = on_all_workers(pd, nic, 2 * workers)
         load = list(check(nic).values())
+        assert len(load) == 2 * len(pairs)
         assert [load.count(number) for number in range(workers)] == [4] * workers
 
 
@@ -135,7 +136,8 @@ def test_two_components_become_one_and_part():
         bridge.qp.close()
         lone = Queue(pd)
         assert check(nic)[lone.qp.qpn] != check(nic)[a.a.qp.qpn]
-        connect(lone, Queue(pd))
+        peer = Queue(pd)
+        connect(lone, peer)
         lone.reset()
         assert len(nic.components._peers) == 5
         for pair in (a, b):
@@ -159,8 +161,8 @@ def test_queue_pairs_over_a_wire_have_the_first_worker():
         local = [Pair(pd) for _ in range(4)]
         spread = check(nic)
         assert {spread[pair.a.qp.qpn] for pair in local} == {1, 2}  # those with the fewest
-        Queue(pd, send_cq=local[0].a.send_cq, recv_cq=near[0].recv_cq)
-        assert check(nic)[local[0].b.qp.qpn] == 0
+        bridge = Queue(pd, send_cq=local[0].a.send_cq, recv_cq=near[0].recv_cq)
+        assert check(nic)[local[0].b.qp.qpn] == check(nic)[bridge.qp.qpn] == 0
         for pair in local:
             pair.write()
 
@@ -176,9 +178,10 @@ def test_wires_push_other_queue_pairs_to_other_workers(order):
         else:
             queues = [Queue(pd) for _ in range(2 * count)]
             here, there = queues[order == "there, here" :: 2], queues[order == "here, there" :: 2]
-        for own, away in zip(here, there):
+        peers = [Queue(far) for _ in there]
+        for own, away, peer in zip(here, there, peers):
             connect(own, own)
-            connect(away, Queue(far))
+            connect(away, peer)
         spread = check(nic)
         assert {spread[away.qp.qpn] for away in there} == {0}
         load = [list(spread.values()).count(number) for number in range(workers)]
@@ -191,7 +194,8 @@ def test_wires_push_other_queue_pairs_to_other_workers(order):
             assert np.array_equal(target.bytes, data.bytes)
         there[0].reset()
         assert check(nic)[there[0].qp.qpn] == 0  # it stays until there is a reason to move it
-        connect(Queue(pd), Queue(far))
+        one, other = Queue(pd), Queue(far)
+        connect(one, other)
         assert check(nic)[there[0].qp.qpn] != 0
 
 
@@ -222,9 +226,9 @@ def test_a_core_direct_queue_brings_all_to_one_worker():
     """A WAIT may name any CQ."""
     with opened(3) as (_, nic, pd):
         pairs = on_all_workers(pd, nic)
-        Queue(pd, core_direct_master=True)
-        assert set(check(nic).values()) == {0}
-        Pair(pd)
+        master = Queue(pd, core_direct_master=True)
+        assert set(check(nic).values()) == {check(nic)[master.qp.qpn]} == {0}
+        pairs.append(Pair(pd))
         assert set(check(nic).values()) == {0}
         for pair in pairs:
             pair.write()
@@ -242,6 +246,7 @@ def test_random_objects_and_traffic(workers, seed, steps):
         cqs, pool = [ctx.create_cq(1024) for _ in range(3)], pd.create_srq(4)
         free: list[Queue] = []
         pairs: list[Pair] = []
+        parted: list[Pair] = []  # whose memory and CQs stay
 
         def create() -> None:
             shared: dict[str, Any] = {"recv_cq": chance.choice(cqs)} if chance.random() < 0.3 else {}
@@ -262,6 +267,7 @@ def test_random_objects_and_traffic(workers, seed, steps):
         def part() -> None:
             if pairs:
                 pair = pairs.pop(chance.randrange(len(pairs)))
+                parted.append(pair)
                 for queue in (pair.a, pair.b):
                     if chance.random() < 0.5:
                         queue.qp.close()

@@ -217,7 +217,8 @@ def test_a_mac_that_changes_while_the_packet_is_sent(tmp_path):
     path = tmp_path / "s"
     with opened(port=PortConfig(addresses=V4[0], wire=f"unix:{path}")) as ctx, FlowPort(ctx) as port:
         nic, listener = nic_of(ctx), Listener(StreamEnd(path))
-        rxq, sq = ManagedRxq(ctx.create_pd(), 4, 64), Sq(Maker(ctx), Cq(Maker(ctx)))
+        make = Maker(ctx)
+        rxq, sq = ManagedRxq(make.pd, 4, 64), Sq(make, Cq(make))
         port.steer(match.everything(), rxq)
         packet = b"\2\0\0\0\0\6" + nic.mac + b"\x88\xb5" + BESIDE  # to somebody else, by now
         room = int(nic.record["frame"])

@@ -688,7 +688,7 @@ def test_a_release_without_an_optional_function(tmp_path, monkeypatch):
     folder = build(tmp_path, COMMON, VERBS, GPUNETIO, doca_verbs_cq_attr_set_cq_collapsed="gone")
     monkeypatch.setenv(libraries.VARIABLE, str(folder))
     with verbs.Context(through_sdk(Card())) as ctx:
-        ctx.create_cq(16)
+        ctx.create_cq(16).close()
         with pytest.raises(NotSupportedError, match=f"^doca_verbs_cq_attr_set_cq_collapsed: .*{folder}.*{HOW_OUT}"):
             ctx.create_cq(16, collapsed=True)
 

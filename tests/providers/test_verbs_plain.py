@@ -232,13 +232,15 @@ def test_failed_requests_are_known(ctx, pd):
 
 def test_masks_are_those_of_libibverbs(device, ctx, pd):
     """ibv_modify_qp(3) has attributes that doca_verbs_qp_modify can leave out, and none of an RC on UC."""
-    pair(pd)
+    ends = pair(pd)
     init, rtr, rts = device.modified[:3]
     assert init == _M.NEXT_STATE | _M.PKEY_INDEX | _M.PORT_NUM | _M.ALLOW_REMOTE_WRITE | _M.ALLOW_REMOTE_READ | (
         _M.ATOMIC_MODE
     )
     assert _M.MAX_DEST_RD_ATOMIC in rtr
     assert _M.MAX_QP_RD_ATOMIC in rts
+    for end in ends:
+        end.close()
     device.modified.clear()
     uc = pd.create_qp(qp_type=QpType.UC)
     uc.connect(uc)

@@ -38,7 +38,8 @@ def test_arguments_that_no_queue_can_have(pd, wrong):
 
 def test_the_last_gid_of_the_table(pd):
     last = pd.ctx.query_device().gid_table_size - 1
-    assert Rdma(pd, gid_index=last).gid_index == last
+    with Rdma(pd, gid_index=last) as rdma:
+        assert rdma.gid_index == last
     with pytest.raises(InvalidValueError, match=f"gid_index = {last + 1}: it must be 0 to {last}"):
         Rdma(pd, gid_index=last + 1)
 

@@ -72,6 +72,12 @@ def nics() -> Iterator[tuple[verbs.Context, verbs.Context]]:
 
 
 @pytest.fixture
+def pds(nics) -> Iterator[tuple[verbs.PD, verbs.PD]]:
+    with nics[0].create_pd() as a, nics[1].create_pd() as b:
+        yield a, b
+
+
+@pytest.fixture
 def ends(nics) -> Iterator[Ends]:
     made = Ends(*nics)
     yield made
@@ -209,11 +215,8 @@ def test_an_interrupt_while_a_task_is_submitted(ends, monkeypatch):
     task.wait(WAIT)
 
 
-def test_messages_of_several_connections(nics):
-    with (
-        Rdma(nics[0].create_pd(), max_connections=3) as a,
-        Rdma(nics[1].create_pd(), max_connections=3) as b,
-    ):
+def test_messages_of_several_connections(pds):
+    with Rdma(pds[0], max_connections=3) as a, Rdma(pds[1], max_connections=3) as b:
         pairs = [connected(a, b) for _ in range(3)]
         receives = [Receive(b, np.zeros(8, np.uint8), user_data=n).submit() for n in range(3)]
         for n in (2, 0, 1):
@@ -229,9 +232,9 @@ def test_messages_of_several_connections(nics):
     assert last.status.code is DocaErrorCode.SHUTDOWN
 
 
-def test_callbacks_tell_which_task(nics):
+def test_callbacks_tell_which_task(pds):
     done, failed = [], []
-    with Rdma(nics[0].create_pd(), permissions=Access.all()) as a, Rdma(nics[1].create_pd()) as b:
+    with Rdma(pds[0], permissions=Access.all()) as a, Rdma(pds[1]) as b:
         b.stop()
         b.configure(Receive, done.append, failed.append)
         b.start()
@@ -284,12 +287,12 @@ def test_a_refusal_of_the_peer_ends_the_connection(ends):
     assert "remote key" in error.cause  # not that of the flushed request
 
 
-def test_an_end_that_disconnects(nics):
+def test_an_end_that_disconnects(pds):
     """Tasks in flight say which end that was; those of a connection that this end closes were stopped."""
-    with Rdma(nics[0].create_pd()) as a, Rdma(nics[1].create_pd()) as b:
+    with Rdma(pds[0]) as a, Rdma(pds[1]) as b:
         b.listen(PORT)
         for closes in (False, True):
-            near = a.connect_to(text_of(nics[1].query_gid(1, 0)), PORT)
+            near = a.connect_to(text_of(pds[1].ctx.query_gid(1, 0)), PORT)
             far = b.next_request(WAIT)
             far.accept()
             near.established(WAIT)
@@ -338,8 +341,8 @@ def test_a_full_queue_takes_more_after_progress(nics):
     ends.b.pd.close()
 
 
-def test_tasks_need_a_connection(nics):
-    with Rdma(nics[0].create_pd()) as rdma:
+def test_tasks_need_a_connection(pds):
+    with Rdma(pds[0]) as rdma:
         with pytest.raises(BadStateError, match="no connection"):
             Receive(rdma).submit()
         _, connection = rdma.export()
@@ -349,12 +352,12 @@ def test_tasks_need_a_connection(nics):
         connection.close()
         with pytest.raises(Exception, match="was closed"):
             early.wait(WAIT)
-    with Rdma(nics[0].create_pd(), recv_queue_size=0) as rdma, pytest.raises(BadStateError, match="recv_queue_size"):
+    with Rdma(pds[0], recv_queue_size=0) as rdma, pytest.raises(BadStateError, match="recv_queue_size"):
         Receive(rdma).submit()
 
 
-def test_kernels_leave_no_tasks(nics, gpu):
-    with Rdma(nics[0].create_pd(), gpu=gpu) as rdma, pytest.raises(NotSupportedError, match="no tasks of the CPU"):
+def test_kernels_leave_no_tasks(pds, gpu):
+    with Rdma(pds[0], gpu=gpu) as rdma, pytest.raises(NotSupportedError, match="no tasks of the CPU"):
         Receive(rdma).submit()
 
 

@@ -9,12 +9,14 @@ then it waits for its input to end.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from types import TracebackType
 from typing import Any
 
@@ -59,6 +61,16 @@ class Peer:
             self._process.kill()
             self._process.wait()
             self._process.stdout.close()
+
+
+@contextlib.contextmanager
+def short_lived_qp(ctx: Context) -> Iterator[QP]:
+    """A queue pair that nothing has to last longer than."""
+    with (
+        ctx.create_pd() as pd, ctx.create_cq(8) as cq,
+        pd.create_qp(sq_wr=4, rq_wr=4, send_cq=cq, receive_cq=cq) as qp,
+    ):  # fmt: skip
+        yield qp
 
 
 def new_qp(ctx: Context) -> QP:

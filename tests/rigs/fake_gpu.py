@@ -327,7 +327,7 @@ class _Part:
 
 
 class DeviceEnds:
-    """Two connected QPs on one NIC or two, all with the same fake GPUs."""
+    """Two connected QPs on one NIC or two, all with the same fake GPUs. They hold the buffers that they make."""
 
     def __init__(self, *names: str, gpus: FakeGpus | None = None, port: Any = None, **queue: Any):
         self.gpus = gpus or FakeGpus()
@@ -337,6 +337,7 @@ class DeviceEnds:
         self.contexts = contexts
         self.pds = [ctx.create_pd() for ctx in contexts]
         self.a, self.b = Queue(self.pds[0], **queue), Queue(self.pds[-1], **queue)
+        self.buffers: list[Buffer | DeviceBuffer] = []
         connect(self.a, self.b)
 
     def reconnect(self) -> None:
@@ -348,12 +349,15 @@ class DeviceEnds:
     def device(
         self, side: int, nbytes: int, fill: int | None = None, ordinal: int = 0, **registration: Any
     ) -> DeviceBuffer:
-        return DeviceBuffer(self.gpus, self.pds[-side], nbytes, fill, ordinal, **registration)
+        buffer = DeviceBuffer(self.gpus, self.pds[-side], nbytes, fill, ordinal, **registration)
+        self.buffers.append(buffer)
+        return buffer
 
     def host(self, side: int, nbytes: int, fill: int | None = None, pinned: bool = False) -> Buffer:
         buffer = Buffer(self.pds[-side], nbytes, fill)
         if pinned:
             self.gpus.pin(int(buffer.whole.ctypes.data), buffer.whole.nbytes)
+        self.buffers.append(buffer)
         return buffer
 
     def close(self) -> None:

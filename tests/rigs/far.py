@@ -116,7 +116,9 @@ class Side:
         return int(view(wire + WIRE.kind, 8, "<i8")[0]) if wire else 0
 
     def close_queue(self, index: int) -> None:
-        self.queues[index].qp.close()
+        queue = self.queues[index]
+        for part in (queue.qp, queue.send_cq, queue.recv_cq):
+            part.close()
 
     def deregister(self, index: int) -> None:
         self.buffers[index].mr.close()

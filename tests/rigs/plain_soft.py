@@ -159,7 +159,7 @@ class PlainSoft:
         attr = AhAttr(gid=route.dgid, dlid=route.dlid, sl=route.sl, sgid_index=route.sgid_index)
         with self._ctx.import_pd(pdn) as pd:
             ah = pd.create_ah(attr, port=port)
-            pd._users.pop(ah)
+            pd._users.pop(id(ah))
             ah._uses = tuple(used for used in ah._uses if used is not pd)
         return NewAh(self._made(ah), b"")
 
@@ -172,7 +172,7 @@ class PlainSoft:
                 send_max_sges=cap.max_send_sge, receive_max_sges=cap.max_recv_sge, qp_type=init.qp_type,
                 max_inline_data=cap.max_inline_data, srq=None if init.srq is None else self._objects[init.srq],
             )  # fmt: skip
-            pd._users.pop(qp)  # it is the provider's, and the import goes
+            pd._users.pop(id(qp))  # it is the provider's, and the import goes
             qp._uses = tuple(used for used in qp._uses if used is not pd)
         return NewQp(self._made(qp), qp.qpn, cap._replace(max_inline_data=qp.init_attr.max_inline_data))
 
@@ -237,7 +237,7 @@ class PlainSoft:
     def create_srq(self, pdn: int, max_wr: int, max_sge: int) -> int:
         with self._ctx.import_pd(pdn) as pd:
             srq = pd.create_srq(max_wr, receive_max_sges=max_sge)
-            pd._users.pop(srq)
+            pd._users.pop(id(srq))
             srq._uses = tuple(used for used in srq._uses if used is not pd)
         return self._made(srq)
 

@@ -97,7 +97,7 @@ def mapped(gpu: Gpu) -> GpuMemory:
     address = done(cu.cuMemAddressReserve(nbytes, 0, 0, 0))
     done(cu.cuMemMap(address, nbytes, 0, done(cu.cuMemCreate(nbytes, wanted, 0)), 0))
     done(cu.cuMemSetAccess(address, nbytes, [access], 1))
-    return GpuMemory(gpu.backend, int(address), NBYTES, MemType.GPU, None, None, lambda memory: None)
+    return GpuMemory(gpu, int(address), NBYTES, MemType.GPU, None, None)
 
 
 def pattern(rank: int) -> np.ndarray:

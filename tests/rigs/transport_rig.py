@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from ipaddress import IPv4Address
 from typing import Any, Protocol, TypeVar
@@ -272,7 +273,8 @@ class Lab:
 class Peer:
     """One QP of the lab's NIC, and the other end by hand. `psn` numbers the NIC's packets, `own` the peer's.
 
-    The QP has `sq` and `rq` WQEs and a receive CQ of `recv_cq` entries; the rest is for `QP.connect`.
+    The QP has `sq` and `rq` WQEs and a receive CQ of `recv_cq` entries; the rest is for `QP.connect`. `beside` has what
+    a test makes for it, and is closed with it.
     """
 
     def __init__(
@@ -280,6 +282,7 @@ class Peer:
         recv_cq: int = 256, core_direct: bool = False, **connect: Any,
     ):  # fmt: skip
         self.lab, self.mtu, self.psn, self.own, self.service = lab, mtu, psn, own, service
+        self.beside = ExitStack()
         init = {"qp_type": int(service != 0), "core_direct_master": core_direct}
         self.queue = Queue(lab.pd, sq, rq, recv_cq=lab.ctx.create_cq(recv_cq), **init)
         self.qpn = self.queue.qp.qpn
@@ -293,6 +296,7 @@ class Peer:
         return self.queue.row
 
     def close(self) -> None:
+        self.beside.close()
         self.queue.qp.close()
         self.queue.send_cq.close()
         self.queue.recv_cq.close()

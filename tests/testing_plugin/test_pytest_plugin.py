@@ -195,17 +195,21 @@ INJECTED = """
             yield ctx
 
     def test_first(kept, injected):
-        exchange(End(kept))
+        near = End(kept)
+        exchange(near)
+        near.pd.close()
+        near.cq.close()
         assert injected()["duplicated"] >= WRITES
 
     def test_those_of_the_first_test_are_not_counted(kept, injected):
         assert not any(injected().values())
 
     def test_peers_that_have_left(kept, injected):
-        exchange(End(kept))
+        one, other = End(kept), End(kept)
+        exchange(one)
         first = injected()["duplicated"]
         assert WRITES <= first < 2 * WRITES
-        exchange(End(kept))
+        exchange(other)
         assert 2 * WRITES <= injected()["duplicated"] < 4 * WRITES
 
     @pytest.mark.faults("duplication=1")

@@ -446,17 +446,17 @@ class Fuzz:
         self.places: list[Place] = []
         self.end = GAP
         regions = {name: self.place(name, REGION) for name in REGIONS}
-        mrs = {
+        self.mrs = mrs = {
             name: (pd if own else foreign).register(self.bytes(regions[name]), access=access)
             for name, (access, own) in REGIONS.items()
         }  # fmt: skip
         umem = ctx.register_umem(self.arena)
         self.queues = [self.queue(pd, umem, i) for i in range(self.QUEUES)]
-        peers = [Queue(self.nics.pds[1]) for _ in range(self.QUEUES)]
+        self.peers = [Queue(self.nics.pds[1]) for _ in range(self.QUEUES)]
         self.good = Queue(pd), Queue(self.nics.pds[1])
-        for a, b in (*zip(self.queues, peers), self.good):
+        for a, b in (*zip(self.queues, self.peers), self.good):
             connect(a, b, ack_timeout=8, retry_cnt=7, rnr_retry=7, max_rd_atomic=4, psn=0xFF_FFF0)
-        idle = Queue(pd)
+        self.idle = Queue(pd)
         self.pipes = HostMemory(2 * pipe_size(CAPACITY))
         rx, tx = self.pipes.address, self.pipes.address + pipe_size(CAPACITY)
         gid = bytes(range(16))
@@ -466,8 +466,8 @@ class Fuzz:
             queue.row["wire"] = self.wire
             queue.row["service"] = ServiceType.UC if i >= 4 else ServiceType.RC
             self.fill(queue, mrs)
-        idle.row["wire"] = self.wire
-        self.hold(seed, mrs, [self.good[0].qp.qpn, idle.qp.qpn], rx, gid)
+        self.idle.row["wire"] = self.wire
+        self.hold(seed, mrs, [self.good[0].qp.qpn, self.idle.qp.qpn], rx, gid)
         self.whole = self.arena.array.copy()
 
     def place(self, name: str, nbytes: int) -> Place:
@@ -667,7 +667,8 @@ def _varied(numbers: list[int]) -> bool:
 
 def test_keys_cannot_be_guessed():
     with VirtualNics() as nics:
-        keys = [Buffer(nics.pds[0], 64).key for _ in range(200)]
+        buffers = [Buffer(nics.pds[0], 64) for _ in range(200)]
+        keys = [buffer.key for buffer in buffers]
         assert _varied(keys)
         assert len({key & 0xFF for key in keys}) > 60  # the tag, of 255
         assert len({key >> 16 for key in keys}) > 100  # the upper half of the index, of 256
@@ -676,6 +677,7 @@ def test_keys_cannot_be_guessed():
 def test_queue_pair_numbers_cannot_be_guessed():
     with VirtualNics() as nics:
         cq = nics.contexts[0].create_cq(64)
-        numbers = [nics.pds[0].create_qp(sq_wr=4, send_cq=cq).qpn for _ in range(200)]
+        qps = [nics.pds[0].create_qp(sq_wr=4, send_cq=cq) for _ in range(200)]
+        numbers = [qp.qpn for qp in qps]
         assert _varied(numbers)
         assert len({number >> 16 for number in numbers}) > 100  # of 256

@@ -1,6 +1,7 @@
 """The requester's packets (IBTA, volume 1, 9.2 and 9.7): how messages are cut, and what each header says."""
 
 import time
+from contextlib import closing
 from dataclasses import replace
 
 import numpy as np
@@ -164,63 +165,62 @@ def test_random_requests(lab, choose):
     """Random WQEs over random MTUs, acknowledged at random: the peer gathers what they say, in order."""
     mtu = choose.draw(st.sampled_from(MTUS))
     psn = choose.draw(st.sampled_from((0, PSNS - 3, 12345)))
-    p = Peer(lab, mtu=mtu, psn=psn, sq=32)
-    lab.here.bytes[:] = np.arange(SIZE) * 7 + 1
-    memory, expected = bytearray(SIZE), bytearray(SIZE)
-    sends: list[tuple[int | None, bytes]] = []
-    messages = choose.draw(
-        st.lists(
-            st.tuples(
-                st.sampled_from((WRITE, WRITE_IMM, SEND, SEND_IMM, READ)), st.integers(0, 4 * mtu + 5),
-                st.integers(0, 1000), st.integers(0, (1 << 32) - 1),
-            ),
-            min_size=1, max_size=8,
-        )
-    )  # fmt: skip
-    for opcode, nbytes, offset, imm in messages:
-        payload = lab.here.bytes[offset : offset + nbytes].tobytes()
-        request(p, opcode, nbytes, offset, imm=imm)
-        if opcode in (WRITE, WRITE_IMM):
-            expected[offset : offset + nbytes] = payload
-        if opcode in (SEND, SEND_IMM, WRITE_IMM):
-            sends.append((None if opcode == SEND else imm, b"" if opcode == WRITE_IMM else payload))
-    seen: list[tuple[int | None, bytes]] = []
-    at, begun, gathered, next_psn = 0, False, b"", psn
-    deadline = time.monotonic() + 60
-    while int(p.row["sq_ci"]) != p.queue.index:
-        assert time.monotonic() < deadline, f"stuck at PSN {next_psn}"
-        packets = p.drain()
-        for packet in packets:
-            assert packet.psn == next_psn
-            next_psn = (next_psn + 1) % PSNS
-            operation = packet.opcode
-            if operation == READ_REQUEST:
-                assert packet.reth is not None
-                va, _, nbytes = packet.reth
-                same_bytes = lab.here.bytes[va - VA : va - VA + nbytes].tobytes()  # so that sources do not change
-                p.send(response_packets(same_bytes, mtu, packet.psn))
-                next_psn = (packet.psn + len(segments(same_bytes, mtu))) % PSNS
-                continue
-            writing, place = divmod(operation, 6)
-            assert begun == (place not in (0, 4, 5))
-            if packet.reth:
-                assert writing
-                at = packet.reth[0] - VA
-            if writing:
-                memory[at : at + len(packet.payload)] = packet.payload
-                at += len(packet.payload)
-            else:
-                gathered += packet.payload
-            begun = place in (0, 1)
-            if not begun and (packet.imm is not None or not writing):
-                seen.append((packet.imm, gathered))
-                gathered = b""
-        if packets:
-            last = packets[-1]
-            if last.opcode != READ_REQUEST:
-                p.ack(last.psn)
-        lab.settle()
-    assert seen == sends
-    assert memory == expected
-    assert [cqe.opcode for cqe in p.queue.done.take(len(messages))] == [REQ] * len(messages)
-    p.close()
+    with closing(Peer(lab, mtu=mtu, psn=psn, sq=32)) as p:
+        lab.here.bytes[:] = np.arange(SIZE) * 7 + 1
+        memory, expected = bytearray(SIZE), bytearray(SIZE)
+        sends: list[tuple[int | None, bytes]] = []
+        messages = choose.draw(
+            st.lists(
+                st.tuples(
+                    st.sampled_from((WRITE, WRITE_IMM, SEND, SEND_IMM, READ)), st.integers(0, 4 * mtu + 5),
+                    st.integers(0, 1000), st.integers(0, (1 << 32) - 1),
+                ),
+                min_size=1, max_size=8,
+            )
+        )  # fmt: skip
+        for opcode, nbytes, offset, imm in messages:
+            payload = lab.here.bytes[offset : offset + nbytes].tobytes()
+            request(p, opcode, nbytes, offset, imm=imm)
+            if opcode in (WRITE, WRITE_IMM):
+                expected[offset : offset + nbytes] = payload
+            if opcode in (SEND, SEND_IMM, WRITE_IMM):
+                sends.append((None if opcode == SEND else imm, b"" if opcode == WRITE_IMM else payload))
+        seen: list[tuple[int | None, bytes]] = []
+        at, begun, gathered, next_psn = 0, False, b"", psn
+        deadline = time.monotonic() + 60
+        while int(p.row["sq_ci"]) != p.queue.index:
+            assert time.monotonic() < deadline, f"stuck at PSN {next_psn}"
+            packets = p.drain()
+            for packet in packets:
+                assert packet.psn == next_psn
+                next_psn = (next_psn + 1) % PSNS
+                operation = packet.opcode
+                if operation == READ_REQUEST:
+                    assert packet.reth is not None
+                    va, _, nbytes = packet.reth
+                    same_bytes = lab.here.bytes[va - VA : va - VA + nbytes].tobytes()  # so that sources do not change
+                    p.send(response_packets(same_bytes, mtu, packet.psn))
+                    next_psn = (packet.psn + len(segments(same_bytes, mtu))) % PSNS
+                    continue
+                writing, place = divmod(operation, 6)
+                assert begun == (place not in (0, 4, 5))
+                if packet.reth:
+                    assert writing
+                    at = packet.reth[0] - VA
+                if writing:
+                    memory[at : at + len(packet.payload)] = packet.payload
+                    at += len(packet.payload)
+                else:
+                    gathered += packet.payload
+                begun = place in (0, 1)
+                if not begun and (packet.imm is not None or not writing):
+                    seen.append((packet.imm, gathered))
+                    gathered = b""
+            if packets:
+                last = packets[-1]
+                if last.opcode != READ_REQUEST:
+                    p.ack(last.psn)
+            lab.settle()
+        assert seen == sends
+        assert memory == expected
+        assert [cqe.opcode for cqe in p.queue.done.take(len(messages))] == [REQ] * len(messages)

@@ -1,6 +1,7 @@
 """The responder: what it executes, acknowledges and answers, also when packets get lost, come twice or too early."""
 
 import time
+from contextlib import closing
 from dataclasses import replace
 
 import numpy as np
@@ -367,48 +368,47 @@ def test_random_messages(lab, choose):
     mtu = choose.draw(st.sampled_from(MTUS))
     own = choose.draw(st.sampled_from((0, PSNS - 5, 777)))
     random = choose.draw(st.randoms(use_true_random=False))
-    p = Peer(lab, mtu=mtu, own=own, rq=16)
-    lab.there.bytes[:] = 0
-    memory = bytearray(SIZE)
-    messages = choose.draw(
-        st.lists(
-            st.tuples(
-                st.sampled_from(("write", "write_imm", "send", "send_imm")), st.integers(0, 3 * mtu + 3),
-                st.integers(0, 1000), st.integers(0, (1 << 32) - 1),
-            ),
-            min_size=1, max_size=8,
-        )
-    )  # fmt: skip
-    packets: list[Packet] = []
-    expected = []
-    for kind, nbytes, offset, imm in messages:
-        payload = random.randbytes(nbytes)
-        psn, with_imm = own + len(packets), imm if kind.endswith("imm") else None
-        if kind.startswith("write"):
-            packets += write_packets(payload, mtu, psn, *target(p, offset), with_imm)
-            memory[offset : offset + nbytes] = payload
-            if with_imm is not None:
-                p.queue.receive()
-                expected.append((RESP_WRITE_IMM, nbytes, imm))
-        else:
-            packets += send_packets(payload, mtu, psn, with_imm)
-            p.queue.receive(lab.there.at(20000 + offset, 20000))
-            memory[20000 + offset : 20000 + offset + nbytes] = payload
-            expected.append((RESP_SEND, nbytes, 0) if with_imm is None else (RESP_SEND_IMM, nbytes, imm))
-    done, deadline = 0, time.monotonic() + 60
-    while done < len(packets):
-        assert time.monotonic() < deadline, f"stuck at packet {done} of {len(packets)}"
-        batch = packets[done : done + random.randint(1, 6)]
-        p.send(packet for packet in batch for _ in range(random.choice((0, 1, 1, 1, 2))))
-        p.send(replace(packets[done], ack=1))  # what is expected, so that there is an answer
-        for answer in p.drain():
-            assert answer.aeth is not None
-            at = (answer.psn - own) % PSNS
-            assert answer.aeth[0] in (ACK, NAK_SEQUENCE)
-            done = max(done, at + (answer.aeth[0] == ACK))
-    for opcode, nbytes, imm in expected:
-        received(p, opcode, nbytes, imm)
-    assert p.queue.arrived.poll() is None
-    assert lab.there.bytes.tobytes() == bytes(memory)
-    assert p.queue.qp.state == QpState.RTS
-    p.close()
+    with closing(Peer(lab, mtu=mtu, own=own, rq=16)) as p:
+        lab.there.bytes[:] = 0
+        memory = bytearray(SIZE)
+        messages = choose.draw(
+            st.lists(
+                st.tuples(
+                    st.sampled_from(("write", "write_imm", "send", "send_imm")), st.integers(0, 3 * mtu + 3),
+                    st.integers(0, 1000), st.integers(0, (1 << 32) - 1),
+                ),
+                min_size=1, max_size=8,
+            )
+        )  # fmt: skip
+        packets: list[Packet] = []
+        expected = []
+        for kind, nbytes, offset, imm in messages:
+            payload = random.randbytes(nbytes)
+            psn, with_imm = own + len(packets), imm if kind.endswith("imm") else None
+            if kind.startswith("write"):
+                packets += write_packets(payload, mtu, psn, *target(p, offset), with_imm)
+                memory[offset : offset + nbytes] = payload
+                if with_imm is not None:
+                    p.queue.receive()
+                    expected.append((RESP_WRITE_IMM, nbytes, imm))
+            else:
+                packets += send_packets(payload, mtu, psn, with_imm)
+                p.queue.receive(lab.there.at(20000 + offset, 20000))
+                memory[20000 + offset : 20000 + offset + nbytes] = payload
+                expected.append((RESP_SEND, nbytes, 0) if with_imm is None else (RESP_SEND_IMM, nbytes, imm))
+        done, deadline = 0, time.monotonic() + 60
+        while done < len(packets):
+            assert time.monotonic() < deadline, f"stuck at packet {done} of {len(packets)}"
+            batch = packets[done : done + random.randint(1, 6)]
+            p.send(packet for packet in batch for _ in range(random.choice((0, 1, 1, 1, 2))))
+            p.send(replace(packets[done], ack=1))  # what is expected, so that there is an answer
+            for answer in p.drain():
+                assert answer.aeth is not None
+                at = (answer.psn - own) % PSNS
+                assert answer.aeth[0] in (ACK, NAK_SEQUENCE)
+                done = max(done, at + (answer.aeth[0] == ACK))
+        for opcode, nbytes, imm in expected:
+            received(p, opcode, nbytes, imm)
+        assert p.queue.arrived.poll() is None
+        assert lab.there.bytes.tobytes() == bytes(memory)
+        assert p.queue.qp.state == QpState.RTS

@@ -124,8 +124,10 @@ def bad_requests(p: Peer) -> dict[str, tuple[list[Packet], int, Reason]]:
         ("atomic", Access.REMOTE_ATOMIC, add), ("masked atomic", Access.REMOTE_ATOMIC, masked),
     ):  # fmt: skip
         locked = Buffer(p.lab.pd, 4096, access=Access.LOCAL_WRITE | ALL & ~right)
+        p.beside.enter_context(locked.mr)
         cases[f"{name}: the key does not allow it"] = ([aimed(packet, locked)], access, Reason.RKEY_RIGHTS)
-        stranger = Buffer(p.lab.ctx.create_pd(), 4096)
+        stranger = Buffer(p.beside.enter_context(p.lab.ctx.create_pd()), 4096)
+        p.beside.enter_context(stranger.mr)
         cases[f"{name}: of another PD"] = ([aimed(packet, stranger)], access, Reason.RKEY_PD)
     for _ in range(2):
         p.queue.receive(there.at(0, 1000))
@@ -275,6 +277,7 @@ def test_more_reads_than_agreed(peer):
     assert p.silent()
     *_, report = reports_of(p.lab.nic, p.qpn)
     assert report.reason == Reason.BAD_REQUEST
+    big.mr.close()
 
 
 def test_region_that_goes_away_in_a_response(peer):

@@ -363,7 +363,8 @@ def test_states(lab, state, taken):
     lab.settle()
     assert (queue.arrived.poll() is not None) == taken
     assert lab.counters()["rx_wrong_state"] - before == (not taken)
-    queue.qp.close()
+    for made in (queue.qp, queue.send_cq, queue.recv_cq):
+        made.close()
 
 
 def test_an_rc_queue_pair_takes_no_datagram(lab, peer):

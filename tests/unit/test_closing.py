@@ -20,18 +20,17 @@ def ctx() -> Iterator[verbs.Context]:
         yield ctx
 
 
-def use_a_queue(ctx: verbs.Context, error: BaseException | None, held: list[verbs.CQ]) -> None:
+def use_a_queue(ctx: verbs.Context, error: BaseException | None, held: list[verbs.Handle]) -> None:
     """A block whose completion queue cannot close at the end: a queue pair that it leaves open needs the queue."""
     with ctx.create_cq(16) as cq:
-        held.append(cq)
-        ctx.create_pd().create_qp(sq_wr=4, send_cq=cq)
+        held += [cq, ctx.create_pd().create_qp(sq_wr=4, send_cq=cq)]
         if error:
             raise error
 
 
 @pytest.mark.parametrize("error", [AssertionError("what failed"), KeyboardInterrupt(), InUseError("of the block")])
 def test_the_error_of_the_block_is_raised_with_a_note(ctx, error):
-    held: list[verbs.CQ] = []
+    held: list[verbs.Handle] = []
     with pytest.raises(type(error)) as caught:
         use_a_queue(ctx, error, held)
     assert caught.value is error
@@ -55,9 +54,9 @@ def test_the_error_of_a_block_that_closes_is_as_it_was(ctx):
     assert not hasattr(error, "__notes__")
 
 
-def steer_to_a_queue(ctx: verbs.Context, error: BaseException) -> None:
+def steer_to_a_queue(ctx: verbs.Context, error: BaseException, held: list[verbs.Handle]) -> None:
     with flow.FlowPort(ctx) as port, ctx.create_cq(16) as cq:
-        ctx.create_pd().create_qp(sq_wr=4, send_cq=cq)
+        held.append(ctx.create_pd().create_qp(sq_wr=4, send_cq=cq))
         with eth.RegularRxq(ctx.create_pd(), 8, 1600) as queue:
             port.steer(match.udp(dst=7), to=queue)
             raise error
@@ -66,7 +65,7 @@ def steer_to_a_queue(ctx: verbs.Context, error: BaseException) -> None:
 def test_each_block_that_cannot_close_adds_its_note(ctx):
     error = AssertionError()
     with pytest.raises(AssertionError):
-        steer_to_a_queue(ctx, error)
+        steer_to_a_queue(ctx, error, [])
     assert ["receive queue" in note for note in error.__notes__] == [True, False]
 
 
@@ -103,7 +102,8 @@ def test_asyncio(monkeypatch):
 def test_every_class(number, monkeypatch):
     """Whatever is held by the block: its own refusal, for whatever reason, does not hide the block's error."""
     with ExitStack() as undo:
-        held = blocks(undo)[number]
+        made = blocks(undo)
+        held = made[number]
 
         def refuse(self: object) -> None:
             raise TimedOutError("it does not end")

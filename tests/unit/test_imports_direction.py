@@ -52,8 +52,8 @@ LAYERS = (
     ("jit",),
     ("formats",),
     (
-        "errors", "log", "enums", "types", "memory", "arguments", "closing", "compiler", "interrupts", "limits",
-        "service", "trusted", "kept", "once", "_version",
+        "errors", "log", "enums", "types", "memory", "arguments", "closing", "compiler", "dropped", "interrupts",
+        "limits", "service", "trusted", "kept", "once", "_version",
     ),
 )
 RANK = {name: len(LAYERS) - i for i, names in enumerate(LAYERS) for name in names}

@@ -100,8 +100,8 @@ def a_connection_manager(tmp_path: Path) -> None:
 
 def exported_queues(tmp_path: Path) -> None:
     with verbs.open("soft0") as ctx, Gpu("host") as gpu:
-        gpu.create_qp(ctx.create_pd(), 16)
-        gpu.create_qp(ctx.create_pd(), 16, nic_handler=NicHandler.CPU_PROXY)
+        queues = [gpu.create_qp(ctx.create_pd(), 16)]
+        queues.append(gpu.create_qp(ctx.create_pd(), 16, nic_handler=NicHandler.CPU_PROXY))
 
 
 @pytest.mark.soft_nic

@@ -36,9 +36,12 @@ def world() -> Iterator[SimpleNamespace]:
         ctx, far = (undo.enter_context(verbs.open(name)) for name in ("soft0", "soft1"))
         pd, there = ctx.create_pd(), far.create_pd()
 
+        queues: list[verbs.QP] = []
+
         def qp(domain: verbs.PD) -> verbs.QP:
             cq = domain.ctx.create_cq(16)
-            return domain.create_qp(sq_wr=4, rq_wr=4, send_cq=cq, receive_cq=cq)
+            queues.append(domain.create_qp(sq_wr=4, rq_wr=4, send_cq=cq, receive_cq=cq))
+            return queues[-1]
 
         listener = cm.listen(far, PORT)
         asking = cm.start_connecting(qp(pd), listener.address, PORT)

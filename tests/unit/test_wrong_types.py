@@ -28,7 +28,8 @@ ENDLESS = (5, 1 << 70, 1.5)  # a right value of `timeout`
 INTERNAL = {  # what the package calls on its own objects
     "acknowledge", "attach", "attach_engine", "check_idle", "check_open", "close", "close_with_owner", "complete",
     "connect", "count_kernel", "destroy_if_unused", "detach", "disconnect", "drop", "export", "export_srq", "forget",
-    "forget_export", "forget_task", "hold_for_event", "lead", "leave_root", "note_task", "post_recv", "post_send",
+    "forget_export", "forget_memory", "forget_task", "hold_for_event", "lead", "leave_root", "note_task", "post_recv",
+    "post_send",
     "progress_until", "ring_again", "ring_receives", "ring_sends", "segments",
     "submitted", "take_back", "unexport_uar", "used_by",
     "wait_idle", "writable_at",
@@ -37,7 +38,7 @@ INTERNAL = {  # what the package calls on its own objects
 Values = dict[str, Any]
 
 
-def try_wrong_values(call: Callable[..., object], name: str, good: Values) -> list[str]:
+def try_wrong_values(call: Callable[..., object], name: str, good: Values, kept: list[object]) -> list[str]:
     """Call with each wrong value in turn. Return what failed otherwise than by an error of the package."""
     failed = []
     for value in WRONG:
@@ -45,8 +46,9 @@ def try_wrong_values(call: Callable[..., object], name: str, good: Values) -> li
             continue
         try:
             made = call(**good | {name: value})
-            if isinstance(made, verbs.Context):
+            if isinstance(made, verbs.Context | Gpu):
                 made.close()
+            kept.append(made)
         except DocaError:
             pass
         except Exception as error:
@@ -54,15 +56,15 @@ def try_wrong_values(call: Callable[..., object], name: str, good: Values) -> li
     return failed
 
 
-def fuzz(call: Callable[..., object], values: Values) -> list[str]:
-    """Try every argument of a function whose other arguments are those of `values`."""
+def fuzz(call: Callable[..., object], values: Values, kept: list[object]) -> list[str]:
+    """Try every argument of a function whose other arguments are those of `values`. What it makes is `kept`."""
     parameters = inspect.signature(call).parameters.values()
     named = {one.name: one for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)}
     needed = {name for name, one in named.items() if one.default is one.empty or name == "timeout"}
     if not needed <= values.keys():
         return []  # it takes an object that only the package makes
     good = {name: values[name] for name in needed}
-    return [line for name in named for line in try_wrong_values(call, name, good)]
+    return [line for name in named for line in try_wrong_values(call, name, good, kept)]
 
 
 def methods(*handles: object) -> Iterator[Callable[..., object]]:
@@ -89,6 +91,7 @@ class World:
     def __init__(self, undo: ExitStack):
         self.ctx = undo.enter_context(verbs.open("soft0"))
         self.gpu = undo.enter_context(Gpu("host"))
+        self.kept: list[object] = []
         self.pd, self.cq = self.ctx.create_pd(), self.ctx.create_cq(16)
         memory = HostMemory(1 << 16)
         undo.callback(memory.close)
@@ -112,7 +115,7 @@ class World:
         }  # fmt: skip
 
     def check(self, calls: Iterable[Callable[..., object]]) -> None:
-        failed = [line for call in calls for line in fuzz(call, self.values)]
+        failed = [line for call in calls for line in fuzz(call, self.values, self.kept)]
         assert not failed, "\n".join(failed)
 
 

@@ -187,7 +187,8 @@ def test_completion_vectors_are_event_queues():
     with verbs.open("soft0") as ctx:
         vectors = ctx.query_device().num_comp_vectors
         nic = ctx.provider.nic  # type: ignore[attr-defined]
-        queues = [int(nic.cqs[ctx.create_cq(4, comp_vector=vector).cqn]["eqn"]) for vector in range(vectors)]
+        cqs = [ctx.create_cq(4, comp_vector=vector) for vector in range(vectors)]
+        queues = [int(nic.cqs[cq.cqn]["eqn"]) for cq in cqs]
         assert queues == [int(row["eqn"]) for row in nic.eqs]
         with pytest.raises(InvalidValueError, match=f"comp_vector = {vectors}"):
             ctx.create_cq(4, comp_vector=vectors)

@@ -189,16 +189,16 @@ def test_a_cq_fits_in_its_layout_and_in_nothing_smaller(soft, cqe):
     devx, memory = soft.devx, HostMemory(1 << 14)
     layout, uar = devx.cq_layout(cqe), devx.alloc_uar()
 
-    def create(nbytes: int) -> DevxObject:
-        umem = devx.register_umem(memory.address, nbytes=nbytes)
-        return devx.create(
-            Opcode.CREATE_CQ, cq_umem_valid=1, cq_umem_id=umem,
-            cq_context={"uar_page": uar, "c_eqn": 1, "dbr_umem_valid": 1, "dbr_umem_id": umem,
-                        "dbr_addr": layout.record, **layout.fields},
-        )  # fmt: skip
+    def create(nbytes: int) -> None:
+        with devx.register_umem(memory.address, nbytes=nbytes) as umem:
+            devx.create(
+                Opcode.CREATE_CQ, cq_umem_valid=1, cq_umem_id=umem,
+                cq_context={"uar_page": uar, "c_eqn": 1, "dbr_umem_valid": 1, "dbr_umem_id": umem,
+                            "dbr_addr": layout.record, **layout.fields},
+            ).close()  # fmt: skip
 
     assert 1 << layout.fields["log_cq_size"] >= cqe
-    create(layout.nbytes).close()
+    create(layout.nbytes)
     with pytest.raises(DriverError, match="outside UMEM"):
         create(layout.nbytes - 1)
 
@@ -211,17 +211,17 @@ def test_a_qp_fits_in_its_layout_and_in_nothing_smaller(soft, sizes):
     devx, memory, pd, cq = soft.devx, HostMemory(1 << 16), soft.create_pd(), soft.create_cq(16)
     layout, uar = devx.qp_layout(**sizes), devx.alloc_uar()
 
-    def create(nbytes: int) -> DevxObject:
-        umem = devx.register_umem(memory.address, nbytes=nbytes)
-        return devx.create(
-            Opcode.CREATE_QP, wq_umem_valid=1, wq_umem_id=umem,
-            qpc={"pd": pd, "uar_page": uar, "cqn_snd": cq, "cqn_rcv": cq, "dbr_umem_valid": 1, "dbr_umem_id": umem,
-                 "dbr_addr": layout.record, **layout.fields},
-        )  # fmt: skip
+    def create(nbytes: int) -> None:
+        with devx.register_umem(memory.address, nbytes=nbytes) as umem:
+            devx.create(
+                Opcode.CREATE_QP, wq_umem_valid=1, wq_umem_id=umem,
+                qpc={"pd": pd, "uar_page": uar, "cqn_snd": cq, "cqn_rcv": cq, "dbr_umem_valid": 1, "dbr_umem_id": umem,
+                     "dbr_addr": layout.record, **layout.fields},
+            ).close()  # fmt: skip
 
     qp = pd.create_qp(send_cq=cq, receive_cq=cq, **sizes)
     assert layout.sends == qp.sq_address - (qp.rq_address if qp.rq_entries else qp.sq_address)
-    create(layout.nbytes).close()
+    create(layout.nbytes)
     with pytest.raises(DriverError, match="outside UMEM"):
         create(layout.nbytes - 1)
 

@@ -314,8 +314,8 @@ def test_lost_events_are_told(monkeypatch):
         channel = ctx.create_comp_channel()
         cqs = [ctx.create_cq(4, channel=channel) for _ in range(6)]
         pd = ctx.create_pd()
-        for cq in cqs:
-            qp = pd.create_qp(sq_wr=1, send_cq=cq)
+        qps = [pd.create_qp(sq_wr=1, send_cq=cq) for cq in cqs]
+        for qp, cq in zip(qps, cqs):
             qp.connect(qp)
             cq.req_notify()
             qp.post_send(SendWr(opcode=WrOpcode.RDMA_WRITE))
@@ -585,13 +585,14 @@ def test_channels_come_and_go(steps):
         ctx = stack.enter_context(verbs.open("soft0"))
         nic, up = ctx.provider.nic, True
         others: list[verbs.Context] = []
+        cqs: list[verbs.CQ] = []
         for step in steps:
             if step == "open":
                 others.append(stack.enter_context(verbs.open("soft0")))
             elif step == "close" and others:
                 others.pop(0).close()
             elif step == "cq" and others:
-                others[-1].create_cq(2, channel=others[-1].create_comp_channel())
+                cqs.append(others[-1].create_cq(2, channel=others[-1].create_comp_channel()))
             elif step == "down":
                 up = not up
                 nic.set_link(up)

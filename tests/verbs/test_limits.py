@@ -12,6 +12,7 @@ from gpunetio.errors import InvalidValueError, NotSupportedError
 from gpunetio.verbs import PD, AhAttr, RecvWr, SendWr, Sge
 from nic_rig import Buffer, until
 
+pytestmark = pytest.mark.usefixtures("kept_by_contexts")
 TYPES = [QpType.RC, QpType.UC, QpType.UD]
 
 

@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator
 import pytest
 
 import gpunetio as gn
+from gpunetio.dropped import held
 from gpunetio.errors import InvalidValueError, NotFoundError
-from gpunetio.verbs import context, opening
+from gpunetio.verbs import opening
 
 PATIENCE = 30.0
 
@@ -38,13 +39,17 @@ def opens(monkeypatch) -> Iterator[Gate]:
 
 
 def gate(monkeypatch, step: str) -> Iterator[Gate]:
-    before = set(context._open)
-    held = Gate(getattr(opening, step))
-    monkeypatch.setattr(opening, step, held)
-    yield held
-    held.open.set()
+    before = open_contexts()
+    gated = Gate(getattr(opening, step))
+    monkeypatch.setattr(opening, step, gated)
+    yield gated
+    gated.open.set()
     opener_has_ended()
-    assert context._open == before
+    assert open_contexts() == before
+
+
+def open_contexts() -> list[str]:
+    return sorted(ctx.name for ctx in held() if isinstance(ctx, gn.Context))
 
 
 def opener_has_ended() -> None:
@@ -105,14 +110,14 @@ def test_cancelled_while_it_compiles(compiling: Gate):
     """It ends at once, and nothing is opened later."""
 
     async def program() -> None:
-        before = set(context._open)
+        before = open_contexts()
         task = asyncio.ensure_future(gn.open_async("soft0").__aenter__())
         await until(compiling.reached)
         task.cancel()
         await cancelled(task)
         compiling.open.set()
         await asyncio.to_thread(opener_has_ended)
-        assert context._open == before
+        assert open_contexts() == before
 
     asyncio.run(program())
 
@@ -121,7 +126,7 @@ def test_cancelled_while_it_opens(opens: Gate):
     """It ends when what was opened is closed again, however often it is cancelled."""
 
     async def program() -> None:
-        before = set(context._open)
+        before = open_contexts()
         task = asyncio.ensure_future(gn.open_async("soft0").__aenter__())
         await until(opens.reached)
         for _ in range(3):
@@ -131,20 +136,20 @@ def test_cancelled_while_it_opens(opens: Gate):
         opens.open.set()
         await cancelled(task)
         await asyncio.to_thread(opener_has_ended)
-        assert context._open == before
+        assert open_contexts() == before
 
     asyncio.run(program())
 
 
 def test_a_loop_that_is_closed_gets_nothing(opens: Gate):
-    before = set(context._open)
+    before = open_contexts()
     loop = asyncio.new_event_loop()
     task = loop.create_task(gn.open_async("soft0").__aenter__())
     loop.run_until_complete(until(opens.reached))
     loop.close()
     opens.open.set()
     opener_has_ended()
-    assert context._open == before
+    assert open_contexts() == before
     task._log_destroy_pending = False  # type: ignore[attr-defined]
 
 

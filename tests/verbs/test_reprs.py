@@ -14,6 +14,8 @@ from gpunetio.jit.cuda_launch import CudaLaunch
 from gpunetio.jit.host_threads import HostLaunch
 from gpunetio.memory import HostMemory
 
+pytestmark = pytest.mark.usefixtures("kept_by_contexts")
+
 
 @gn.kernel
 def posting(qp, value):

@@ -20,8 +20,7 @@ def pd() -> Iterator[PD]:
 
 def write(pd: PD, target: MR, payload: bytes) -> WcStatus:
     """Write to the start of a region, by a queue pair of this domain."""
-    cq = pd.ctx.create_cq(4)
-    with pd.create_qp(sq_wr=4, send_cq=cq) as qp:
+    with pd.ctx.create_cq(4) as cq, pd.create_qp(sq_wr=4, send_cq=cq) as qp:
         qp.connect(qp)
         qp.post_send(SendWr(opcode=WrOpcode.RDMA_WRITE, inline=payload, remote_addr=target.iova, rkey=target.rkey))
         found: list[Completion] = []

@@ -63,15 +63,18 @@ def two_queues(ctx: verbs.Context) -> verbs.QP:
 def objects_of_verbs() -> None:
     with verbs.open("soft0") as ctx, contextlib.closing(HostMemory(1 << 13)) as host:
         pd, cq = ctx.create_pd(), ctx.create_cq(16, channel=ctx.create_comp_channel())
-        for kind in QpType.RC, QpType.UC, QpType.UD:
+        made: list[verbs.Handle] = [
             pd.create_qp(qp_type=kind, sq_wr=4, rq_wr=4, send_cq=cq, receive_cq=cq)
-        pd.create_qp(sq_wr=4, send_cq=cq, receive_cq=cq, srq=pd.create_srq(4))
-        pd.create_ah(verbs.AhAttr(gid=ctx.query_gid()))
-        pd.register(bytearray(4096))
-        ctx.register_umem(host)
-        ctx.create_uar()
+            for kind in (QpType.RC, QpType.UC, QpType.UD)
+        ]
+        made += [
+            pd.create_qp(sq_wr=4, send_cq=cq, receive_cq=cq, srq=pd.create_srq(4)),
+            pd.create_ah(verbs.AhAttr(gid=ctx.query_gid())), pd.register(bytearray(4096)), ctx.register_umem(host),
+            ctx.create_uar(),
+        ]  # fmt: skip
         ctx.devx.transport_domain()
         assert ctx.get_async_event(0) is None
+    assert all(each.closed for each in made)
 
 
 def connected_queue_pairs(wire: str = "auto") -> Round:
@@ -90,9 +93,8 @@ def exported_queue_pairs(engine: str, where: str) -> Round:
             pd = ctx.create_pd()
             a, b = (gpu.create_qp(pd, 16) for _ in range(2))
             a.connect(b)
-            gpu.create_qp_group(pd, 16)
-            pd.register(gpu.alloc(4096, MemType.CPU_GPU))
-            gpu.create_semaphore(4)
+            made: list[object] = [gpu.create_qp_group(pd, 16), pd.register(gpu.alloc(4096, MemType.CPU_GPU))]
+            made.append(gpu.create_semaphore(4))
 
     return play
 
@@ -106,9 +108,8 @@ def ethernet_queues_of_the_cpu(name: str = "soft0") -> Round:
     def play() -> None:
         with verbs.open(name) as ctx:
             pd = ctx.create_pd()
-            eth.RegularRxq(pd, 8, 1600)
-            eth.ManagedRxq(pd, 8, 1600)
-            eth.CpuTxq(pd, 8)
+            made: list[verbs.Handle] = [eth.RegularRxq(pd, 8, 1600), eth.ManagedRxq(pd, 8, 1600)]
+            made.append(eth.CpuTxq(pd, 8))
 
     return play
 
@@ -116,8 +117,8 @@ def ethernet_queues_of_the_cpu(name: str = "soft0") -> Round:
 def ethernet_queues_of_kernels() -> None:
     with verbs.open("soft0") as ctx, gn.Gpu("host") as gpu:
         pd = ctx.create_pd()
-        eth.CyclicRxq(gpu, pd, 64, 1600)
-        eth.EthTxq(gpu, pd, 64)
+        made: list[verbs.Handle] = [eth.CyclicRxq(gpu, pd, 64, 1600)]
+        made.append(eth.EthTxq(gpu, pd, 64))
 
 
 def flow_rules(name: str = "soft0") -> Round:

@@ -613,8 +613,8 @@ def test_general_services(two):
     """Queue pair 1 of two ports; there is one of each, with a Q_Key that no other has (3.9.4)."""
     a, b = two({"qp_type": QpType.GSI})
     assert (a.qp.qpn, b.qp.qpn) == (1, 1)
-    with pytest.raises(DriverError, match="only one"):
-        End(a.ctx, {"qp_type": QpType.GSI})
+    with a.ctx.create_cq(4) as cq, pytest.raises(DriverError, match="only one"):
+        a.pd.create_qp(sq_wr=4, send_cq=cq, qp_type=QpType.GSI)
     ah = a.handle_to(b)
     b.expect()
     a.send(b, ah, 256, remote_qkey=0x8001_0000)
@@ -627,8 +627,8 @@ def test_general_services(two):
 
 def test_other_queue_pairs_leave_its_place(end):
     """No other queue pair gets the row that number 1 selects, while there is another."""
-    rows = {end.pd.create_qp(sq_wr=1, send_cq=end.cq).qpn & end.ctx.provider.nic.qps.mask for _ in range(20)}
-    assert 1 not in rows
+    queues = [end.pd.create_qp(sq_wr=1, send_cq=end.cq) for _ in range(20)]
+    assert 1 not in {queue.qpn & end.ctx.provider.nic.qps.mask for queue in queues}
     End(end.ctx, {"qp_type": QpType.GSI})
 
 

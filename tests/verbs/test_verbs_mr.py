@@ -95,8 +95,9 @@ def test_iova_out_of_range(ctx, iova):
 @pytest.mark.parametrize("readonly", [b"abcd", memoryview(bytes(4)), CudaArray(readonly=True)])
 def test_read_only_memory_is_for_reading(ctx, readonly):
     pd = ctx.create_pd()
-    assert pd.register(readonly).access == RR
-    assert pd.register(readonly, Access.LOCAL_READ).access == Access.LOCAL_READ
+    with pd.register(readonly) as mr, pd.register(readonly, Access.LOCAL_READ) as local:
+        assert mr.access == RR
+        assert local.access == Access.LOCAL_READ
     with pytest.raises(InvalidValueError, match=r"read-only.*LOCAL_WRITE and REMOTE_WRITE"):
         pd.register(readonly, L | RW)
     with pytest.raises(InvalidValueError, match=r"read-only.*LOCAL_WRITE"):
@@ -105,8 +106,8 @@ def test_read_only_memory_is_for_reading(ctx, readonly):
 
 @pytest.mark.parametrize("empty", [b"", bytearray(), np.zeros(0)])
 def test_nothing_to_register(ctx, empty):
-    with pytest.raises(InvalidValueError, match="0 bytes"):
-        ctx.create_pd().register(empty)
+    with ctx.create_pd() as pd, pytest.raises(InvalidValueError, match="0 bytes"):
+        pd.register(empty)
     with pytest.raises(InvalidValueError, match="0 bytes"):
         ctx.register_umem(empty)
 

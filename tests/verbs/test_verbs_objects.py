@@ -294,8 +294,9 @@ def test_payload_that_others_poll(fake, pd, size, responses, received):
     ctx = Context(fake)
     cq = ctx.create_cq(4, cqe_size=size)
     queues = {"sq_wr": 1, "send_cq": cq, "rq_wr": 1, "receive_cq": cq, "cqe_inline": True}
-    ctx.create_pd().create_qp(**queues, cqe_inline_responses=True, external_datapath=True)
-    ctx.create_pd().create_qp(**queues)
+    one = ctx.create_pd().create_qp(**queues, cqe_inline_responses=True, external_datapath=True)
+    other = ctx.create_pd().create_qp(**queues)
+    assert (one.closed, other.closed) == (False, False)
     external, own = (mailbox[QPC_AT:] for mailbox in fake.sent(CREATE_QP))
     assert (external[0xC6], external[0xC7]) == (responses, received)
     assert (own[0xC6], own[0xC7]) == (0, 1)  # `CQ.poll` reads 32 bytes
@@ -575,7 +576,8 @@ EVERY_CALL = [(kind, call) for kind, calls in CALLS.items() for call in calls]
 @pytest.mark.parametrize("kind, call", EVERY_CALL)
 def test_closed_handles_say_so(ctx, kind, call):
     ctx.query_device()
-    handle = everything(ctx)[kind]
+    handles = everything(ctx)
+    handle = handles[kind]
     handle.close()
     with pytest.raises(BadStateError, match=f"^{handle} is closed$"):
         call(handle)
@@ -608,7 +610,8 @@ def test_no_copies(ctx):
 
 @pytest.mark.parametrize("kind, call", EVERY_CALL)
 def test_handles_of_another_process(ctx, monkeypatch, kind, call):
-    handle = everything(ctx)[kind]
+    handles = everything(ctx)
+    handle = handles[kind]
     parent = os.getpid()
     monkeypatch.setattr(os, "getpid", lambda: parent + 1)
     with pytest.raises(BadStateError, match=f"^{handle} was opened in process {parent}: open anew, or use spawn$"):

@@ -118,10 +118,9 @@ def test_open_and_close_leave_nothing():
         with verbs.open("soft4", port=port) as a, verbs.open("soft5", port=port) as b:
             kinds = ("control", "engine", "reports")
             assert threads() == [f"gpunetio soft{n} {what}" for n in (4, 5) for what in kinds]
-            for ctx in (a, b):
-                pd = ctx.create_pd()
-                pd.register(bytearray(100))
-                Queue(pd)
+            domains = [ctx.create_pd() for ctx in (a, b)]
+            made = [(pd.register(bytearray(100)), Queue(pd)) for pd in domains]
+            assert not any(mr.closed or queue.qp.closed for mr, queue in made)
 
     cycle()
     gc.collect()
@@ -140,8 +139,9 @@ def test_two_contexts_share_a_nic():
         assert nic_of(second) is nic
         assert threads() == ["gpunetio soft2 control", "gpunetio soft2 engine", "gpunetio soft2 reports"]
         a, b = Queue(first.create_pd()), Queue(second.create_pd())
+        domain = second.create_pd()
         with pytest.raises(InvalidValueError, match="belongs to another context"):
-            second.create_pd().create_qp(sq_wr=1, send_cq=a.send_cq)
+            domain.create_qp(sq_wr=1, send_cq=a.send_cq)
         connect(a, b)
         target = np.zeros(8, np.uint8)
         mr = b.qp.pd.register(target)

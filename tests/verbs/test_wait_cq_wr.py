@@ -285,8 +285,9 @@ def test_a_chain_of_queues(names):
         contexts = [stack.enter_context(verbs.open(name)) for name in names]
         near, far = (ctx.create_pd() for ctx in contexts)
         queues = [Queue(near, core_direct_master=True) for _ in range(count)]
-        for queue in queues:
-            connect(queue, Queue(far))
+        peers = [Queue(far) for _ in range(count)]
+        for queue, peer in zip(queues, peers):
+            connect(queue, peer)
         # A WRITE goes to the far end, a READ comes back from it, in turn.
         here, there = Buffer(near, PART * count), Buffer(far, PART * count)
         here.bytes[:PART] = 0x11

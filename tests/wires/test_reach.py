@@ -330,12 +330,13 @@ def test_requests_of_both_in_any_order(ends, requests):
 def test_what_fails_a_check_meets_the_peers_own_error(ends, case):
     a, b = ends
     good, options = b.region, {}
+    domain = b.ctx.create_pd()
     if case == "bounds":
         options = {"to": SIZE - 32}
     elif case == "rights":
         b.region = b.pd.register(b.memory, access=Access.LOCAL_WRITE | Access.REMOTE_READ)
     elif case == "domain":
-        b.region = b.ctx.create_pd().register(b.memory)
+        b.region = domain.register(b.memory)
     else:
         b.region = SimpleNamespace(address=good.address, rkey=good.rkey ^ 1, close=lambda: None)
     before, there = a.packets, b.write(6)
@@ -348,6 +349,7 @@ def test_what_fails_a_check_meets_the_peers_own_error(ends, case):
         if b.region is not good:
             b.region.close()
         b.region = good
+        domain.close()
 
 
 @pytest.fixture

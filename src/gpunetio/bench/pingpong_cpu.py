@@ -43,7 +43,7 @@ class CpuPlayer(Player):
             self._arrived = memory.array[there : there + options.size]
             self._channel = ctx.create_comp_channel() if options.events else None
             self._pd = pd = ctx.create_pd()
-            mr = pd.register(memory)
+            self._mr = mr = pd.register(memory)
             self._cq = ctx.create_cq(1 << (SEND_SLOTS + options.rx_depth).bit_length(), channel=self._channel)
             self.qp: QP = pd.create_qp(
                 sq_wr=SEND_SLOTS, rq_wr=options.rx_depth, send_cq=self._cq, receive_cq=self._cq, qp_type=options.qp_type

@@ -36,7 +36,7 @@ from ..formats.packet import (
 from ..nic.control.port import MAX_HEADERS, MTUS, PortConfig, address_of
 from ..nic.wires.pcap import replay_frames
 from ..nic.wires.replay import TIMEOUT, Replayed, replay
-from ..verbs import QP, Context, QpEndpoint, RecvWr, Sge
+from ..verbs import QP, Context, Handle, QpEndpoint, RecvWr, Sge
 from ..verbs import open as open_device
 from .frame_sink import FrameSink
 
@@ -219,11 +219,14 @@ class Stage:
         self.ctx = open_device(options.device, port=_port(address, wanted, options))
         self._qpns: dict[int, int] = {}
         self._keys: dict[int, int] = {}
+        self._made: list[Handle] = []
         try:
             self._pd = self.ctx.create_pd()
             for key, region in wanted.regions.items():
                 if (nbytes := region.end - region.start) <= MAX_REGION:
-                    self._keys[key] = self._pd.register(bytearray(max(nbytes, 1)), iova=region.start).rkey
+                    made = self._pd.register(bytearray(max(nbytes, 1)), iova=region.start)
+                    self._made.append(made)
+                    self._keys[key] = made.rkey
             for qpn, queue in wanted.queues.items():
                 self._qpns[qpn] = self._queue(qpn, queue).qpn
         except BaseException:
@@ -235,6 +238,7 @@ class Stage:
         cq = self.ctx.create_cq(receives)
         made = self._pd.create_qp(sq_wr=1, rq_wr=receives, send_cq=cq, receive_cq=cq, qp_type=queue.service)
         buffer = self._pd.register(bytearray(max(queue.longest, 1)))
+        self._made += [made, buffer]
         lid = queue.source if isinstance(queue.source, int) else 0
         made.connect(QpEndpoint(qpn, queue.gid, lid, queue.mtu, queue.psn))
         if queue.receives:

@@ -49,6 +49,7 @@ class Run(Launcher, ABC):
         self.options = options
         self.trace: Trace | None = None
         self.counts: list[Words | Order] = []
+        self._held: list[Side] = []  # with the regions that kernels name by their keys
         try:
             self._file, self.payload_bytes = self._open_payload(options.payload)
             self.ctx = self._stack.enter_context(open_device(options.device, port=options.nic_port))
@@ -138,6 +139,7 @@ class Run(Launcher, ABC):
         """Open an end in this process."""
         side = Side(self.ctx, self.gpu, self.options, client, self.room, self._stack)
         self._qps += side.queues
+        self._held.append(side)
         return side
 
     def _open_memory(self) -> None:

@@ -6,6 +6,7 @@ from abc import abstractmethod
 from collections import deque
 from contextlib import ExitStack, suppress
 from typing import Generic, TypeVar
+from weakref import ref
 
 from ..arguments import within
 from ..errors import BadStateError, DocaError
@@ -42,10 +43,16 @@ class _Listener(Handle, Generic[Asked]):
         gid = own_gid(agent.ctx, agent.port, gid_index)
         self.address, self.port = text_of(gid), port
         self._requests: deque[Asked] = deque()
+        known = ref(self)  # the machine does not keep a listener that nobody holds
+
+        def notify(communication: Communication, event: Event) -> None:
+            if (listener := known()) is not None:
+                listener._notify(communication, event)
+
         with ExitStack() as undo:
             with agent.machine() as machine:
-                self._listening = machine.listen(self._space, port, gid, backlog, self._notify, times=times)
-            undo.callback(self._stop)
+                self._listening = machine.listen(self._space, port, gid, backlog, notify, times=times)
+            undo.callback(self._step(_Listener._stop))
             self._opened(f"listener at {self.address} port {port}", undo)
 
     def accept(self, timeout: float = DEADLINE) -> Asked:

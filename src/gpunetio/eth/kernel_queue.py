@@ -40,7 +40,14 @@ class KernelQueue(Handle, ABC):
     def _attach(self, undo: ExitStack) -> None:
         """Let the Gpu close the queue before it closes."""
         self.gpu.attach(self)
-        undo.callback(self.gpu.detach, self)
+        undo.callback(self._step(KernelQueue._detach))
+
+    def _detach(self) -> None:
+        self.gpu.detach(self)
+
+    def when_dropped(self) -> None:
+        super().when_dropped()
+        self.gpu.dropped.note(self)  # whichever is first
 
     @property
     def device_address(self) -> int:

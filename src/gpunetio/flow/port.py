@@ -144,7 +144,7 @@ class FlowPort(Port):
         """Close rules and pipes. Packets are the kernel's before the first rule goes."""
         with self.lock, ExitStack() as steps:
             steps.callback(super().close_with_owner)
-            for pipe in self._users:
+            for pipe in self.users:
                 if isinstance(pipe, FlowPipe) and pipe.leads_on:
                     steps.callback(pipe.update_miss, DROP)  # so that pipes can go in any order
             steps.callback(self._attached.close)

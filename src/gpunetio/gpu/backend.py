@@ -13,6 +13,17 @@ import numpy as np
 from ..enums import MemType
 
 
+def hidden(owner: object) -> np.ndarray:
+    """Return what holds an object, and hides it from Python's collector, which looks into no array.
+
+    The collector finalizes all objects of a cycle at once. But memory must stay until the regions over it are closed
+    (dropped.py).
+    """
+    holder = np.empty((), object)
+    holder[()] = owner
+    return holder
+
+
 class Backend(ABC):
     """A device where kernels run, from its opening to `close`.
 

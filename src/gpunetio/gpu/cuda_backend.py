@@ -16,7 +16,7 @@ from ..enums import MemType
 from ..errors import InitializationError, NotFoundError, NotSupportedError, TimedOutError
 from ..jit.cuda_launch import checked, cuda_runtime, new_stream
 from ..memory import PAGE
-from .backend import Backend
+from .backend import Backend, hidden
 from .cuda_heap import Block, cuda_heap
 
 _COPY_TIMEOUT = 10.0
@@ -154,7 +154,7 @@ class CudaBackend(Backend):
         checked(self._rt.cudaSetDevice(self.ordinal), "cudaSetDevice")
         room = nbytes + max(0, alignment - 1)
         block = cuda_heap.take((self.ordinal, kind, room)) or self._new_block(room, kind)
-        owner = _Allocation(block)
+        owner = hidden(_Allocation(block))
         start = block.base + -block.base % max(1, alignment)
         if kind is MemType.CPU_GPU:
             view = np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(start))

@@ -7,9 +7,11 @@ import os
 from abc import abstractmethod
 from contextlib import ExitStack
 from typing import NoReturn
+from weakref import WeakValueDictionary
 
 from ..arguments import instance, member, text, whole, within
 from ..closing import Closing
+from ..dropped import Droppable, Dropped, drop_root, hold, living
 from ..enums import MemType
 from ..errors import BadStateError, InvalidValueError, NotFoundError, NotSupportedError
 from ..interrupts import Whole
@@ -20,7 +22,7 @@ from . import cuda_backend
 from .backend import Backend
 from .cuda_backend import CudaBackend
 from .host_backend import HostBackend
-from .memory import GpuMemory
+from .memory import GpuMemory, Part
 from .twin_backend import TwinBackend
 from .uar import RegisterTable
 
@@ -55,12 +57,13 @@ def check_queue_memory(queue_memory: str) -> None:
         raise InvalidValueError(f"queue_memory = {queue_memory!r}: it is one of {', '.join(QUEUE_MEMORY)}")
 
 
-class GpuDevice(Closing, metaclass=Whole):
+class GpuDevice(Closing, Droppable, metaclass=Whole):
     """The part of `Gpu` that knows nothing of queues."""
 
     warp: int
     queue_memory: str
     registers: RegisterTable
+    _open = False
 
     def __init__(self, which: str | int, warp: int, queue_memory: str):
         check_queue_memory(queue_memory)
@@ -76,8 +79,8 @@ class GpuDevice(Closing, metaclass=Whole):
             if self.backend.integrated:
                 logger.info("GPU %s is integrated, without GPUDirect RDMA: queues are in CPU_GPU memory", self.name)
         self._pid = os.getpid()
-        self._open = True
-        self._memory: list[GpuMemory] = []
+        self._memory: WeakValueDictionary[int, GpuMemory] = WeakValueDictionary()  # by id()
+        self.dropped: Dropped[Part] = Dropped()
         self._warned = False
         self.registers = RegisterTable(self.backend)
 
@@ -122,8 +125,11 @@ class GpuDevice(Closing, metaclass=Whole):
 
         `alignment` is a power of two in bytes; 0 means one page of the host. GPU_CPU memory has at least 64 KiB.
         GPU_CPU needs GDRCopy; without it, the memory is CPU_GPU.
+
+        Hold the memory as long as kernels use its address: what nobody holds is freed, with a ResourceWarning.
         """
         self._check()
+        self.dropped.close_all()
         nbytes, alignment = whole("nbytes", nbytes), within("alignment", alignment, 0, _LARGEST) or PAGE
         if not 0 < nbytes <= _LARGEST:
             raise InvalidValueError(f"cannot allocate {nbytes} bytes: it must be 1 to {_LARGEST}")
@@ -140,9 +146,13 @@ class GpuDevice(Closing, metaclass=Whole):
                     logger.warning("GDRCopy is not available: GPU_CPU memory is pinned host memory (CPU_GPU) instead")
                 self._warned = True
         address, array, owner = self.backend.alloc(nbytes, alignment, kind)
-        memory = GpuMemory(self.backend, address, nbytes, kind, array, owner, self._memory.remove)
-        self._memory.append(memory)
+        memory = GpuMemory(self, address, nbytes, kind, array, owner)
+        self._memory[id(memory)] = memory
         return memory
+
+    def forget_memory(self, memory: GpuMemory) -> None:
+        """Forget memory that has closed. Called by the memory."""
+        self._memory.pop(id(memory), None)
 
     def dmabuf_fd(self, memory: GpuMemory, nbytes: int | None = None) -> int:
         """Return a dmabuf descriptor of the memory's first `nbytes` or of all of it (`doca_gpu_dmabuf_fd`).
@@ -188,9 +198,27 @@ class GpuDevice(Closing, metaclass=Whole):
     # --- life cycle --------------------------------------------------------------------------------------------------
 
     @property
+    def open_here(self) -> bool:
+        """Return whether the handle is open, and was opened by this process."""
+        return self._open and self.opened_here
+
+    def when_dropped(self) -> None:
+        drop_root(self)
+
+    @property
+    def closed(self) -> bool:
+        """Return whether `close()` was called."""
+        return not self._open
+
+    @property
     def opened_here(self) -> bool:
         """Return whether this process has opened the GPU. A forked child has not."""
         return self._pid == os.getpid()
+
+    def _opened(self) -> None:
+        """Mark the handle as open, as the last step of a constructor."""
+        self._open = True
+        hold(self)
 
     @abstractmethod
     def close(self) -> None:
@@ -205,7 +233,7 @@ class GpuDevice(Closing, metaclass=Whole):
             steps.callback(self.backend.close)
             if self._destroy_sdk:
                 steps.callback(self._destroy_sdk)
-            for memory in tuple(self._memory):
+            for memory in living(self._memory):
                 steps.callback(memory.close)
 
     def _check(self) -> None:

@@ -126,7 +126,7 @@ class ExportedQp(Handle):
             if place is None:
                 nbytes, (offsets,) = places(1)
                 self._memory = gpu.alloc(nbytes, structure_kind([mode], options.cpu_gpu))
-                undo.callback(self.free_own)
+                undo.callback(self._step(ExportedQp.free_own))
                 place = Place(self._memory, *offsets)
             self._place = place
             place.write(image, side)
@@ -373,6 +373,10 @@ class ExportedQp(Handle):
             steps.callback(self.gpu.forget_export, self)
             steps.callback(self._give_up_messages)
             steps.callback(self._leave_service)
+
+    def when_dropped(self) -> None:
+        super().when_dropped()
+        self.gpu.dropped.note(self)  # whichever is first
 
     def check_launch(self) -> None:
         """Raise BadStateError if the queue is not connected. Called before a launch with the queue as an argument.

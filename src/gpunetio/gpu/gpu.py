@@ -5,12 +5,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import Protocol
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import numpy as np
 
 from ..arguments import member
+from ..dropped import living
 from ..enums import MemRegType, MemType, NicHandler, QpSendDbrMode, SendDbrModeExt
 from ..interrupts import deferred
 from ..verbs import PD, QP, SRQ
@@ -18,6 +18,7 @@ from .array import ExportedQps
 from .device import check_queue_memory
 from .export import ExportedQp, Exporter, ExportOptions
 from .group import QpGroup, QueueOptions, create_group, create_qp
+from .memory import GpuMemory, Part
 from .proxy import ProxyService
 from .semaphore import Semaphore
 from .srq import ExportedSrq
@@ -25,18 +26,6 @@ from .structure import Place
 from .watchdog import Watchdog
 
 DEFAULT_TIMEOUT = 30.0  # seconds: the longest that a device wait lasts
-
-
-class Part(Protocol):
-    """What a library has made from a `Gpu`."""
-
-    def wait_idle(self) -> None:
-        """Wait until no kernel uses it. TimedOutError if a kernel does not end."""
-        ...
-
-    def close(self) -> None:
-        """Close it. Idempotent."""
-        ...
 
 
 class Gpu(Exporter):
@@ -55,15 +44,20 @@ class Gpu(Exporter):
 
     def __init__(self, which: str | int = "auto", *, warp: int = 1, queue_memory: str = "auto"):
         super().__init__(which, warp, queue_memory)
-        self._exports: list[ExportedQp] = []
+        self._exports: WeakValueDictionary[int, ExportedQp] = WeakValueDictionary()  # by id(), in order
         self._sharing = threading.RLock()  # of the structures of SRQs, by several queues
         self._srqs: dict[SRQ, ExportedSrq] = {}
         self._srqs_before: WeakKeyDictionary[SRQ, np.ndarray] = WeakKeyDictionary()
-        self._services: list[ProxyService] = []
+        self._services: WeakValueDictionary[int, ProxyService] = WeakValueDictionary()
         self._own_service: ProxyService | None = None
-        self._parts: list[Part] = []
+        self._parts: WeakValueDictionary[int, Part] = WeakValueDictionary()
         self._lock = threading.Lock()
-        self.watchdog = Watchdog(lambda: list(self._exports))
+        exports = self._exports
+        with ExitStack() as undo:
+            undo.callback(self._release)
+            self.watchdog = Watchdog(lambda: living(exports))
+            undo.pop_all()
+        self._opened()
 
     # --- queues ------------------------------------------------------------------------------------------------------
 
@@ -205,9 +199,9 @@ class Gpu(Exporter):
             return self._own_service
 
     def _new_service(self) -> ProxyService:
-        self._services = [service for service in self._services if not service.closed]
-        self._services.append(ProxyService())
-        return self._services[-1]
+        service = ProxyService()
+        self._services[id(service)] = service
+        return service
 
     def _options(
         self,
@@ -229,8 +223,9 @@ class Gpu(Exporter):
         )
 
     def export(self, qp: QP, options: ExportOptions, place: Place | None = None) -> ExportedQp:
+        self.dropped.close_all()
         exported = ExportedQp(self, qp, options, place)
-        self._exports.append(exported)
+        self._exports[id(exported)] = exported
         return exported
 
     def export_srq(self, srq: SRQ) -> ExportedSrq:
@@ -250,26 +245,30 @@ class Gpu(Exporter):
     def attach(self, part: Part) -> None:
         """Close this handle only after `part`, an object of a library, which closing it also closes."""
         self._check()
-        self._parts.append(part)
+        self._parts[id(part)] = part
 
     def detach(self, part: Part) -> None:
         """Forget a part that has closed."""
-        self._parts.remove(part)
+        self._parts.pop(id(part), None)
 
     def forget_export(self, exported: ExportedQp) -> None:
         with self.watchdog.looking:
-            self._exports.remove(exported)
+            self._exports.pop(id(exported), None)
 
     # --- life cycle --------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
         if not self._open or not self.opened_here:
             return
-        for part in (*self._exports, *self._memory, *self._parts):
+        dropped = self.dropped.take()  # the collector has cleared weak references to some of these
+        self._memory.update({id(part): part for part in dropped if isinstance(part, GpuMemory)})
+        parts = [part for part in dropped if not isinstance(part, GpuMemory)]
+        parts += [*living(self._exports), *living(self._parts)]
+        for part in (*parts, *living(self._memory)):
             part.wait_idle()
-        with deferred(), ExitStack() as steps:  # in reverse order; every step runs, even if others raise
+        with deferred(), self.dropped.closing, ExitStack() as steps:  # in reverse order; every step runs
             self.watchdog.close()
             self._open = False
             steps.callback(self._release)
-            for owned in (*self._services, *self._exports, *self._parts):
+            for owned in (*living(self._services), *parts):
                 steps.callback(owned.close)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
-from typing import NoReturn
+from typing import NoReturn, Protocol
 from weakref import WeakSet
 
 import numpy as np
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 
 from ..arguments import whole
 from ..closing import Closing
+from ..dropped import Droppable, Dropped
 from ..enums import MemType
 from ..errors import BadStateError, InvalidValueError, TimedOutError
 from ..interrupts import deferred
@@ -83,7 +83,40 @@ def _check_patience(running: list[Launch], waited: float, timeout: float, what: 
             )
 
 
-class GpuMemory(Closing):
+class Part(Protocol):
+    """What was made from a `Gpu`."""
+
+    @property
+    def open_here(self) -> bool:
+        """Return whether it is open, and was made by this process."""
+        ...
+
+    def wait_idle(self) -> None:
+        """Wait until no kernel uses it. TimedOutError if a kernel does not end."""
+        ...
+
+    def close(self) -> None:
+        """Close it. Idempotent."""
+        ...
+
+
+class Allocator(Protocol):
+    """The GPU handle that memory belongs to."""
+
+    backend: Backend
+    dropped: Dropped[Part]
+
+    @property
+    def opened_here(self) -> bool:
+        """Return whether this process has opened the GPU."""
+        ...
+
+    def forget_memory(self, memory: GpuMemory) -> None:
+        """Forget memory that has closed."""
+        ...
+
+
+class GpuMemory(Closing, Droppable):
     """`nbytes` bytes of zeroed memory at `device_address`.
 
     CPU_GPU memory is pinned host memory that the GPU also reaches, and `array` is its NumPy view. GPU memory has no CPU
@@ -93,16 +126,25 @@ class GpuMemory(Closing):
     device_address: int
     nbytes: int
     kind: MemType
+    _open = False
 
     def __init__(
-        self, backend: Backend, device_address: int, nbytes: int, kind: MemType, array: np.ndarray | None,
-        owner: object, forget: Callable[[GpuMemory], None],
+        self, gpu: Allocator, device_address: int, nbytes: int, kind: MemType, array: np.ndarray | None,
+        owner: object,
     ):  # fmt: skip
-        self._backend, self._forget = backend, forget
+        self._gpu, self._backend = gpu, gpu.backend
         self.device_address, self.nbytes, self.kind = device_address, nbytes, kind
         self._array, self._owner = array, owner
-        self._open = True
         self._launches = RunningLaunches()
+        self._open = True
+
+    @property
+    def open_here(self) -> bool:
+        """Return whether the memory is open, and was allocated by this process."""
+        return self._open and self._gpu.opened_here
+
+    def when_dropped(self) -> None:
+        self._gpu.dropped.note(self)
 
     @property
     def address(self) -> int:
@@ -171,7 +213,7 @@ class GpuMemory(Closing):
             with deferred():
                 self._open = False
                 self._array = self._owner = None
-                self._forget(self)
+                self._gpu.forget_memory(self)
 
     def wait_idle(self) -> None:
         """Wait until no kernel that was given the memory runs. TimedOutError if a kernel does not end."""

@@ -8,9 +8,13 @@ import os
 import select
 import threading
 import time
+from collections.abc import Callable
+from contextlib import ExitStack
 from typing import NoReturn, Protocol
+from weakref import WeakValueDictionary, ref
 
 from ..closing import Closing
+from ..dropped import Droppable, drop_root, living
 from ..enums import MemType, SendDbrModeExt
 from ..errors import BadStateError, FullError, InvalidValueError, TimedOutError
 from ..formats.doorbell import QP_DBREC
@@ -97,43 +101,71 @@ class Forwarded(Protocol):
         ...
 
 
-class ProxyService(Closing, metaclass=Whole):
+_services: WeakValueDictionary[int, ProxyService] = WeakValueDictionary()  # by id()
+
+
+@atexit.register
+def _stop_all() -> None:
+    """Stop the threads before Python ends, and takes the memory away where they look."""
+    for service in living(_services):
+        service.close()
+
+
+def _observer(service: ProxyService) -> Callable[[int], None]:
+    """Return what tells a service of kernels, and does not keep it alive."""
+    known = ref(service)
+
+    def tell(change: int) -> None:
+        if (service := known()) is not None:
+            service.launched(change)
+
+    return tell
+
+
+class ProxyService(Closing, Droppable, metaclass=Whole):
     """A thread that forwards the doorbells of many queues (`doca_gpu_verbs_create_service`).
 
     While kernels launched by `@kernel` run, the thread spins, yielding its core. It sleeps when no kernel has announced
     anything for a millisecond; then it looks once per millisecond.
     """
 
+    _kick_fd: int | None = None
+
     def __init__(self) -> None:
         self._memory = HostMemory(PROXY.size + POLLFD.itemsize + 8 * CAPACITY)
         self._proxy = self._memory.view(PROXY.dtype)[0]
         self._rows = self._memory.view("<i8", PROXY.size + POLLFD.itemsize, CAPACITY)
-        self._lock, self._kick_lock = threading.Lock(), threading.Lock()
+        self._lock, self._kick_lock, self._ending = threading.Lock(), threading.Lock(), threading.Lock()
         self._served: list[Forwarding] = []
         self._pid = os.getpid()
-        try:
+        self._observer = _observer(self)
+        with ExitStack() as undo:
+            undo.callback(self._memory.close)
             with within_limits("a proxy service", 1):
-                self._kick_fd: int | None = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        except OSError:
-            self._memory.close()
-            raise
-        self._memory.view(POLLFD, PROXY.size)[0] = (self._kick_fd, select.POLLIN, 0)
-        proxy = self._proxy
-        proxy["rows"], proxy["pollfd"] = int(self._rows.ctypes.data), self._memory.address + PROXY.size
-        proxy["kick_fd"], proxy["spin_ns"], proxy["sleep_ms"] = self._kick_fd, SPIN_NS, SLEEP_MS
-        proxy["yield_every"] = yield_every()
-        proxy["stop"] = 1
-        serve(self._memory.address)  # compiles, or loads from the cache, and returns at once
-        proxy["stop"] = 0
-        self._thread = ServiceThread("gpunetio proxy", functools.partial(serve, self._memory.address))
-        try:
+                kick_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+            undo.callback(os.close, kick_fd)
+            self._memory.view(POLLFD, PROXY.size)[0] = (kick_fd, select.POLLIN, 0)
+            proxy = self._proxy
+            proxy["rows"], proxy["pollfd"] = int(self._rows.ctypes.data), self._memory.address + PROXY.size
+            proxy["kick_fd"], proxy["spin_ns"], proxy["sleep_ms"] = kick_fd, SPIN_NS, SLEEP_MS
+            proxy["yield_every"] = yield_every()
+            proxy["stop"] = 1
+            serve(self._memory.address)  # compiles, or loads from the cache, and returns at once
+            proxy["stop"] = 0
+            self._thread = ServiceThread("gpunetio proxy", functools.partial(serve, self._memory.address))
             self._thread.start()
-        except BaseException:
-            os.close(self._kick_fd)
-            self._memory.close()
-            raise
-        observers.append(self._launched)
-        atexit.register(self.close)
+            undo.pop_all()
+        self._kick_fd = kick_fd
+        observers.append(self._observer)
+        _services[id(self)] = self
+
+    @property
+    def open_here(self) -> bool:
+        """Return whether the service is open, and was created by this process."""
+        return not self.closed and self._pid == os.getpid()
+
+    def when_dropped(self) -> None:
+        drop_root(self)
 
     def monitor(self, queue: Forwarded) -> None:
         """Forward for this queue from now on (`doca_gpu_verbs_service_monitor_qp`), in place of any other service."""
@@ -187,7 +219,7 @@ class ProxyService(Closing, metaclass=Whole):
                 raise TimedOutError(f"the proxy service did not answer within {_ANSWER_TIMEOUT:g} s")
             os.sched_yield()
 
-    def _launched(self, change: int) -> None:
+    def launched(self, change: int) -> None:
         """Count a kernel that was launched (+1) or has ended (-1)."""
         with self._kick_lock:  # kernels launched before the service started were not counted, but also end
             self._proxy["busy"] = max(0, int(self._proxy["busy"]) + change)
@@ -215,11 +247,13 @@ class ProxyService(Closing, metaclass=Whole):
     @deferred()
     def close(self) -> None:
         """Stop the thread (`doca_gpu_verbs_destroy_service`). The doorbells of its queues are no longer forwarded."""
-        if self.closed or self._pid != os.getpid():
-            return
-        atexit.unregister(self.close)
-        if self._launched in observers:  # a fork empties the list
-            observers.remove(self._launched)
+        with self._ending:  # a thread that closes what nobody holds may be at it
+            if self.open_here:
+                self._end()
+
+    def _end(self) -> None:
+        if self._observer in observers:  # a fork empties the list
+            observers.remove(self._observer)
         self._proxy["stop"] = 1
         self._kick()
         if not self._thread.join():

@@ -10,6 +10,7 @@ import numpy as np
 from ..enums import MemType
 from ..errors import NotSupportedError
 from ..jit.twin import twin_memory
+from .backend import hidden
 from .host_backend import HostBackend
 
 
@@ -33,7 +34,7 @@ class TwinBackend(HostBackend):
         if kind is not MemType.GPU:
             return super().alloc(nbytes, alignment, kind)
         pages = _Pages(nbytes + max(0, alignment - 1))
-        return pages.address + -pages.address % max(1, alignment), None, pages
+        return pages.address + -pages.address % max(1, alignment), None, hidden(pages)
 
     def copy(self, target: int, source: int, nbytes: int) -> None:
         with twin_memory().open():

@@ -149,7 +149,11 @@ class Kernel:
         code.prepare(plain, grid * block)
         count_there = getattr(place, "count_kernel", None)
 
+        held = [place, *args]  # until the kernel has ended, whoever lets go of them
+
         def count(change: int) -> None:
+            if change < 0:
+                held.clear()
             if count_there:
                 count_there(change)
             tell_observers(change)

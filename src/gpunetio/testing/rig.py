@@ -234,6 +234,7 @@ class Rig:
         self._factory, self._peer, self.patience = factory, peer, patience
         self._stack = ExitStack()
         self._seed = 0
+        self._made: list[Memory | Side] = []  # held, whatever becomes of them in a check
 
     def __enter__(self) -> Self:
         return self
@@ -262,7 +263,8 @@ class Rig:
     ) -> Memory:
         """Memory whose content is like no other's."""
         self._seed += 1
-        return Memory(pd, nbytes, self._seed, access, iova)
+        self._made.append(made := Memory(pd, nbytes, self._seed, access, iova))
+        return made
 
     def side(
         self, ctx: Context, *, access: Access | None = None, size: int = SIZE, pd: PD | None = None,
@@ -273,7 +275,8 @@ class Rig:
         sent, received = send_cq or ctx.create_cq(64), receive_cq or ctx.create_cq(64)
         options: QpInit = {"sq_wr": 16, "rq_wr": 16, "send_max_sges": 3, "receive_max_sges": 3, **init}
         qp = pd.create_qp(send_cq=sent, receive_cq=received, **options)
-        return Side(self, pd, qp, sent, received, self.memory(pd, size, access))
+        self._made.append(made := Side(self, pd, qp, sent, received, self.memory(pd, size, access)))
+        return made
 
     def sides(self, near: SideInit | None = None, far: SideInit | None = None) -> tuple[Side, Side]:
         """One on each end, not connected."""

@@ -8,8 +8,9 @@ from contextlib import ExitStack
 from functools import cached_property
 
 from ..arguments import instance, member, text, whole
+from ..dropped import Closable, Dropped, drop_root, hold, roots
 from ..enums import Access, CqOverrun, GidType, UarAllocationType
-from ..errors import DeviceFatalError, DocaError, InvalidValueError, NotSupportedError
+from ..errors import DeviceFatalError, DocaError, InUseError, InvalidValueError, NotSupportedError
 from ..formats.cqe import CQE_SIZE
 from ..interrupts import uninterrupted
 from ..providers import PortConfig, open_device
@@ -29,8 +30,6 @@ from .umem import UMEM
 
 logger: logging.Logger = logging.getLogger("gpunetio.verbs")
 
-_open: set[Context] = set()  # a device goes on until it is closed: so must the memory behind its regions
-
 
 def open(name: str | None = None, *, port: PortConfig | None = None) -> Context:
     """Open a device (`ibv_open_device`): a card or a software NIC.
@@ -43,7 +42,20 @@ def open(name: str | None = None, *, port: PortConfig | None = None) -> Context:
         text("name", name)
     if port is not None:
         instance("port", port, PortConfig)
-    return uninterrupted(lambda: Context(open_device(name, port)))
+    return uninterrupted(_open_context, name, port)
+
+
+def _open_context(name: str | None, port: PortConfig | None) -> Context:
+    roots.close_all()
+    try:
+        ctx = Context(open_device(name, port))
+    except (InUseError, InvalidValueError):  # perhaps the device is open for a context that nobody holds
+        if not roots.found():
+            raise
+        ctx = Context(open_device(name, port))
+    ctx._by_name = True
+    hold(ctx)
+    return ctx
 
 
 def import_context(provider: Provider) -> Context:
@@ -65,8 +77,11 @@ class Context(Handle):
     name: str
     kinds: Kinds
     async_events: AsyncEvents
+    _by_name = False  # whether `open` has made it: else its maker closes it
 
     def __init__(self, provider: Provider, imported: bool = False):
+        self.dropped: Dropped[Closable] = Dropped()
+        self.kept: dict[Handle, None] = {}
         super().__init__(self)
         self.name = provider.name
         self._provider = provider
@@ -74,8 +89,6 @@ class Context(Handle):
         self.kinds = DEVX if provider.plain is None else PLAIN
         self._uars: dict[UarAllocationType, UAR] = {}
         with ExitStack() as undo:
-            _open.add(self)
-            undo.callback(_open.discard, self)
             if not imported:
                 undo.callback(provider.close)
             self.async_events = AsyncEvents(provider, undo)
@@ -84,11 +97,18 @@ class Context(Handle):
     def _details(self) -> Iterable[str]:
         return ("software NIC",) if self._provider.software else ()
 
+    def when_dropped(self) -> None:
+        if self._by_name:
+            drop_root(self)
+
     def close_with_owner(self) -> None:
         """Close the device. Objects that users created with mailboxes are destroyed first: they may use all others.
 
         What steers packets goes before these: it made its objects so, too, and has an order for them.
         """
+        dropped = [what for what in self.dropped.take() if isinstance(what, Handle)]
+        for what in dropped:
+            what.know()  # if the collector has found the context itself, it has cleared these weak references, too
         with ExitStack() as steps:
             steps.callback(self._close_objects)
             for user in self.users:

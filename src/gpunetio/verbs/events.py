@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
 
 from ..arguments import deadline
 from ..enums import AsyncEventType as Async
@@ -106,14 +107,14 @@ class EventReader(Reader):
         self._channel = provider.create_event_channel()
         undo.callback(provider.destroy_event_channel, self._channel)
         self.fd: int = provider.event_fd(self._channel)
-        self._targets: dict[int, Handle] = {}
+        self._targets: WeakValueDictionary[int, Handle] = WeakValueDictionary()
         self._cookies = itertools.count(_OF_DEVICE + 1)
 
     def subscribe(self, target: Handle, handle: int, types: Iterable[EventType], undo: ExitStack) -> None:
         """Subscribe to a DEVX object, until `undo`."""
         cookie = next(self._cookies)
         self._targets[cookie] = target
-        undo.callback(self._targets.pop, cookie)
+        undo.callback(self._targets.pop, cookie, None)
         self._provider.subscribe(self._channel, handle, types, cookie)
 
     def subscribe_device(self) -> None:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import itertools
 import os
 import threading
-from collections.abc import Collection, Iterable
-from contextlib import ExitStack
-from typing import TYPE_CHECKING, ClassVar, NoReturn
+from collections.abc import Callable, Collection, Iterable
+from contextlib import ExitStack, nullcontext
+from typing import TYPE_CHECKING, ClassVar, NoReturn, TypeVar, cast
+from weakref import ref
 
 from ..arguments import whole
 from ..closing import Closing
-from ..errors import BadStateError, InUseError, InvalidValueError
+from ..dropped import Droppable
+from ..errors import BadStateError, InUseError, InvalidValueError, NoMemoryError
 from ..interrupts import Whole, deferred
 
 if TYPE_CHECKING:
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 
 
 _LISTED = 5  # users that an error names
+Owner = TypeVar("Owner", bound="Handle")
 
 
 def listed(users: Collection[Handle]) -> str:
@@ -27,27 +30,71 @@ def listed(users: Collection[Handle]) -> str:
     return ", ".join(map(str, itertools.islice(users, _LISTED))) + more
 
 
-class Handle(Closing, metaclass=Whole):
+class _Made(Whole):
+    """The metaclass of handles. If the device has no room, it has after what nobody holds is closed (dropped.py)."""
+
+    if not TYPE_CHECKING:
+
+        def __call__(cls, *args: object, **kwargs: object) -> object:
+            try:
+                return super().__call__(*args, **kwargs)
+            except NoMemoryError:
+                contexts = [ctx for given in (*args, *kwargs.values()) if (ctx := getattr(given, "ctx", None))]
+                if not contexts or not contexts[0].dropped.found():
+                    raise
+            return super().__call__(*args, **kwargs)
+
+
+class _Itself:
+    """A handle, for the steps that close it. They are part of it: so it is here only while they may run."""
+
+    handle: Handle | None = None
+
+
+class Handle(Closing, Droppable, metaclass=_Made):
     """An object on a device. It is a context manager, and lives until it or its parent is closed.
 
     A context or PD closes what was created from it. Any other object refuses to close while another object needs it.
     Closing waits for kernels that were given the object, or an object that closes with it. Ctrl+C leaves nothing
     half-made or half-closed.
+
+    An object keeps those alive that it needs, and these know it by a weak reference. One that nobody holds is closed
+    when another one is made from its context, with a ResourceWarning (dropped.py).
     """
 
     _rank: ClassVar[int]  # a parent closes the lowest first
     _closes_users: bool = False
+    _kept: ClassVar[bool] = False  # whether the context keeps it until it is closed, even if nobody holds it
     _handle: int = 0  # the provider's, of an object made by a mailbox
+
+    _undo: ExitStack | None = None  # the steps of close(); None while the object is not open
 
     def __init__(self, ctx: Context):
         self.ctx = ctx
         self._label = type(self).__name__
         self._pid = os.getpid()
-        self._undo: ExitStack | None = None  # the steps of close(); None while the object is not open
+        self._itself = _Itself()
         self._uses: tuple[Handle, ...] = ()
-        self._users: dict[Handle, None] = {}
+        self._users: dict[int, ref[Handle]] = {}  # by id()
         self._unacknowledged = 0  # events that were taken and not acknowledged
         self._acknowledging = threading.Lock()
+        if ctx is not self and ctx.open_here:
+            ctx.dropped.close_all()
+
+    @property
+    def open_here(self) -> bool:
+        """Return whether the object is open, and was opened by this process."""
+        return self._undo is not None and self._pid == os.getpid()
+
+    def when_dropped(self) -> None:
+        self._unacknowledged = 0  # nobody can acknowledge them any more
+        self.know()  # the collector clears weak references before it calls finalizers
+        self.ctx.dropped.note(self)
+
+    def know(self) -> None:
+        """Tell the objects that this one needs of it."""
+        for used in self._uses:
+            used._users[id(self)] = ref(self)
 
     def _use(self, *handles: Handle | None) -> None:
         """Note the objects that this object needs. They must be open, and belong to the same context."""
@@ -66,15 +113,22 @@ class Handle(Closing, metaclass=Whole):
             used.check_open()
         self._uses = (*(used for used in self._uses if used not in before), *after)
         for used in before:
-            used._users.pop(self, None)
-        for used in after:
-            used._users[self] = None
+            used._users.pop(id(self), None)
+        self.know()
+
+    def _step(self, close: Callable[[Owner], None]) -> Callable[[], None]:
+        """Return a method of the object as a step of its `undo`. A bound method would keep it alive."""
+        itself = self._itself
+        itself.handle = self
+        return lambda: close(cast("Owner", itself.handle))
 
     def _opened(self, label: str, undo: ExitStack) -> None:
         """Mark the object as open. `undo` destroys it; the objects that it uses stay until then."""
         self._label, self._undo = label, undo.pop_all()
-        for used in self._uses:
-            used._users[self] = None
+        self._itself.handle = None
+        self.know()
+        if self._kept:
+            self.ctx.kept[self] = None
 
     def check_open(self) -> None:
         """Raise BadStateError unless the object is open, and was opened by this process."""
@@ -91,7 +145,7 @@ class Handle(Closing, metaclass=Whole):
     @property
     def users(self) -> tuple[Handle, ...]:
         """Return the objects that need this object."""
-        return tuple(self._users)
+        return tuple(user for known in tuple(self._users.values()) if (user := known()) is not None)
 
     @property
     def devx_handle(self) -> int:
@@ -100,14 +154,16 @@ class Handle(Closing, metaclass=Whole):
 
     def close(self) -> None:
         """Destroy the object. Idempotent. A forked child leaves the object to its parent process."""
-        if self._undo is None or self._pid != os.getpid():
+        if not self.open_here:
             return
-        if self._users and not self._closes_users:
-            raise InUseError(f"{self} is still used by {listed(self._users)}: close that first")
+        if self.users and not self._closes_users:
+            self.ctx.dropped.close_all()
+            if users := self.users:
+                raise InUseError(f"{self} is still used by {listed(users)}: close that first")
         if self._unacknowledged:
             raise InUseError(f"{self} has {self._unacknowledged} event(s) that were not acknowledged: do that first")
         self.wait_idle()
-        with deferred():
+        with deferred(), self.ctx.dropped.closing if self._closes_users else nullcontext():
             self.close_with_owner()
 
     def wait_idle(self) -> None:
@@ -121,14 +177,19 @@ class Handle(Closing, metaclass=Whole):
             return
         with ExitStack() as steps:  # in reverse order; every step runs, even if others raise
             steps.callback(self._release, self._undo)
-            for user in sorted(self._users, key=lambda user: user._rank, reverse=True):
+            for user in sorted(self.users, key=lambda user: user._rank, reverse=True):
                 steps.callback(user.close_with_owner)
 
     def _release(self, undo: ExitStack) -> None:
         self._undo = None
+        self.ctx.kept.pop(self, None)
         for used in self._uses:
-            used._users.pop(self, None)
-        undo.close()
+            used._users.pop(id(self), None)
+        self._itself.handle = self
+        try:
+            undo.close()
+        finally:
+            self._itself.handle = None
 
     def hold_for_event(self) -> None:
         """Keep the object until an event about it, which was taken, is acknowledged."""

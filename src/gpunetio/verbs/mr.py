@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 _WRITING = Access.LOCAL_WRITE | Access.REMOTE_WRITE | Access.REMOTE_ATOMIC
 _NEED_LOCAL_WRITE = Access.REMOTE_WRITE | Access.REMOTE_ATOMIC
 
-_regions: dict[tuple[str, int], MR] = {}  # of this process, by device and lkey
+_regions: WeakValueDictionary[tuple[str, int], MR] = WeakValueDictionary()  # of this process, by device and lkey
 
 
 def region_of(device: str, lkey: int) -> MR | None:
@@ -97,7 +98,7 @@ class MR(Handle):
             raise InvalidValueError(f"iova {self.iova:#x}: {self.nbytes} bytes from there do not fit in 64 bits")
         provider = pd.ctx.provider
         with ExitStack() as undo:
-            undo.callback(setattr, self, "_region", None)
+            undo.callback(self._step(MR._let_go))
             self._region: Region | None = region
             with command("register a memory region"):
                 if isinstance(obj, Dmabuf):
@@ -108,9 +109,15 @@ class MR(Handle):
             undo.callback(provider.dereg_mr, keys.handle)
             self.lkey, self.rkey = keys.lkey, keys.rkey
             self._dmabuf = isinstance(obj, Dmabuf)
-            undo.callback(lambda: _regions.pop((pd.ctx.name, self.lkey), None))
+            undo.callback(self._step(MR._forget))
             _regions[pd.ctx.name, self.lkey] = self
             self._opened(f"MR {self.lkey:#x} of {pd.ctx.name}", undo)
+
+    def _forget(self) -> None:
+        _regions.pop((self.ctx.name, self.lkey), None)
+
+    def _let_go(self) -> None:
+        self._region = None
 
     def _details(self) -> Iterable[str]:
         return f"{self.nbytes} bytes at {self.address:#x}", _names(self.access)

@@ -51,9 +51,9 @@ class PD(Handle):
         """Register the memory of `obj` with the device (`ibv_reg_mr_iova2`).
 
         `obj` is a buffer, or has `__cuda_array_interface__` or DLPack: host or GPU memory, which is not copied and
-        stays alive as long as the region. By default the region has all rights, or only read rights if `obj` is
-        read-only. With `nbytes`, `obj` is the address of that much memory, which the caller keeps until the region is
-        closed.
+        stays alive as long as the region. Hold the region as long as requests name its keys. By default it has all
+        rights, or only read rights if `obj` is read-only. With `nbytes`, `obj` is the address of that much memory,
+        which the caller keeps until the region is closed.
 
         Keys address the memory from `iova` on: by default the memory's own address; 0 for offsets from its start. On a
         card, the two must have the same offset in a page.

@@ -257,7 +257,7 @@ class QP(Handle, ABC):
         for cq in self._cqs():
             cq.serve(self.qpn, posting)
 
-    def _forget(self) -> None:
+    def forget(self) -> None:
         """Forget completions after the device has destroyed the queue pair."""
         for cq in self._cqs() if self._posting else ():
             cq.forget(self)

@@ -42,7 +42,7 @@ class UMEM(Handle):
         self.lies_in = _where(region, obj is not None, dmabuf is not None, ctx.provider.software)
         provider = ctx.provider
         with ExitStack() as undo:
-            undo.callback(setattr, self, "_region", None)
+            undo.callback(self._step(UMEM._let_go))
             self._region: Region | None = region
             with command("register a UMEM"):
                 if dmabuf:
@@ -51,6 +51,9 @@ class UMEM(Handle):
                     self.umem_id = provider.reg_umem(self.address, self.nbytes, access)
             undo.callback(provider.dereg_umem, self.umem_id)
             self._opened(f"UMEM {self.umem_id:#x} of {ctx.name}", undo)
+
+    def _let_go(self) -> None:
+        self._region = None
 
     def _details(self) -> Iterable[str]:
         return f"{self.nbytes} bytes at {self.address:#x}", self.lies_in.text

@@ -67,7 +67,7 @@ class DevxCQ(CQ):
         )
         with command("CREATE_CQ"):
             self._handle, out = provider.devx_obj_create(bytes(mailbox), CREATE_CQ_OUT.size)
-        undo.callback(self._free_resized)
+        undo.callback(self._step(DevxCQ._free_resized))
         undo.callback(destroy, provider, "DESTROY_CQ", self._handle)
         ctx.async_events.subscribe(self, self._handle, OF_CQ, undo)
         if isinstance(attr.channel, DevxCompChannel):

@@ -63,10 +63,13 @@ class RingLayout:
 class DevxObject(Handle):
     """An object created by a DEVX command (`mlx5dv_devx_obj_create`). Closing it destroys the object.
 
+    The context keeps it until then, because other objects may be using its number, which is all that commands say.
+
     `number` is the device's number for it, for example its CQN; `answer` is what the command returned.
     """
 
     _rank = 0
+    _kept = True
     answer: bytes
     number: int
 
@@ -79,7 +82,7 @@ class DevxObject(Handle):
         with ExitStack() as undo:
             with command(name):
                 self._handle, self.answer = provider.devx_obj_create(mailbox, out_size)
-            undo.callback(self._destroy)
+            undo.callback(self._step(DevxObject._destroy))
             declared = name in Opcode.__members__
             self._named = mailboxes(Opcode[name]).named(mailbox, self.answer) if declared else {}
             self.number = [int.from_bytes(self.answer[_NUMBER], "big"), *self._named.values()][-1]

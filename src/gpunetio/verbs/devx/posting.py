@@ -7,6 +7,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from weakref import proxy
 
 from ...enums import QpState, WcOpcode
 from ...errors import BadStateError, DocaError, FullError, InvalidValueError
@@ -120,7 +121,7 @@ class Posting(ABC):
     datagrams: bool
 
     def __init__(self, qp: QP):
-        self._qp, self.lock = qp, threading.Lock()
+        self._qp, self.lock = proxy(qp), threading.Lock()  # a CQ holds this, and so must not hold the queue pair
         self.datagrams = qp.type.datagrams
         self.state = QpState.RST
         self.reset()

@@ -88,7 +88,7 @@ class DevxQP(QP):
             wq_umem_valid=1,
             **extension,
         )
-        undo.callback(self._forget)
+        undo.callback(self._step(DevxQP.forget))
         with command("CREATE_QP"):
             self._handle, out = provider.devx_obj_create(bytes(mailbox), CREATE_QP_OUT.size)
         undo.callback(destroy, provider, "DESTROY_QP", self._handle)
@@ -105,7 +105,11 @@ class DevxQP(QP):
         if ring.memory and not attr.external_datapath and self._dpa is None:
             self._serve(RingPosting(self, ring.memory))
         if self._dpa:
-            undo.callback(self._dpa.detach, self)
+            undo.callback(self._step(DevxQP._leave_dpa))
+
+    def _leave_dpa(self) -> None:
+        assert self._dpa is not None
+        self._dpa.detach(self)
 
     def _opaque(self, undo: ExitStack) -> MR:
         """Register the buffer that the device uses for copies (`formats.wqe.MMO_SEG`)."""

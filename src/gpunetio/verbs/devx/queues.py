@@ -285,6 +285,7 @@ class RingPosting(Posting):
         sends = qp.sq_address - memory.address
         self._rings = memory.array[sends : sends + qp.sq_entries * WQEBB], memory.array[: qp.rq_entries * qp.rq_stride]
         self.infiniband = qp.ctx.query_device().link_layer == LinkLayer.INFINIBAND
+        self._device = qp.ctx.name
         super().__init__(qp)
 
     def reset(self) -> None:
@@ -305,4 +306,4 @@ class RingPosting(Posting):
 
     def deliver(self, counter: int, payload: bytes) -> WcStatus:
         """Copy the payload of a completion to the buffers of its receive, which is completed afterwards."""
-        return scatter(self._segments(counter), payload, self._qp.ctx.name, self._receiving_pd.pdn)
+        return scatter(self._segments(counter), payload, self._device, self._receiving_pd.pdn)

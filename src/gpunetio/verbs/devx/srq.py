@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import pairwise
+from weakref import proxy
 
 import numpy as np
 
@@ -152,7 +153,7 @@ class FreeList:
     """
 
     def __init__(self, srq: DevxSRQ, wqes: np.ndarray):
-        self._srq, self._wqes = srq, wqes
+        self._srq, self._wqes = proxy(srq), wqes
         self._lock, self._doorbells = threading.Lock(), doorbells()
         count = len(wqes)
         self._next = [(index + 1) % count for index in range(count)]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
 
 from ...formats.events import EventType
 from ...providers.event_queue import EventQueue
@@ -36,7 +37,7 @@ class PlainReader(Reader):
         self._told: EventQueue[int] = EventQueue(plain.comp_channel_fd(self.handle))
         undo.callback(self._told.close)
         self.fd: int = self._told.fd
-        self._cqs: dict[int, PlainCQ] = {}
+        self._cqs: WeakValueDictionary[int, PlainCQ] = WeakValueDictionary()
         self._asked: set[int] = set()  # handles of CQs whose request has made no event yet
         self._waiting: set[int] = set()  # of those whose event waits here
         self._lock = threading.Lock()
@@ -48,7 +49,7 @@ class PlainReader(Reader):
 
     def _forget(self, handle: int) -> None:
         with self._lock:
-            del self._cqs[handle]
+            self._cqs.pop(handle, None)
             self._asked.discard(handle)
             self._waiting.discard(handle)
 
@@ -82,8 +83,8 @@ class PlainReader(Reader):
             while handle := self._told.get():
                 if handle in self._waiting:  # not one that was closed meanwhile
                     self._waiting.remove(handle)
-                    cq = self._cqs[handle]
-                    return cq, Event(0, EventType.COMPLETION, cq.cqn)
+                    if (cq := self._cqs.get(handle)) is not None:
+                        return cq, Event(0, EventType.COMPLETION, cq.cqn)
         return None
 
 

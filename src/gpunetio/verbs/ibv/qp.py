@@ -74,7 +74,7 @@ class PlainQP(QP):
         wanted = QpCap(attr.sq_wr, receives, attr.send_max_sges, attr.receive_max_sges, attr.max_inline_data)
         send_cq, recv_cq = self._cq_handles(undo)
         init = QpInit(QpType(attr.qp_type), send_cq, recv_cq, attr.srq.srqn if attr.srq else None, wanted)
-        undo.callback(self._forget)
+        undo.callback(self._step(PlainQP.forget))
         self.handle, self.qpn, cap = self._plain.create_qp(self.pd.pdn, init)
         undo.callback(self._plain.destroy_qp, self.handle)
         self.ctx.async_events.subscribe(self, self.handle, OF_QP, undo)

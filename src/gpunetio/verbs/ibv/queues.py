@@ -143,11 +143,11 @@ class PlainPosting(Posting):
     receive: PlainReceiveQueue
 
     def __init__(self, qp: PlainQP, plain: PlainVerbs):
-        self._make = lambda: (
-            PlainSendQueue(qp, plain, qp.sq_entries), PlainReceiveQueue(qp, plain, qp.rq_entries)
-        )
+        self._plain = plain
         super().__init__(qp)
 
     def reset(self) -> None:
-        self.send, self.receive = self._make()
+        qp = self._qp
+        self.send = PlainSendQueue(qp, self._plain, qp.sq_entries)
+        self.receive = PlainReceiveQueue(qp, self._plain, qp.rq_entries)
         self.complete_receive = (self._qp.init_attr.srq or self.receive).complete
