@@ -233,6 +233,9 @@ def test_boxes_of_the_picture_do_not_overlap():
     for x, y, w, h in boxes:
         assert 0 <= x < x + w <= width
         assert 0 <= y < y + h <= height
+    for text in root.iter(f"{SVG}text"):
+        assert 0 <= float(text.get("x", "")) <= width
+        assert 0 <= float(text.get("y", "")) <= height
     for index, (x, y, w, h) in enumerate(boxes):
         assert not any(x < a + c and a < x + w and y < b + d and b < y + h for a, b, c, d in boxes[:index])
 

@@ -11,7 +11,7 @@ from doctor_rig import READY
 from gpunetio.doctor import Machine, ReplayHost, Trouble, Wanted, as_json, examine, lines_of
 from gpunetio.doctor.machine.host import Kind, Reading
 from gpunetio.doctor.machine.topology import matrix
-from gpunetio.doctor.report.text import WIDTH
+from gpunetio.doctor.report.text import WIDTH, hanging
 from gpunetio.doctor.report.tree import table
 from gpunetio.errors import InvalidValueError
 
@@ -32,6 +32,13 @@ VALUES = {
     Kind.LINK: st.text(max_size=30) | st.sampled_from(["/", "/sys/devices/pci0000:b0", "/sys/devices/pci/a/b/c"]),
     Kind.QUESTION: JSON,
 }
+
+
+def test_lines_break_between_words_only():
+    """An option or a path that is cut at a hyphen is no use to whoever copies it."""
+    words = ["start", "the", "container", "with", "--no-cgroups", "and", "--network=host", "or", "with", "--set-ulimit"]
+    for width in range(40, 90):
+        assert " ".join(hanging("cure: ", " ".join(words), width)).split() == ["cure:", *words]
 
 
 TROUBLES = [Trouble.NONE] * 12 + list(Trouble)  # mostly there is something to read

@@ -18,6 +18,7 @@ from gpunetio import PortConfig, verbs
 from gpunetio.enums import LinkLayer
 from gpunetio.errors import BadStateError, DriverError, FullError, InUseError, InvalidValueError, NotSupportedError
 from gpunetio.flow import DROP, KERNEL, FlowPipe, FlowPort, PipeType, Rss, TcpFlag, match
+from gpunetio.flow import port as port_module
 from gpunetio.formats.commands import Opcode
 from gpunetio.nic.state.flow import Fate
 from steering_kernels import Frames, steer_and_serve
@@ -449,6 +450,21 @@ def test_counters_come_128_at_a_time(flows):
     assert [bulk.size for bulk in flows.port.counters._bulks] == [128, 128]
     for rule in rules:
         rule.close()
+
+
+@pytest.mark.parametrize(("bulks", "size"), [(0, 1), (1, 128), (2, 1), (3, 128), (0xFE, 1)])
+def test_only_bit_0_says_that_128_may_be_asked_for(monkeypatch, bulks, size):
+    """PRM: each bit of flow_counter_bulk_alloc is a size, 128 << bit."""
+    known = port_module.query_cap
+
+    def told(provider, group, layout):
+        found = dict(known(provider, group, layout))
+        return found | {"flow_counter_bulk_alloc": bulks} if "flow_counter_bulk_alloc" in found else found
+
+    monkeypatch.setattr(port_module, "query_cap", told)
+    with steered() as setup:
+        setup.port.steer(match.udp(dst=53), DROP)
+        assert {bulk.size for bulk in setup.port.counters._bulks} == {size}
 
 
 def test_a_rule_counts_on_while_others_come_and_go(flows):
