@@ -113,6 +113,11 @@ class End:
         return int(self.nic.counters["rdma_tx_packets"] + self.nic.counters["rdma_rx_packets"])
 
     @property
+    def sent_again(self) -> int:
+        """How often packets were sent again, as none was acknowledged in time or one was missing."""
+        return int(self.nic.counters["local_ack_timeout_err"] + self.nic.counters["packet_seq_err"])
+
+    @property
     def reaches(self) -> bool:
         """Whether the engine may make requests of the queue without packets."""
         row = self.nic.qps[self.queue.qpn]
@@ -131,10 +136,10 @@ class End:
         return data
 
 
-def connect(a: End, b: End, atomic_type: QpAtomicType = QpAtomicType.UP_TO_8BYTES, retry_cnt: int = 2) -> None:
+def connect(a: End, b: End, atomic_type: QpAtomicType = QpAtomicType.UP_TO_8BYTES) -> None:
     """Connect both ends, and wait until each knows of the other."""
     for ours, theirs in ((a, b), (b, a)):
-        ours.queue.connect(theirs.queue.qp.endpoint(), ack_timeout=12, retry_cnt=retry_cnt, atomic_type=atomic_type)
+        ours.queue.connect(theirs.queue.qp.endpoint(), ack_timeout=14, retry_cnt=7, atomic_type=atomic_type)
     until(lambda: a.reaches and b.reaches, "each end to know of the other")
 
 
@@ -356,7 +361,7 @@ def test_what_fails_a_check_meets_the_peers_own_error(ends, case):
 def deep(ends: tuple[End, End]) -> Iterator[tuple[End, End]]:
     """The same with a queue that a kernel fills faster than packets empty it."""
     a, b = (replace(end, queue=end.gpu.create_qp(end.pd, 1024, timeout=20.0)) for end in ends)
-    connect(a, b, retry_cnt=7)
+    connect(a, b)
     yield a, b
     a.queue.close()
     b.queue.close()
@@ -369,12 +374,13 @@ def test_a_stream_in_which_some_requests_take_packets(deep, every):
     count, data = 20_000, a.write(15)
     with b.gpu.alloc(SIZE, MemType.CPU_GPU) as host, a.gpu.alloc(8, MemType.CPU_GPU) as out:
         odd = b.pd.register(host)
-        before, there = int(a.nic.counters["rdma_tx_packets"]), b.write(16)
+        before, again, there = int(a.nic.counters["rdma_tx_packets"]), a.sent_again, b.write(16)
         where = odd.address, odd.rkey, b.region.address, b.region.rkey, a.region.address, a.region.lkey
         assert stream[1, 1, a.gpu](a.queue, count, every, *where, out).wait(100)
         assert out.array.view(np.int64)[0] == device.OK
         sent = int(a.nic.counters["rdma_tx_packets"]) - before
-        assert count / every <= sent <= count
+        assert count / every <= sent
+        assert sent <= count or a.sent_again > again  # a busy machine is late with acknowledgements
         reached = np.concatenate([data[:2048] if every != 1 else there[:2048], there[2048:]])
         assert np.array_equal(b.memory.read(), reached)
         if every == 1:
