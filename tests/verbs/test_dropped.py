@@ -24,6 +24,7 @@ from gpunetio import Gpu, MemType, PortConfig, cm, device, kernel, verbs
 from gpunetio.enums import SendFlags, SrqType, WcStatus, WrOpcode
 from gpunetio.providers import soft
 from gpunetio.verbs import PD, QP, Context, SendWr, Sge
+from nic_rig import until
 
 TABLES = ("qps", "cqs", "srqs", "mkeys", "pds", "umems", "uar_pages")
 PATIENCE = 30.0
@@ -54,11 +55,9 @@ def told() -> Iterator[list[str]]:
     names += [str(each.message) for each in caught if each.category is ResourceWarning]
 
 
-def eventually(done: Callable[[], object]) -> None:
-    until = time.monotonic() + PATIENCE
-    while not done():
-        assert time.monotonic() < until
-        time.sleep(0.001)
+def running(name: str) -> bool:
+    """Whether there is a thread of such a name."""
+    return any(name in thread.name for thread in threading.enumerate())
 
 
 def make_qp(pd: PD) -> QP:
@@ -151,7 +150,7 @@ def test_an_owner_that_closes_says_nothing(ctx):
         second.create_pd()
         second.close()
         gc.collect()
-        eventually(lambda: nic_of(ctx) and len(soft._nics) == 1)
+        until(lambda: len(soft._nics) == 1, "the end of the second context", PATIENCE)
     assert [name for name in names if "context" in name] == []
 
 
@@ -203,7 +202,7 @@ def test_requests_in_flight(ctx):
             del one, other, large
         kept.post_send(write(source, target))
         done: list[Any] = []
-        eventually(lambda: done.extend(kept.send_cq.poll()) or done)  # type: ignore[union-attr]
+        until(lambda: done.extend(kept.send_cq.poll()) or done, "the write", PATIENCE)  # type: ignore[union-attr]
     assert done[0].status == WcStatus.SUCCESS
     assert bytes(target._region.owner) == bytes(range(64))  # type: ignore[union-attr]
     assert len(names) >= 4 * 49
@@ -293,7 +292,7 @@ def test_a_context_that_nobody_opens_again():
     with told() as names:
         verbs.open("soft3").create_cq(16)
         gc.collect()
-        eventually(lambda: "soft3" not in soft._nics and not [t for t in threading.enumerate() if "soft3" in t.name])
+        until(lambda: "soft3" not in soft._nics and not running("soft3"), "the end of the NIC", PATIENCE)
     assert sum("<context soft3" in name for name in names) == 1
 
 
@@ -313,7 +312,7 @@ def test_all_of_it_in_one_cycle():
         for _ in range(5):
             Program()
             gc.collect()
-            eventually(lambda: "soft3" not in soft._nics)
+            until(lambda: "soft3" not in soft._nics, "the end of the NIC", PATIENCE)
     assert sum("<context soft3" in name for name in names) == 5
 
 
@@ -330,7 +329,7 @@ def test_memory_queues_and_services_of_a_gpu(ctx):
         gpu.create_service()
         gpu.alloc(64).close()
         gpu.create_qp(pd, 16).close()
-        eventually(lambda: not any("gpunetio proxy" in t.name for t in threading.enumerate()))
+        until(lambda: not running("gpunetio proxy"), "the end of the service", PATIENCE)
         assert not gpu._exports
         assert rows(ctx)["qps"] == 0
     kinds = [name.split()[0] + " " + name.split()[-1] for name in names]
@@ -345,7 +344,7 @@ def test_a_gpu():
         assert not memory.closed
         del memory
         gc.collect()
-        eventually(lambda: not any("watchdog" in t.name for t in threading.enumerate()))
+        until(lambda: not running("watchdog"), "the end of the GPU", PATIENCE)
     assert len([name for name in names if name.startswith("Gpu('host'")]) == 1
 
 
@@ -364,7 +363,7 @@ def test_a_gpu_closes_what_nobody_holds(ctx):
         assert kept.closed
         assert rows(ctx)["qps"] == 0
         assert not gpu._memory
-        eventually(lambda: not any("gpunetio proxy" in t.name for t in threading.enumerate()))
+        until(lambda: not running("gpunetio proxy"), "the end of the service", PATIENCE)
     assert [name for name in names if "proxy service" not in name] == []
 
 

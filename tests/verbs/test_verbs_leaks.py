@@ -4,7 +4,6 @@ Counted are threads, descriptors, mappings of memory, memory that is kept for a 
 """
 
 import gc
-import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
@@ -25,6 +24,7 @@ from gpunetio.errors import DriverError, InUseError
 from gpunetio.memory import HostMemory
 from gpunetio.providers import soft
 from gpunetio.verbs import CQ, MR, PD, QP, SRQ, UAR, UMEM, CompChannel, Context, SendWr, Sge
+from nic_rig import until
 from usage import BLOCK, Usage
 
 MESSAGE = 1 << 18
@@ -186,19 +186,12 @@ def play(
             while stage.made:
                 stage.made.pop().close()
         gc.collect()
-        eventually(lambda: opens() == before)
+        until(lambda: opens() == before, "the end of contexts", PATIENCE)
 
 
 def opens() -> dict[str, int]:
     """How often each NIC is open."""
     return {name: count for name, (_, count) in list(soft._nics.items())}
-
-
-def eventually(done: Callable[[], bool]) -> None:
-    end = time.monotonic() + PATIENCE
-    while not done():
-        assert time.monotonic() < end
-        time.sleep(1e-3)
 
 
 def contexts_only(made: list[verbs.Handle]) -> None:
@@ -344,9 +337,9 @@ def test_a_context_that_nobody_holds(kept):
         warnings.simplefilter("ignore", ResourceWarning)
         ctx, buffer, rkey = forget()
         gc.collect()
-        eventually(lambda: opens() == before)
+        until(lambda: opens() == before, "the end of contexts", PATIENCE)
     assert rkey not in nic.mkeys
-    eventually(lambda: gc.collect() >= 0 and (ctx(), buffer()) == (None, None))
+    until(lambda: gc.collect() >= 0 and (ctx(), buffer()) == (None, None), "the end of the memory", PATIENCE)
 
 
 def test_a_queue_that_the_device_does_not_destroy_keeps_its_ring(kept, monkeypatch):

@@ -258,7 +258,7 @@ class Gpu(Exporter):
     # --- life cycle --------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        if not self._open or not self.opened_here:
+        if not self.open_here:
             return
         dropped = self.dropped.take()  # the collector has cleared weak references to some of these
         self._memory.update({id(part): part for part in dropped if isinstance(part, GpuMemory)})

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ..arguments import whole
 from ..closing import Closing
-from ..dropped import Droppable, Dropped
+from ..dropped import Closable, Droppable, Dropped
 from ..enums import MemType
 from ..errors import BadStateError, InvalidValueError, TimedOutError
 from ..interrupts import deferred
@@ -83,20 +83,11 @@ def _check_patience(running: list[Launch], waited: float, timeout: float, what: 
             )
 
 
-class Part(Protocol):
+class Part(Closable, Protocol):
     """What was made from a `Gpu`."""
-
-    @property
-    def open_here(self) -> bool:
-        """Return whether it is open, and was made by this process."""
-        ...
 
     def wait_idle(self) -> None:
         """Wait until no kernel uses it. TimedOutError if a kernel does not end."""
-        ...
-
-    def close(self) -> None:
-        """Close it. Idempotent."""
         ...
 
 

@@ -150,4 +150,4 @@ class PlainPosting(Posting):
         qp = self._qp
         self.send = PlainSendQueue(qp, self._plain, qp.sq_entries)
         self.receive = PlainReceiveQueue(qp, self._plain, qp.rq_entries)
-        self.complete_receive = (self._qp.init_attr.srq or self.receive).complete
+        self.complete_receive = (qp.init_attr.srq or self.receive).complete
