@@ -289,6 +289,19 @@ def test_sums_wrap():
     assert len(re.findall(r"\bsetp\.\w+\.[su]64\b", ptx_of(may_overflow, 2))) == 2
 
 
+def follow(address, steps, out):
+    for _ in range(steps):
+        address = ops.ld_fixed64(address)
+    ops.st64(out, address)
+
+
+def test_a_load_reads_its_address_before_it_writes_there():
+    """Its PTX writes 0 to the result first. In one register, the load would be of address 0."""
+    loads = re.findall(r"ld\.global\.nc\.u64 (%\w+), \[(%\w+)\]", ptx_of(follow, 3))
+    assert loads
+    assert all(result != address for result, address in loads)
+
+
 def test_each_module_is_linked_once_and_behind_its_callers():
     with offline(SM_90):
         library = compile_cuda(calls_both, types.void, (int64, int64), cc=SM_90).library

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpunetio import Gpu, device, kernel
+from gpunetio import Gpu, MemType, device, kernel
 from gpunetio.jit import ops
 from pair import run_on
 
@@ -147,6 +147,38 @@ def two_halves(low, high, out):
 
 def test_wide_and_fixed_accesses(gpu):
     assert run_on(gpu, two_halves, 1, -2, count=9) == [1, -2, 1, 0, 0, 0, 0, 0, 0]
+
+
+@kernel
+def follow(first, steps, out):
+    for _ in range(steps):
+        first = ops.ld_fixed64(first)
+    ops.st64(out, first)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 9])
+def test_addresses_that_replace_each_other(gpu, steps):
+    """What is loaded comes into the variable that held the address."""
+    with gpu.alloc(4096, MemType.CPU_GPU) as words:
+        words.array.view(np.int64)[:16] = words.device_address + 8 * np.arange(1, 17)
+        assert run_on(gpu, follow, words, steps, count=1) == [words.device_address + 8 * steps]
+
+
+@kernel
+def repeat(value, times, out):
+    swapped = narrow = value
+    for _ in range(times):
+        swapped = ops.be64(swapped)
+        narrow = ops.be16(narrow)
+        value = ops.first_lane(value)
+    ops.st64(out, swapped)
+    ops.st64(out + 8, narrow)
+    ops.st64(out + 16, value)
+
+
+def test_results_that_replace_their_operands(gpu):
+    value = 0x1122334455667700
+    assert run_on(gpu, repeat, value, 3, count=3) == [swapped(value, 8), swapped(value, 2), 0]
 
 
 @kernel

@@ -140,10 +140,14 @@ nothing: Emit = lambda b, *args: None  # noqa: E731
 
 
 def ptx(text: str, ret: int | None = None, *, pure: bool = False, convergent: bool = False) -> Emit:
-    """Emit inline PTX. Without `pure`, it orders memory and is kept. `convergent` forbids moving it into a branch."""
+    """Emit inline PTX. Without `pure`, it orders memory and is kept. `convergent` forbids moving it into a branch.
+
+    Of several instructions, one may read an operand after another has written the result: they share no register (`&`).
+    """
+    written = "=&" if text.startswith("{") else "="
 
     def emit(b, *args):
-        constraints = [] if ret is None else ["=" + CONSTRAINT[ret]]
+        constraints = [] if ret is None else [written + CONSTRAINT[ret]]
         constraints += [CONSTRAINT[a.type.width] for a in args]
         constraints += [] if pure else ["~{memory}"]
         fnty = ir.FunctionType(VOID if ret is None else INT[ret], [a.type for a in args])
