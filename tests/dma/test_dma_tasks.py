@@ -260,6 +260,18 @@ def test_limits(pd, copies):
     assert copies.num_inflight == 0
 
 
+def test_a_queue_without_a_depth_takes_128(pd):
+    """As docs/dma.md says."""
+    with Dma(pd) as copies:
+        nic_of(pd).pause()
+        tasks = [copies.memcpy(b"bytes", bytearray(5)).submit() for _ in range(128)]
+        with pytest.raises(FullError, match="1 copies, and 128 of 128 are in flight"):
+            copies.memcpy(b"bytes", bytearray(5)).submit()
+        nic_of(pd).resume()
+        for task in tasks:
+            task.wait(PATIENCE)
+
+
 def test_more_pieces_than_the_queue_holds(pd):
     """Nothing of it is copied."""
     memory, bufs, target = MemoryMap(pd, bytes(range(9))), BufInventory(9), bytearray(9)

@@ -16,7 +16,9 @@ from gpunetio import Gpu, MemType
 from gpunetio.errors import BadStateError, NoMemoryError
 from gpunetio.nccl import plugin
 from gpunetio.nccl.calls import Calls
+from gpunetio.nccl.connection import Collective
 from gpunetio.rendezvous import PeerError
+from gpunetio.rendezvous.link import Message
 from nccl_rig import Plugin, Rank, Refused
 from stand_in.building import compiler
 
@@ -131,6 +133,14 @@ def test_contexts_in_memory(path, version):
         loaded.call("ginProgress", it.coll if version == 11 else bare.number)
 
 
+def test_many_contexts(alone):
+    """Each has its two counts of gets for each rank, one behind the other: of one rank, 16 bytes a context."""
+    ctx = alone.plugin.create_context(alone.coll, 0, 0, 12, 16, -1, 2, 1)
+    counts = [(ctx.at(index, 72), ctx.at(index, 80)) for index in range(12)]
+    first = counts[0][0]
+    assert counts == [(first + 16 * index, first + 16 * index + 8) for index in range(12)]
+
+
 def test_no_contexts_at_all(alone):
     """Each group still has an address of its own, by which NCCL finds it."""
     groups = [alone.plugin.create_context(alone.coll, 3, 0, 0, 0, -1, 2, 1) for _ in range(2)]
@@ -172,6 +182,28 @@ def test_sizes_and_versions(alone, config, result, why):
     with refused(result, why):
         alone.plugin.create_context(alone.coll, *config)
     assert alone.plugin.create_context(alone.coll, 1, 0, 1, 0, -(1 << 31), 2, 1).handle
+
+
+@pytest.mark.parametrize("name, value, why", [
+    ("signals", 5, "signals 5: it must be an integer from 4 to 4"),
+    ("counters", 1, "counters 1: it must be an integer from 2 to 2"),
+    ("contexts", 4, "contexts 4: it must be an integer from 3 to 3"),
+    ("version", 13, "version 13: it must be an integer from 14 to 14"),
+    ("qps", [{}] * 2, "qps .*: it must be a list of 3 queue pairs"),
+    ("qps", [{}] * 4, "qps .*: it must be a list of at most 3 objects"),
+])  # fmt: skip
+def test_a_rank_that_calls_with_other_values(alone, monkeypatch, name, value, why):
+    """The group is not made on any rank, and the next call works."""
+    with monkeypatch.context() as patched:
+        true = Collective.gather
+
+        def gather(self: Collective, call: str, **values: object) -> list[Message]:
+            return true(self, call, **values | {name: value})
+
+        patched.setattr(Collective, "gather", gather)
+        with refused(rig.REMOTE_ERROR, f"create_context: rank 0 sent 'createContext' with {why}"):
+            alone.plugin.create_context(alone.coll, 4, 2, 3, 0, -1, 2, 1)
+    assert alone.plugin.create_context(alone.coll, *CONFIG).handle
 
 
 def test_objects_of_another_kind_and_closed_ones(alone):

@@ -341,6 +341,18 @@ def test_a_full_queue_takes_more_after_progress(nics):
     ends.b.pd.close()
 
 
+def test_queues_without_a_size_take_128(ends):
+    """As docs/rdma.md says."""
+    for _ in range(128):
+        Receive(ends.b).submit()
+    with pytest.raises(FullError, match="recv_queue_size"):
+        Receive(ends.b).submit()
+    sent = [Write(ends.near, b"x", ends.remote).submit() for _ in range(128)]
+    with pytest.raises(FullError, match="send_queue_size"):
+        Send(ends.near, b"").submit()
+    sent[-1].wait(WAIT)
+
+
 def test_tasks_need_a_connection(pds):
     with Rdma(pds[0]) as rdma:
         with pytest.raises(BadStateError, match="no connection"):

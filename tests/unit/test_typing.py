@@ -113,6 +113,16 @@ def test_options_are_those_of_the_method(options, of, required):
     assert stated == {one.name: one.annotation for one in taken if one.name not in required}
 
 
+def test_arguments_can_be_given_by_name():
+    """Only a Protocol leaves their names open, and a function whose other names are those of a structure's fields."""
+    nameless = set()
+    for path in PACKAGE.rglob("*.py"):
+        for function in ast.walk(ast.parse(path.read_text())):
+            if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef) and function.args.posonlyargs:
+                nameless.add(f"{path.relative_to(PACKAGE)}: {function.name}")
+    assert nameless == {"formats/layout.py: update", "verbs/devx/posting.py: complete"}
+
+
 # --- Any --------------------------------------------------------------------------------------------------------------
 
 # What has no types, by the module or package that uses it. All others tell each other what their objects are.
