@@ -12,7 +12,7 @@ from ..formats.device_structs import DEV_CQ, DEV_QP, DEV_SIDE
 from ..jit.compile import device_function
 from .modes import CTA, EXCLUSIVE, GPU
 from ..jit.ops import (
-    be32, fence_acquire_gpu, fence_acquire_sys, fence_gpu, fetch_max_cta64, fetch_max_gpu64, ld8, ld64, ld_fixed16,
+    be32, fence_acquire_gpu, fence_acquire_sys, fence_sc_gpu, fetch_max_cta64, fetch_max_gpu64, ld8, ld64, ld_fixed16,
     ld_fixed32, ld_fixed64, ld_relaxed32, ld_relaxed_gpu64, raise_gpu64, st64, st_relaxed32,
 )  # fmt: skip
 from .status import EBUSY, EINVAL, EIO, ETIMEDOUT, OK
@@ -213,5 +213,5 @@ def update_cq_record(cq, sharing=GPU):
         st_relaxed32(record, be32((ci + ld_fixed64(cq + DEV_CQ.cqe_rsvd)) & CI_MASK))
         told = ci
         if sharing != EXCLUSIVE:
-            fence_gpu()
+            fence_sc_gpu()  # a record that is still under way could replace a newer one after this look
             ci = load_index(cq + DEV_CQ.cqe_ci, sharing)

@@ -34,7 +34,15 @@ def drain_stores() -> None:
 
 @op(cpu=cpu_fence("acq_rel"), cuda=ptx("fence.acq_rel.gpu;"))
 def fence_gpu() -> None:
-    """Order earlier accesses before later ones, for the threads of this GPU: release and acquire in one."""
+    """Order earlier accesses before later ones, for the threads of this GPU: release and acquire in one.
+
+    A load may still come before an earlier store, as on x86: `fence_sc_gpu` forbids that.
+    """
+
+
+@op(cpu=cpu_fence("seq_cst"), cuda=ptx("fence.sc.gpu;"))
+def fence_sc_gpu() -> None:
+    """Order earlier accesses before later ones, stores before loads, too, for the threads of this GPU."""
 
 
 @op(cpu=cpu_fence("acq_rel"), cuda=ptx("fence.acq_rel.cta;"))
