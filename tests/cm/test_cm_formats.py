@@ -51,8 +51,7 @@ CLIENT, SERVER = (bytes(10) + b"\xff\xff" + bytes([10, 77, 0, host]) for host in
 
 def test_a_req_is_the_one_of_linux():
     own = Terms(qpn=0x11, psn=0x5F31CE, responder_resources=1, initiator_depth=1, mtu=1024)
-    fields = request_of(own, LINUX, service_id(PortSpace.TCP, 7174), Path(SERVER), CLIENT)
-    fields["primary_flow_label"] = 0xC65EA  # Linux derives one; ours is 0
+    fields = request_of(own, LINUX, service_id(PortSpace.TCP, 7174), Path(SERVER, flow_label=0xC65EA), CLIENT)
     made = pack(
         Attribute.REQ, 0x28F1EE31A, IpHeader(CLIENT, SERVER, 0xE99C).pack(), local_comm_id=0x1AE31E8F,
         local_ca_guid=0x505400FFFE770002, **fields,

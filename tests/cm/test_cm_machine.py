@@ -61,6 +61,15 @@ def answer_to(world, flying):
 # --- connections that come about, and end
 
 
+def test_a_request_names_the_path_of_its_answers(world):
+    _client, server, _made = pair(world)
+    answer_to(world, request_of(
+        world, primary_flow_label=0x12345, primary_hop_limit=9, primary_traffic_class=0x68, primary_sl=3
+    ))  # fmt: skip
+    (there,) = server.events
+    assert there.data_path == Path(gid(1), hop_limit=9, traffic_class=0x68, sl=3, flow_label=0x12345)
+
+
 def test_a_connection_comes_about_and_ends(world):
     client, server, made = pair(world)
     assert world.run() == [A.REQ, A.REP, A.RTU]

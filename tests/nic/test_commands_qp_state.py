@@ -81,7 +81,7 @@ def test_query_after_each_transition(device):
 
     path = {
         "tclass": 1, "rlid": 2, "sl": 3, "stat_rate": 4, "rgid_rip": GID, "hop_limit": 6, "src_addr_index": 1,
-        "rmac_47_32": 8, "rmac_31_0": 9, "grh": 1, "udp_sport": 0xC123, "dscp": 11,
+        "rmac_47_32": 8, "rmac_31_0": 9, "grh": 1, "udp_sport": 0xC123, "dscp": 11, "flow_label": 0xFFFFF,
     }  # fmt: skip
     second = {
         "state": RTR, "next_rcv_psn": 0xABCDE, "remote_qpn": qp[1], "log_msg_max": 30, "mtu": 2, "min_rnr_nak": 17,

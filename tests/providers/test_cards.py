@@ -208,11 +208,12 @@ def test_datagrams(stand_in: StandIn):
             cqs.append(cq)
             mrs.append(pd.register(bytearray(1000)))
             qps.append(qp)
-        attr = AhAttr(gid=other.query_gid(), sl=3, traffic_class=0x10, hop_limit=9)
+        attr = AhAttr(gid=other.query_gid(), sl=3, traffic_class=0x10, hop_limit=9, flow_label=0xABCDE)
         ah = qps[0].pd.create_ah(attr)
         av = np.frombuffer(ah.av, AV_SEG.dtype)[0]
         assert bytes(av["rmac"]) == one.provider.resolve_mac(1, 0, attr.gid)
         assert (av["tclass"], av["hop_limit"], bytes(av["rgid"])) == (0x10, 9, bytes(attr.gid))
+        assert av["grh_gid_fl"] == 0xABCDE
         qps[1].post_recv(RecvWr(sges=[Sge(mrs[1].address, 1000, mrs[1].lkey)]))
         qps[0].post_send(
             SendWr(opcode=WrOpcode.SEND, inline=b"from a card", ah=ah, remote_qpn=qps[1].qpn, remote_qkey=77)

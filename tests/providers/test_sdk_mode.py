@@ -391,6 +391,12 @@ def test_a_connection_goes_through_the_states_with_all_attributes(qp, calls):
     assert qp.state == QpState.RTS
 
 
+def test_a_flow_label_is_refused(qp, calls):
+    with pytest.raises(NotSupportedError, match="flow_label = 0xabcde: not in SDK mode, as doca_verbs_ah_attr has no"):
+        qp.connect(PEER, flow_label=0xABCDE)
+    assert qp.state == QpState.RST
+
+
 def test_the_attribute_objects_are_gone_after_each_move(qp, calls):
     calls.forget()
     qp.connect(PEER)

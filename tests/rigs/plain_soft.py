@@ -190,7 +190,8 @@ class PlainSoft:
         if route := values.route:
             kind = ip_type(route.dgid) if self._ctx.query_port().link_layer.name == "ETHERNET" else AddrType.IB_GRH
             attr.ah_attr = AhAttr(gid=route.dgid, addr_type=kind, dlid=route.dlid, sl=route.sl,
-                                  sgid_index=route.sgid_index, hop_limit=route.hop_limit)  # fmt: skip
+                                  sgid_index=route.sgid_index, hop_limit=route.hop_limit,
+                                  flow_label=route.flow_label)  # fmt: skip
         rights = QpAttrMask.ALLOW_REMOTE_WRITE | QpAttrMask.ALLOW_REMOTE_READ | QpAttrMask.ATOMIC_MODE
         if mask & rights:  # libibverbs knows them only together
             mask |= rights
@@ -208,7 +209,8 @@ class PlainSoft:
             access |= right if given else access.LOCAL_READ
         route = None
         if ah := attr.ah_attr:
-            route = Route(ah.gid, ah.dlid, ah.sl, ah.sgid_index, ah.static_rate, ah.hop_limit, ah.traffic_class, True)
+            route = Route(ah.gid, ah.dlid, ah.sl, ah.sgid_index, ah.static_rate, ah.hop_limit, ah.traffic_class, True,
+                          ah.flow_label)  # fmt: skip
         return QpValues(
             attr.current_state, attr.path_mtu, access=access, route=route,
             **{name: getattr(attr, name) for name in NUMBERS},

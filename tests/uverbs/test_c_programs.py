@@ -3,8 +3,14 @@
 from pathlib import Path
 
 import pytest
+from scapy.contrib.roce import GRH
+from scapy.layers.inet6 import IPv6
+from scapy.layers.l2 import Ether
 
 import c_programs
+from gpunetio.fabric.pcap import ERF_HEADER
+from gpunetio.formats.packet import LRH
+from pcap_rig import records
 from programs import run
 from rdma_core import skip_without_run
 
@@ -44,6 +50,24 @@ def test_attributes_that_mlx5_takes(tmp_path: Path):
     assert done.stdout.splitlines() == [
         "device_cap_flags 0x1c06", "max_rd_atomic 16, max_dest_rd_atomic 16", "max_wr 0, post: refused",
     ]  # fmt: skip
+
+
+def test_flow_labels(tmp_path: Path):
+    """mlx5: a queue pair has the lower 20 bits of a label in its context, a datagram in its address vector."""
+    capture = tmp_path / "capture.pcap"
+    options = "--nics", "1", "--address", "::1", "--pcap", str(capture)
+    done = run(c_programs.build("flow_label", tmp_path), options=options)
+    assert (done.returncode, done.stdout) == (0, "flow_label 0x12345\nstatus 0\n"), done.stderr
+    assert {Ether(frame)[IPv6].fl for frame in records(capture)} == {0x12345}
+
+
+def test_flow_labels_on_infiniband(tmp_path: Path):
+    """libmlx5 makes address handles without the kernel there."""
+    capture = tmp_path / "capture.pcap"
+    options = "--nics", "1", "--link-layer", "infiniband", "--pcap", str(capture)
+    done = run(c_programs.build("flow_label", tmp_path), options=options)
+    assert (done.returncode, done.stdout) == (0, "flow_label 0x12345\nstatus 0\n"), done.stderr
+    assert {GRH(record[ERF_HEADER + LRH.size :]).flowlabel for record in records(capture)} == {0x12345}
 
 
 def test_what_is_missing_is_told(tmp_path: Path):

@@ -422,6 +422,7 @@ FROM_INIT: dict[str, Row] = {
     **with_path("static_rate", 15),
     **with_path("hop_limit", 255),
     **with_path("traffic_class", 255),
+    **with_path("flow_label", 0xFFFFF),
     "InfiniBand": (
         lambda w: w.modify(QpState.INIT, RTR, ah_attr=AhAttr(addr_type=AddrType.IB_GRH)),
         InvalidValueError, "IB_GRH on a port of ETHERNET: use IPv4 or IPv6"),
@@ -484,7 +485,7 @@ CONNECT: dict[str, Row] = {
     },
     **{
         f"connect {row}": value
-        for name, most in (("sl", 15), ("traffic_class", 255), ("hop_limit", 255))
+        for name, most in (("sl", 15), ("traffic_class", 255), ("hop_limit", 255), ("flow_label", 0xFFFFF))
         for row, value in numbers(
             f"ah_attr.{name}", lambda w, v, name=name: w.qp.connect(w.endpoint(), **{name: v}),
             {n: f"ah_attr.{name} = {n}: it must be 0 to {most}" for n in (-1, most + 1)},

@@ -82,7 +82,8 @@ class Machine:
     def __init__(self, pd: verbs.PD, transport: str):
         cq = pd.ctx.create_cq(16)
         self.qp: QP = pd.create_qp(sq_wr=4, rq_wr=4, send_cq=cq, receive_cq=cq, qp_type=QpType[transport])
-        ah = AhAttr(gid=pd.ctx.query_gid(), addr_type=AddrType.IPv4, static_rate=1, hop_limit=9, traffic_class=0x10)
+        ah = AhAttr(gid=pd.ctx.query_gid(), addr_type=AddrType.IPv4, static_rate=1, hop_limit=9, traffic_class=0x10,
+                    flow_label=0x12345)  # fmt: skip
         self.first = QpAttr(
             path_mtu=512, rq_psn=0x111111, sq_psn=0x222222, dest_qp_num=self.qp.qpn, ah_attr=ah,
             ack_timeout=10, retry_cnt=1, rnr_retry=2, min_rnr_timer=3, max_rd_atomic=2, max_dest_rd_atomic=4,
@@ -90,7 +91,7 @@ class Machine:
         self.second = QpAttr(
             path_mtu=2048, rq_psn=0xABCDEF, sq_psn=0xFEDCBA, dest_qp_num=0x123456,
             allow_remote_write=True, allow_remote_read=True, allow_remote_atomic=QpAtomicType.UP_TO_8BYTES,
-            ah_attr=replace(ah, sgid_index=1, static_rate=2, hop_limit=77, traffic_class=0xAC),
+            ah_attr=replace(ah, sgid_index=1, static_rate=2, hop_limit=77, traffic_class=0xAC, flow_label=0xFFFFF),
             ack_timeout=17, retry_cnt=5, rnr_retry=6, min_rnr_timer=19, max_rd_atomic=8, max_dest_rd_atomic=16,
         )  # fmt: skip
         self.transport = transport

@@ -331,13 +331,16 @@ def test_init2rtr_over_infiniband(addr_type, global_route):
     fake = FakeProvider(ethernet=False)
     qp = make_qp(fake, "INIT")
     gid = bytes(range(16, 32))
-    ah = AhAttr(gid=gid, addr_type=addr_type, dlid=0x1234, sl=5, sgid_index=3, hop_limit=9, traffic_class=0x77)
+    ah = AhAttr(
+        gid=gid, addr_type=addr_type, dlid=0x1234, sl=5, sgid_index=3, hop_limit=9, traffic_class=0x77,
+        flow_label=0xABCDE,
+    )  # fmt: skip
     qp.modify(QpAttr(next_state=QpState.RTR, ah_attr=ah), RTR_MASK)
     (mailbox,) = fake.sent(0x503)
     assert fake.sent(0x760) == []
     assert fake.mac_queries == []
     assert be(mailbox, PATH + 6, 2) == 0x1234
-    assert be(mailbox, PATH + 0xC, 4) == 0x77 << 20  # tclass
+    assert be(mailbox, PATH + 0xC, 4) == 0x77 << 20 | (0xABCDE if global_route else 0)  # tclass, flow_label
     assert mailbox[PATH + 0x24] == 5  # sl
     assert mailbox[PATH + 5] == global_route << 7
     assert mailbox[PATH + 9] == (3 if global_route else 0)

@@ -116,6 +116,7 @@ def request_of(own: Terms, times: Times, service: int, path: Path, source: bytes
         "primary_remote_lid": _ANY_LID,
         "primary_local_gid": source,
         "primary_remote_gid": path.gid,
+        "primary_flow_label": path.flow_label,
         "primary_traffic_class": path.traffic_class,
         "primary_hop_limit": path.hop_limit,
         "primary_sl": path.sl,

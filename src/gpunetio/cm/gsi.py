@@ -98,7 +98,7 @@ class GeneralServices:
         return self._pd.create_ah(
             AhAttr(
                 gid=path.gid, sgid_index=path.sgid_index, hop_limit=path.hop_limit, traffic_class=path.traffic_class,
-                sl=path.sl,
+                sl=path.sl, flow_label=path.flow_label,
             ),
             port=self._port,
         )  # fmt: skip

@@ -116,6 +116,7 @@ class Passive:
         made.data_path = Path(
             fields["primary_local_gid"], common.gids.index(fields["primary_remote_gid"]),
             fields["primary_hop_limit"], fields["primary_traffic_class"], fields["primary_sl"],
+            fields["primary_flow_label"],
         )  # fmt: skip
         made.ack_timeout = fields["primary_local_ack_timeout"]
         common.know(made, fields["local_comm_id"], fields["local_ca_guid"])

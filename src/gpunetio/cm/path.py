@@ -17,3 +17,4 @@ class Path:
     hop_limit: int = HOP_LIMIT
     traffic_class: int = 0
     sl: int = 0
+    flow_label: int = 0

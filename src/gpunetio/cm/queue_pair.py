@@ -69,5 +69,6 @@ def to_rts(qp: QP, communication: Communication, parameters: Parameters) -> None
 def ah_of(path: Path) -> AhAttr:
     """Return a path for an address handle or a queue pair."""
     return AhAttr(
-        gid=path.gid, sgid_index=path.sgid_index, hop_limit=path.hop_limit, traffic_class=path.traffic_class, sl=path.sl
-    )
+        gid=path.gid, sgid_index=path.sgid_index, hop_limit=path.hop_limit, traffic_class=path.traffic_class,
+        sl=path.sl, flow_label=path.flow_label,
+    )  # fmt: skip

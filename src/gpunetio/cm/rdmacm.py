@@ -216,6 +216,7 @@ class KernelMachine(Machine):
             rnr_retry=rts.rnr_retry, retry_count=rts.retry_cnt,
         )  # fmt: skip
         communication.psn, communication.ack_timeout = rtr.rq_psn, rts.timeout
+        # Without the flow label, which Linux derives from the ports (cma_get_roce_udp_flow_label): the SDK has none.
         communication.data_path = Path(
             bytes(route.dgid.raw), route.sgid_index, route.hop_limit, route.traffic_class, rtr.ah_attr.sl
         )

@@ -16,8 +16,8 @@ CAPTURE = Entry("capture", 128, """
 """)
 
 # Starts as a FRAME does, as pipes require. `time_ns` is the engine's clock. `source` is the index of this end's GID,
-# with the packet's traffic class and hop limit (`frames.with_traffic`); or WHOLE_FRAME for an Ethernet frame, which has
-# its headers and its ICRC. `damaged`: the ICRC was wrong.
+# with the packet's traffic class, hop limit and flow label (`frames.with_traffic`); or WHOLE_FRAME for an Ethernet
+# frame, which has its headers and its ICRC. `damaged`: the ICRC was wrong.
 CAPTURED = Entry("captured", 64, """
     stride         0  i64
     nbytes         8  i64

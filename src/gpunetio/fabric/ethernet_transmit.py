@@ -12,7 +12,8 @@ from .ethernet_records import (
     sendmsg, write, writev,
 )  # fmt: skip
 from .frames import (
-    ETHERNET_FRAME, PACKET, class_of, consume, egress_of, frame_at, hop_limit_of, next_frame, pipe_end_at, release,
+    ETHERNET_FRAME, PACKET, class_of, consume, egress_of, frame_at, hop_limit_of, label_of, next_frame, pipe_end_at,
+    release,
 )  # fmt: skip
 from .icrc import header_crc
 from .ip_headers import put_ipv4, put_ipv6
@@ -157,8 +158,9 @@ def _put_headers(wire, egress, frame, nbytes, h):
     else:
         st16(h + ETHERNET.ether_type, be16(ETHER_TYPE_IPV6))
         put_ipv6(
-            ip, e.gid_high, e.gid_low, f.peer_high, f.peer_low, length, class_of(f.source), hop_limit_of(f.source)
-        )
+            ip, e.gid_high, e.gid_low, f.peer_high, f.peer_low, length,
+            class_of(f.source), hop_limit_of(f.source), label_of(f.source),
+        )  # fmt: skip
         udp = ip + IPV6.size
     st16(udp + UDP.source_port, be16(e.port))
     st16(udp + UDP.destination_port, be16(ROCE_UDP_PORT))

@@ -16,7 +16,7 @@ from ..jit.compile import device_function, engine_function
 from ..jit.ops import be32, ld32, ld_acquire64, ld_relaxed64, prefetch, st_release64
 from ..jit.struct_view import View, struct_view
 from ..formats.layout import Entry
-from ..formats.packet import BTH, ICRC_SIZE, QPN_MASK
+from ..formats.packet import BTH, FLOW_LABEL_MASK, ICRC_SIZE, QPN_MASK
 
 # Positions count bytes and never wrap. `asleep` is set by a consumer that waits in the kernel and wants to be woken;
 # `takes_frames` by one that takes Ethernet frames, too.
@@ -48,8 +48,8 @@ PIPE_END = Entry("pipe_end", 64, """
 
 # `peer` is the GID of the other end: the destination of an outgoing frame, the source of one that arrived. `source` is
 # what the frame leaves by, mostly this end's index in the GID table (fabric/udp.py), and what routers look at: traffic
-# class and hop limit (`with_traffic`). `icrc` says that four bytes of ICRC follow the packet. `corrupt`, set by the
-# fault injector, is 1 + the bit to flip after the ICRC has been computed.
+# class, hop limit and flow label (`with_traffic`). `icrc` says that four bytes of ICRC follow the packet. `corrupt`,
+# set by the fault injector, is 1 + the bit to flip after the ICRC has been computed.
 #
 # `life` tells a queue pair's packets from those that it sent before its last reset. It is the requester's, in requests
 # and in the responses to them. Packets have no field for it, so it ends where the pipe ends. 0 means unknown.
@@ -82,7 +82,7 @@ SKIP = -1  # in nbytes: nothing up to the end of the pipe
 RECALLED = 0  # in nbytes: do not send this frame
 ETHERNET_FRAME = -1  # in reference
 
-_EGRESS_MASK, _CLASS_SHIFT, _HOP_SHIFT = 0xFFFF, 16, 24
+_EGRESS_MASK, _CLASS_SHIFT, _HOP_SHIFT, _LABEL_SHIFT = 0xFFFF, 16, 24, 32
 HOP_LIMIT = 64  # where a path has none
 
 pipe_end_at: View = struct_view(PIPE_END)
@@ -90,9 +90,9 @@ frame_at: View = struct_view(FRAME)
 
 
 @device_function
-def with_traffic(egress, traffic_class, hop_limit):
+def with_traffic(egress, traffic_class, hop_limit, flow_label):
     """Return the `source` of frames that leave by `egress`."""
-    return egress | traffic_class << _CLASS_SHIFT | hop_limit << _HOP_SHIFT
+    return egress | traffic_class << _CLASS_SHIFT | hop_limit << _HOP_SHIFT | flow_label << _LABEL_SHIFT
 
 
 @device_function
@@ -118,6 +118,12 @@ def hop_limit_of(source):
     """Return the hop limit of a frame."""
     hops = source >> _HOP_SHIFT & 0xFF
     return hops if hops != 0 else HOP_LIMIT
+
+
+@device_function
+def label_of(source):
+    """Return the flow label of a frame (RFC 6437)."""
+    return source >> _LABEL_SHIFT & FLOW_LABEL_MASK
 
 
 def pipe_size(capacity: int) -> int:

@@ -81,9 +81,11 @@ def put_ipv4(ip, source, destination, nbytes, traffic_class, ttl):
 
 
 @device_function
-def put_ipv6(ip, source_high, source_low, destination_high, destination_low, nbytes, traffic_class, hop_limit):
+def put_ipv6(
+    ip, source_high, source_low, destination_high, destination_low, nbytes, traffic_class, hop_limit, flow_label
+):
     """Write an IPv6 header before `nbytes` of UDP. The addresses are the words of their GIDs."""
-    st64(ip, be64(6 << 60 | traffic_class << 52 | nbytes << 16 | IP_PROTOCOL_UDP << 8 | hop_limit))
+    st64(ip, be64(6 << 60 | traffic_class << 52 | flow_label << 32 | nbytes << 16 | IP_PROTOCOL_UDP << 8 | hop_limit))
     st64(ip + IPV6.source, source_high)
     st64(ip + IPV6.source + 8, source_low)
     st64(ip + IPV6.destination, destination_high)

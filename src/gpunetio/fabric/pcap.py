@@ -39,7 +39,8 @@ from ..service import ServiceThread
 from .capture import CAPTURE, CAPTURED, WHOLE_FRAME
 from .ip_headers import internet_checksum
 from .frames import (
-    PACKET, PIPE_END, class_of, consume, egress_of, hop_limit_of, next_frame, pipe_end, pipe_size, release, traffic_of,
+    PACKET, PIPE_END, class_of, consume, egress_of, hop_limit_of, label_of, next_frame, pipe_end, pipe_size, release,
+    traffic_of,
 )  # fmt: skip
 
 logger: logging.Logger = logging.getLogger("gpunetio.fabric")
@@ -101,7 +102,8 @@ class RoceFrames:
             kind = ETHER_TYPE_IPV4
         else:
             ends = source + destination
-            ip = struct.pack(">IHBB", 6 << 28 | traffic_class << 20, length, IP_PROTOCOL_UDP, hops) + ends
+            first = 6 << 28 | traffic_class << 20 | label_of.py_func(traffic)
+            ip = struct.pack(">IHBB", first, length, IP_PROTOCOL_UDP, hops) + ends
             covered = b"\x6f\xff\xff\xff" + ip[IPV6.payload_length : IPV6.hop_limit] + b"\xff" + ends
             kind = ETHER_TYPE_IPV6
         link = macs + kind.to_bytes(2, "big") + ip

@@ -51,6 +51,8 @@ _SO_SNDBUFFORCE, _SO_RCVBUFFORCE = 32, 33  # socket(7): beyond the limits of sys
 # linux/udp.h: take IPv6 datagrams without a UDP checksum. RoCEv2 senders leave it out because the ICRC protects more
 # (annex A17.4.5). Our datagrams keep it, because the kernel refuses segmentation without it.
 _UDP_NO_CHECK6_RX = 102
+# linux/in6.h: the flow label is that of sin6_flowinfo, and the kernel derives none from the ports (RFC 6437 3).
+_IPV6_FLOWINFO_SEND, _IPV6_AUTOFLOWLABEL = 33, 70
 _MTU_DISCOVER = {4: (socket.IPPROTO_IP, 10), 6: (socket.IPPROTO_IPV6, 23)}  # ip(7), ipv6(7)
 _PMTUDISC_DO = 2
 _LINE = 64
@@ -265,6 +267,8 @@ def _open(address: Address, port: int, gro: bool) -> socket.socket:
         if address.version == 6:
             opened.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
             opened.setsockopt(SOL_UDP, _UDP_NO_CHECK6_RX, 1)
+            opened.setsockopt(socket.IPPROTO_IPV6, _IPV6_FLOWINFO_SEND, 1)
+            opened.setsockopt(socket.IPPROTO_IPV6, _IPV6_AUTOFLOWLABEL, 0)
         _set_buffer(opened, _SO_RCVBUFFORCE, socket.SO_RCVBUF, RX_SOCKET_BUFFER)
         _set_buffer(opened, _SO_SNDBUFFORCE, socket.SO_SNDBUF, TX_SOCKET_BUFFER)
         if gro:

@@ -7,10 +7,10 @@ does path-MTU discovery sends single datagrams with id 0, and segment k of a mes
 from __future__ import annotations
 
 from ..jit.compile import device_function, engine_function
-from ..jit.ops import be16, ld8, ld64, st8, st16, st32, st64
+from ..jit.ops import be16, be32, ld8, ld64, st8, st16, st32, st64
 from ..formats.packet import BTH, ICRC_SIZE, ROCE_UDP_PORT
 from .frames import (
-    HOP_LIMIT, PACKET, class_of, consume, egress_of, frame_at, hop_limit_of, next_frame, pipe_end_at, release,
+    HOP_LIMIT, PACKET, class_of, consume, egress_of, frame_at, hop_limit_of, label_of, next_frame, pipe_end_at, release,
 )  # fmt: skip
 from .icrc import header_crc, packet_icrc, with_ip_id
 from .udp_records import (
@@ -107,7 +107,7 @@ def _fill(wire, row, frame, slot, header):
         if f.source != source or f.peer_high != high or f.peer_low != low or nbytes > size or nbytes < BTH.size:
             break
     t.frames = k
-    h.name_length = _write_name(slot + TX_SLOT.name, s.version, high, low, s.scope)
+    h.name_length = _write_name(slot + TX_SLOT.name, s.version, high, low, s.scope, label_of(source))
     h.iov_length = k
     control = slot + TX_SLOT.control
     end = _put_traffic(control, s.version, source)
@@ -168,15 +168,15 @@ def flip(packet, bit):
 
 
 @device_function
-def _write_name(name, version, high, low, scope):
-    """Write the destination as a socket address. Return its length."""
+def _write_name(name, version, high, low, scope, label):
+    """Write the destination as a socket address, which has the flow label in IPv6. Return its length."""
     st16(name + SOCKADDR_IN.port, be16(ROCE_UDP_PORT))
     if version == 4:
         st16(name + SOCKADDR_IN.family, AF_INET)
         st32(name + SOCKADDR_IN.address, low >> 32)
         return SOCKADDR_IN.size
     st16(name + SOCKADDR_IN6.family, AF_INET6)
-    st32(name + SOCKADDR_IN6.flowinfo, 0)
+    st32(name + SOCKADDR_IN6.flowinfo, be32(label))
     st64(name + SOCKADDR_IN6.high, high)
     st64(name + SOCKADDR_IN6.low, low)
     st32(name + SOCKADDR_IN6.scope, scope if high & _LINK_LOCAL_MASK == _LINK_LOCAL else 0)

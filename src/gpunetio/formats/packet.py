@@ -10,6 +10,7 @@ PKEY_BASE_MASK = 0x7FFF  # the upper bit distinguishes full and limited members 
 PSN_BITS = 24
 PSN_MASK = (1 << PSN_BITS) - 1
 QPN_MASK = 0xFF_FFFF
+FLOW_LABEL_MASK = 0xF_FFFF  # IBTA 8.3, RFC 8200 3
 ICRC_SIZE = 4
 GRH_NEXT_HEADER = 0x1B  # IBTA 8.3.6: a BTH follows
 LNH_LOCAL, LNH_GLOBAL = 2, 3  # IBTA 7.7.5: link next header, without and with a GRH

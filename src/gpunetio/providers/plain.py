@@ -325,7 +325,7 @@ class PlainProvider(VerbsDevice):
             attr.retry_cnt, attr.rnr_retry, attr.min_rnr_timer, attr.max_rd_atomic, attr.max_dest_rd_atomic,
             Route(
                 bytes(ah.grh.dgid.raw), ah.dlid, ah.sl, ah.grh.sgid_index, ah.static_rate, ah.grh.hop_limit,
-                ah.grh.traffic_class, bool(ah.is_global),
+                ah.grh.traffic_class, bool(ah.is_global), ah.grh.flow_label,
             ),
             attr.qkey,
         )  # fmt: skip

@@ -61,6 +61,7 @@ class Route(NamedTuple):
     hop_limit: int
     traffic_class: int
     is_global: bool
+    flow_label: int
 
 
 class QpValues(NamedTuple):

@@ -609,5 +609,5 @@ def _address_vector(route: Route, ethernet: bool, mac: bytes) -> bytes:
     av["rmac"] = np.void(mac)
     if route.is_global:
         av["tclass"], av["hop_limit"], av["rgid"] = route.traffic_class, route.hop_limit, np.void(route.dgid)
-        av["grh_gid_fl"] = (0 if ethernet else AV_GRH) | route.sgid_index << AV_SGID_SHIFT
+        av["grh_gid_fl"] = (0 if ethernet else AV_GRH) | route.sgid_index << AV_SGID_SHIFT | route.flow_label
     return av.tobytes()

@@ -19,6 +19,7 @@ from ..errors import NotFoundError
 from ..fabric.frames import HOP_LIMIT
 from ..formats.commands import CQ_RESIZE, MODIFY_CQ_IN, MTU_CODES, MTU_OF_CODE, OUT, CqResize, Opcode
 from ..formats.cqe import CQE_SIZES
+from ..formats.packet import FLOW_LABEL_MASK
 from ..formats.wqe import ATOMIC_SEG, AV_SEG, CTRL_SEG, DATA_SEG, SEGMENT, WQEBB
 from ..memory import PAGE, round_up
 from ..providers.plain_verbs import Route
@@ -283,7 +284,8 @@ def _path_of(file: OpenFile, dest: np.ndarray) -> AhAttr:
     """Return the path that an address handle, or the address of a connected queue pair, names.
 
     As in Linux (`rdma_check_ah_attr`), the port must exist, and on Ethernet a path must have a GID. The hop limit is
-    then that of the route (`ib_resolve_eth_dmac`), whatever the program asks for.
+    then that of the route (`ib_resolve_eth_dmac`), whatever the program asks for. Of the flow label, mlx5_ib takes the
+    lower 20 bits.
     """
     device = file.ctx.query_device()
     ethernet = device.link_layer == LinkLayer.ETHERNET
@@ -295,7 +297,7 @@ def _path_of(file: OpenFile, dest: np.ndarray) -> AhAttr:
     return AhAttr(
         gid=dest["dgid"].tobytes(), addr_type=kind, dlid=int(dest["dlid"]), sl=int(dest["sl"]),
         sgid_index=int(dest["sgid_index"]), hop_limit=HOP_LIMIT if ethernet else int(dest["hop_limit"]),
-        traffic_class=int(dest["traffic_class"]),
+        traffic_class=int(dest["traffic_class"]), flow_label=int(dest["flow_label"]) & FLOW_LABEL_MASK,
     )  # fmt: skip
 
 
@@ -325,7 +327,8 @@ def query_qp(file: OpenFile, call: Call) -> None:
     if (path := attr.ah_attr) is not None:
         values["dest"] = abi.QP_DEST.pack(
             dgid=bytes(path.gid), dlid=path.dlid, sgid_index=path.sgid_index, hop_limit=path.hop_limit,
-            traffic_class=path.traffic_class, sl=path.sl, is_global=int(any(path.gid)), port_num=attr.port_num,
+            traffic_class=path.traffic_class, flow_label=path.flow_label, sl=path.sl,
+            is_global=int(any(path.gid)), port_num=attr.port_num,
         )  # fmt: skip
     cap = file.caps[qp]
     values |= {name: int(cap[name]) for name in abi.QP_CAP.offsets}
@@ -417,6 +420,7 @@ def reach(file: OpenFile, attributes: int) -> None:
     route = Route(
         dest["dgid"].tobytes(), lid, int(dest["sl"]), int(dest["sgid_index"]), int(dest["static_rate"]),
         int(dest["hop_limit"]), int(dest["traffic_class"]), bool(dest["is_global"]),
+        int(dest["flow_label"]) & FLOW_LABEL_MASK,
     )  # fmt: skip
     try:
         laid = file.provider.create_ah(0, port, route).handle

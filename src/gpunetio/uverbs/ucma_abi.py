@@ -131,6 +131,7 @@ QUERY = Entry("rdma_ucm_query", 16, """
 PATH_REC = Entry("ib_user_path_rec", 64, """
     dgid                       0  raw[16]
     sgid                      16  raw[16]
+    flow_label                40  be32
     reversible                44  u32
     mtu                       48  u32
     pkey                      52  be16

@@ -187,7 +187,7 @@ def _path_record(cm_id: CmId, device: Device) -> bytes:
         return ucma_abi.PATH_REC.pack(pkey=DEFAULT_PKEY, sgid=source.gid if source else bytes(16))
     return ucma_abi.PATH_REC.pack(
         dgid=path.gid, sgid=source.gid, reversible=1, numb_path=1, pkey=DEFAULT_PKEY, hop_limit=path.hop_limit,
-        traffic_class=path.traffic_class, sl=path.sl, mtu_selector=_EXACTLY,
+        traffic_class=path.traffic_class, flow_label=path.flow_label, sl=path.sl, mtu_selector=_EXACTLY,
         mtu=MTU_CODES[port_mtu(device.ctx, PORT)],
     )  # fmt: skip
 

@@ -231,7 +231,7 @@ def init_qp_attr(channel: Channel, request: np.ndarray) -> bytes:
 def _pack_path(path: AhAttr) -> bytes:
     return AH_ATTR.pack(
         dgid=bytes(path.gid), is_global=1, sgid_index=path.sgid_index, hop_limit=path.hop_limit,
-        traffic_class=path.traffic_class, sl=path.sl, port_num=PORT,
+        traffic_class=path.traffic_class, flow_label=path.flow_label, sl=path.sl, port_num=PORT,
     )  # fmt: skip
 
 

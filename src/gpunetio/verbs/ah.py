@@ -76,7 +76,7 @@ class AddressHandle(Handle):
         is_global = attr.addr_type != AddrType.IB_NO_GRH
         route = Route(
             bytes(attr.gid), attr.dlid, attr.sl, attr.sgid_index, attr.static_rate, attr.hop_limit, attr.traffic_class,
-            is_global,
+            is_global, attr.flow_label,
         )  # fmt: skip
         with ExitStack() as undo:
             made = ctx.provider.create_ah(pd.pdn, port, route)
@@ -107,6 +107,7 @@ def path_to(ctx: Context, port: int, ah: AhAttr) -> Fields:
         path |= {"tclass": ah.traffic_class, "rlid": ah.dlid, "sl": ah.sl, "grh": ah.addr_type == AddrType.IB_GRH}
     if ah.addr_type != AddrType.IB_NO_GRH:
         path |= {"rgid_rip": bytes(ah.gid), "hop_limit": ah.hop_limit, "src_addr_index": ah.sgid_index}
+        path["flow_label"] = ah.flow_label
     if ah.addr_type in (AddrType.IPv4, AddrType.IPv6):
         mac = ctx.provider.resolve_mac(port, ah.sgid_index, bytes(ah.gid))
         path |= {"rmac_47_32": int.from_bytes(mac[:2], "big"), "rmac_31_0": int.from_bytes(mac[2:], "big")}
@@ -143,6 +144,7 @@ def ah_of(path: Fields, link_layer: LinkLayer) -> AhAttr:
         static_rate=path["stat_rate"],
         hop_limit=path["hop_limit"],
         traffic_class=traffic_class,
+        flow_label=path["flow_label"],
     )
 
 

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from ..arguments import instance, member, whole, within
 from ..enums import AddrType, LinkLayer
 from ..errors import InvalidValueError
-from ..formats.packet import IPV4_MAPPED
+from ..formats.packet import FLOW_LABEL_MASK, IPV4_MAPPED
 from .device_attr import DeviceAttributes
 
 GID_BYTES = 16
-_LIMITS = {"dlid": 0xFFFF, "sl": 15, "static_rate": 15, "hop_limit": 255, "traffic_class": 255}
+_LIMITS = {
+    "dlid": 0xFFFF, "sl": 15, "static_rate": 15, "hop_limit": 255, "traffic_class": 255, "flow_label": FLOW_LABEL_MASK,
+}  # fmt: skip
 
 
 @dataclass
@@ -20,6 +22,9 @@ class AhAttr:
 
     `sgid_index` chooses this end's address. `gid` is 16 raw bytes; IPv4 addresses are written ::ffff:a.b.c.d. By
     default, `addr_type` follows from the GID and the port.
+
+    `flow_label`, of IPv6 and of global routes on InfiniBand, is that of libibverbs (`ibv_global_route.flow_label`).
+    DOCA has no counterpart.
     """
 
     gid: bytes = bytes(GID_BYTES)
@@ -30,6 +35,7 @@ class AhAttr:
     static_rate: int = 0
     hop_limit: int = 255
     traffic_class: int = 0
+    flow_label: int = 0
 
     def check(self, device: DeviceAttributes) -> None:
         """Raise InvalidValueError for values that the device cannot use."""

@@ -80,6 +80,7 @@ class ConnectOptions(TypedDict, total=False):
     sl: int
     traffic_class: int
     hop_limit: int
+    flow_label: int
     addr_type: AddrType | None
 
 
@@ -400,6 +401,7 @@ class QP(Handle, ABC):
         sl: int = 0,
         traffic_class: int = 0,
         hop_limit: int = 255,
+        flow_label: int = 0,
         addr_type: AddrType | None = None,
     ) -> None:
         """Move a queue pair from RST or INIT to RTS. If that fails, it is in RST, and posted requests are gone.
@@ -429,8 +431,9 @@ class QP(Handle, ABC):
             "max_rd_atomic": max_rd_atomic, "max_dest_rd_atomic": max_rd_atomic,
         }  # fmt: skip
         path = AhAttr(
-            sgid_index=sgid_index, sl=sl, traffic_class=traffic_class, hop_limit=hop_limit, addr_type=addr_type
-        )
+            sgid_index=sgid_index, sl=sl, traffic_class=traffic_class, hop_limit=hop_limit, flow_label=flow_label,
+            addr_type=addr_type,
+        )  # fmt: skip
         qps = [self, remote] if isinstance(remote, QP) and remote is not self else [self]
         wanted = [replace(qp._before_connect(atomic_type), **given, **limits) for qp in qps]
         peers: list[QpEndpoint]

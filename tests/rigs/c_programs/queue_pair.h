@@ -39,15 +39,25 @@ static struct ibv_context *open_first(void)
     return context;
 }
 
+static struct ibv_ah_attr path_to_itself(struct ibv_context *context)
+{
+    struct ibv_port_attr port;
+    DONE(ibv_query_port(context, 1, &port));
+    // Of the flow label, the lower 20 bits count.
+    struct ibv_ah_attr path = {
+        .is_global = 1, .port_num = 1, .dlid = port.lid, .grh = {.hop_limit = 1, .flow_label = 0xF12345}};
+    DONE(ibv_query_gid(context, 1, 0, &path.grh.dgid));
+    return path;
+}
+
 static void connect_to_itself(struct ibv_qp *qp, int reads)
 {
     struct ibv_qp_attr init = {.qp_state = IBV_QPS_INIT, .port_num = 1, .qp_access_flags = IBV_ACCESS_REMOTE_WRITE};
     DONE(ibv_modify_qp(qp, &init, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS));
     struct ibv_qp_attr rtr = {
         .qp_state = IBV_QPS_RTR, .path_mtu = IBV_MTU_1024, .dest_qp_num = qp->qp_num, .max_dest_rd_atomic = reads,
-        .min_rnr_timer = 12, .ah_attr = {.is_global = 1, .port_num = 1, .grh = {.hop_limit = 1}},
+        .min_rnr_timer = 12, .ah_attr = path_to_itself(qp->context),
     };
-    DONE(ibv_query_gid(qp->context, 1, 0, &rtr.ah_attr.grh.dgid));
     DONE(ibv_modify_qp(
         qp, &rtr, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
         IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER));

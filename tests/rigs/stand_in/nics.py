@@ -334,7 +334,7 @@ class StandIn:
         gid = ctypes.string_at(dgid, 16)
         _fill(mac, nic.resolve_mac(port, sgid_index, gid))
         with contextlib.suppress(DocaError):  # so that the software NIC knows the way, as a card does by the MAC
-            nic.create_ah(0, port, Route(gid, 0, 0, sgid_index, 0, 64, 0, True))
+            nic.create_ah(0, port, Route(gid, 0, 0, sgid_index, 0, 64, 0, True, 0))
 
     def _get_async_event(self, context: int, port: int) -> int:
         opened = self._contexts[context]

@@ -60,8 +60,8 @@ _TO_INIT = (
 _TO_RTR = (
     "next_rcv_psn", "remote_qpn", "log_msg_max", "mtu", "min_rnr_nak", "log_rra_max",
     *(f"{_PATH}.{field}" for field in (
-        "tclass", "rlid", "sl", "stat_rate", "rgid_rip", "hop_limit", "src_addr_index", "rmac_47_32", "rmac_31_0",
-        "grh", "udp_sport", "dscp")),
+        "tclass", "flow_label", "rlid", "sl", "stat_rate", "rgid_rip", "hop_limit", "src_addr_index", "rmac_47_32",
+        "rmac_31_0", "grh", "udp_sport", "dscp")),
 )  # fmt: skip
 _TO_RTS = (
     "next_send_psn", "retry_count", "rnr_retry", "log_sra_max", "log_ack_req_freq", f"{_PATH}.ack_timeout",
@@ -326,8 +326,8 @@ class QpTransitions(Handlers):
             row["remote_row"], row["wire"], gid, row["source"] = route
             row["peer_high"], row["peer_low"] = np.frombuffer(gid, np.int64)
             egress = self._egress(qpn, int(row["wire"]), gid, int(row["source"]), sport)
-            hops = _get(context, f"{_PATH}.hop_limit")
-            row["egress"] = with_traffic.py_func(egress, self._traffic_class(context), hops)
+            hops, label = _get(context, f"{_PATH}.hop_limit"), _get(context, f"{_PATH}.flow_label")
+            row["egress"] = with_traffic.py_func(egress, self._traffic_class(context), hops, label)
             row["dlid"], row["sl"], row["grh"] = lid, _get(context, f"{_PATH}.sl"), _get(context, f"{_PATH}.grh")
             row["max_dest_rd"] = 1 << _get(context, "log_rra_max")
         if state is QpState.RTS:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ...jit.compile import device_function, engine_function
 from ...jit.ops import be16, be32, be64, ld32, ld64, st8, st16, st32, st64
 from ...fabric.capture import capture
-from ...fabric.frames import PACKET, class_of, commit, frame_at, hop_limit_of, reserve, traffic_of
+from ...fabric.frames import PACKET, class_of, commit, frame_at, hop_limit_of, label_of, reserve, traffic_of
 from ...formats.commands import ServiceType
 from ...formats.packet import (
     BTH, DEFAULT_PKEY, GRH, GRH_NEXT_HEADER, ICRC_SIZE, LNH_GLOBAL, LNH_LOCAL, LRH, PAD_SHIFT, SERVICE_SHIFT,
@@ -45,7 +45,8 @@ def _write_link_headers(nic, row, link, nbytes):
         return link + LRH.size
     grh = link + LRH.size
     gid = nic_at(nic).gids + q.source * GID_ROW.size + GID_ROW.gid
-    st32(grh + GRH.version_class_flow, be32(_GRH_VERSION | class_of(q.egress) << _CLASS_SHIFT))
+    first = _GRH_VERSION | class_of(q.egress) << _CLASS_SHIFT | label_of(q.egress)
+    st32(grh + GRH.version_class_flow, be32(first))
     st16(grh + GRH.payload_length, be16(nbytes - LRH.size - GRH.size + ICRC_SIZE))
     st8(grh + GRH.next_header, GRH_NEXT_HEADER)
     st8(grh + GRH.hop_limit, hop_limit_of(q.egress))

@@ -1,8 +1,8 @@
 """The receiver of unreliable datagrams (IBTA 9.6.1.4, 9.8.3). What the queue pair does not take is dropped in silence.
 
 The first 40 bytes of a receive are for the GRH. On RoCE v2 these are the packet's IPv6 header or, in the last 20 bytes,
-its IPv4 header (annex A17.4.5.1). Sockets do not show that header, so it is put together here; traffic class and hop
-limit are not the packet's.
+its IPv4 header (annex A17.4.5.1). Sockets do not show that header, so it is put together here; traffic class, flow
+label and hop limit are not the packet's.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _global_header(nic, wire, packet, link, nbytes, peer_high, peer_low):
     if is_mapped(high, low):
         _put_ipv4(header, peer_low, low, length)
         return header
-    put_ipv6(header, peer_high, peer_low, high, low, length, 0, HOP_LIMIT)
+    put_ipv6(header, peer_high, peer_low, high, low, length, 0, HOP_LIMIT, 0)
     return header
 
 

@@ -10,7 +10,7 @@ from ...jit.compile import device_function, engine_function
 from ...fabric.frames import with_traffic
 from ...jit.ops import be16, be32, ld8, ld16, ld32, ld64, st32
 from ...formats.commands import QpState
-from ...formats.packet import BTH, DETH, IMM_DT, OWN_Q_KEY, QPN_MASK, SERVICE_SHIFT, UD_SERVICE
+from ...formats.packet import BTH, DETH, FLOW_LABEL_MASK, IMM_DT, OWN_Q_KEY, QPN_MASK, SERVICE_SHIFT, UD_SERVICE
 from ...formats.wqe import AV_GRH, AV_SEG, AV_SGID_MASK, AV_SGID_SHIFT, EXTENDED_AV, SEGMENT
 from ..dma.streams import move_now
 from ..queues.sent import complete_send
@@ -118,7 +118,9 @@ def _aim(nic, message, av):
     c.wire, c.source = p.wire, p.source
     c.egress = p.egress
     if qpn & EXTENDED_AV:
-        c.egress = with_traffic(p.egress, ld8(av + AV_SEG.tclass), ld8(av + AV_SEG.hop_limit))
+        c.egress = with_traffic(
+            p.egress, ld8(av + AV_SEG.tclass), ld8(av + AV_SEG.hop_limit), route & FLOW_LABEL_MASK
+        )
     c.peer_high, c.peer_low = p.peer_high, p.peer_low
     c.dlid, c.sl, c.grh = lid, ld8(av + AV_SEG.stat_rate_sl) & 0xF, 0
     if infiniband and route & AV_GRH:

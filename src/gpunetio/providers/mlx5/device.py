@@ -357,7 +357,7 @@ class VerbsDevice:
                 pd: Pointer[s.ibv_pd] = self.pointer("ibv_alloc_pd", self.verbs.ibv_alloc_pd(self.context))
                 self.hold("PD of addresses", 0, self.verbs.ibv_dealloc_pd, pd)
                 self._own_pd = pd
-        return self._new_ah(self._own_pd, port, Route(dgid, 0, 0, sgid_index, 0, _HOP_LIMIT, 0, True))
+        return self._new_ah(self._own_pd, port, Route(dgid, 0, 0, sgid_index, 0, _HOP_LIMIT, 0, True, 0))
 
     def seek_mac(self, port: int, dgid: bytes) -> bool:
         """Return True: the kernel resolves addresses."""
@@ -526,5 +526,6 @@ def ah_attr_of(route: Route, port: int) -> s.ibv_ah_attr:
     )
     grh = attr.grh
     grh.sgid_index, grh.hop_limit, grh.traffic_class = route.sgid_index, route.hop_limit, route.traffic_class
+    grh.flow_label = route.flow_label
     grh.dgid.raw[:] = route.dgid
     return attr

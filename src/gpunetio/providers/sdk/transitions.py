@@ -11,6 +11,7 @@ from ...formats.commands import Opcode, OptParam, PrmMtu
 from ...formats.contexts import QPC
 from ...formats.layout import Fields
 from ...formats.packet import IPV4_MAPPED
+from .libraries import not_in_sdk_mode
 from .signatures import Gid
 
 _M = QpAttrMask
@@ -85,7 +86,7 @@ _ATTRIBUTES = (
 )  # fmt: skip
 # Of the address handle. A connected queue pair changes only the first two.
 _NEW_ADDRESS = ("src_addr_index", "dscp")
-_ADDRESS = (*_NEW_ADDRESS, "rgid_rip", "rlid", "sl", "stat_rate", "hop_limit", "tclass", "grh")
+_ADDRESS = (*_NEW_ADDRESS, "rgid_rip", "rlid", "sl", "stat_rate", "hop_limit", "tclass", "grh", "flow_label")
 
 
 def carried(mailbox: bytes, qp_type: int) -> QpAttrMask:
@@ -124,8 +125,10 @@ def attributes(qpc: bytes | bytearray, mask: QpAttrMask) -> dict[str, int]:
 
 
 def address(qpc: bytes | bytearray, link_layer: LinkLayer) -> Fields:
-    """Return the values of `doca_verbs_ah_attr`."""
+    """Return the values of `doca_verbs_ah_attr`. NotSupportedError for a flow label."""
     path = QPC.get(qpc, _PATH)
+    if path["flow_label"]:
+        raise not_in_sdk_mode(f"flow_label = {path['flow_label']:#x}", "as doca_verbs_ah_attr has no flow label")
     gid = path["rgid_rip"]
     if link_layer == LinkLayer.ETHERNET:
         kind = AddrType.IPv4 if gid.startswith(IPV4_MAPPED) else AddrType.IPv6

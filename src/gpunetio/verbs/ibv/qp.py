@@ -117,7 +117,7 @@ class PlainQP(QP):
             addr_type = AddrType.IB_GRH if route.is_global else AddrType.IB_NO_GRH
         return AhAttr(
             route.dgid, addr_type, route.dlid, route.sl, route.sgid_index, route.static_rate, route.hop_limit,
-            route.traffic_class,
+            route.traffic_class, route.flow_label,
         )  # fmt: skip
 
     def _move(self, move: Transition, attr: QpAttr, mask: QpAttrMask, now: QpAttr) -> None:
@@ -179,6 +179,6 @@ class PlainQP(QP):
         if _M.AH_ATTR in mask and (ah := attr.ah_attr):
             route = Route(
                 bytes(ah.gid), ah.dlid, ah.sl, ah.sgid_index, ah.static_rate, ah.hop_limit, ah.traffic_class,
-                ah.addr_type != AddrType.IB_NO_GRH,
+                ah.addr_type != AddrType.IB_NO_GRH, ah.flow_label,
             )  # fmt: skip
         return QpValues(state, access=access, route=route, **numbers)
