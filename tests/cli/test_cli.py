@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 
+import click
 import numpy as np
 import pytest
 from click.testing import CliRunner
@@ -52,6 +53,27 @@ def run(*args, expect=0):
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return result
+
+
+def options_of(command, *names):
+    """Every option of a command and of those below it, with the words that lead there."""
+    for below, one in getattr(command, "commands", {}).items():
+        yield from options_of(one, *names, below)
+    for option in command.params:
+        yield pytest.param(option, id=" ".join((*names, str(option.name))))
+
+
+RANGES = [each for each in options_of(app) if isinstance(each.values[0].type, click.IntRange)]
+
+
+@pytest.mark.parametrize("option", RANGES)
+def test_ranges_of_options(option):
+    """Whole numbers on both sides, and what is taken without the option is one of them."""
+    limits = [limit for limit in (option.type.min, option.type.max) if limit is not None]
+    assert limits
+    assert all(type(limit) is int for limit in limits)
+    for taken in (*limits, *([option.default] if isinstance(option.default, int) else [])):
+        assert option.type.convert(str(taken), option, None) == taken
 
 
 def rows(output):

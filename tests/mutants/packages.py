@@ -13,8 +13,9 @@ LOOSE = "gpunetio"  # the modules that lie in no folder
 # Patterns below tests/, without "test_" and ".py". Files that name the mutated module run first.
 PACKAGES = {
     LOOSE: ("unit/*", "gpu/dpa", "verbs/*", "nic/nic"),
-    "bench": ("bench/*", "processes/*"),
-    "cli": ("cli/*", "bench/*", "wires/pcap", "doctor/doctor_cli", "doctor/doctor_at_once", "flow/*"),
+    "bench": ("bench/*", "processes/*", "cli/cli"),
+    "cli": ("cli/*", "bench/*", "wires/pcap", "doctor/doctor_cli", "doctor/doctor_at_once", "flow/*",
+            "packet_processing/report", "processes/*"),
     "cm": ("cm/*",),
     "core": ("core/*", "rdma/*", "dma/*"),
     "device": ("device/*", "nic/nic_random", "eth/*", "rdma/*", "nccl/*", "cuda/*"),
@@ -33,8 +34,8 @@ PACKAGES = {
     "providers": ("providers/*", "verbs/*"),
     "rdma": ("rdma/*",),
     "rendezvous": ("rendezvous/*", "processes/*"),
-    "samples": ("docs/*", "cli/*", "gpu/dpa", "eth/*"),
-    "testing": ("testing_plugin/*", "cli/*"),
+    "samples": ("docs/*", "cli/*", "gpu/dpa", "eth/*", "processes/rdma_*", "cm/cm_samples", "unit/sample_frames"),
+    "testing": ("verbs/conformance", "testing_plugin/*", "cli/*"),
     "uverbs": ("uverbs/*", "testing_plugin/*"),
     "verbs": ("verbs/*", "gpu/*", "cm/*"),
 }  # fmt: skip

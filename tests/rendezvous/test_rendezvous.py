@@ -338,13 +338,19 @@ def test_callers_that_are_wrong_are_told_and_the_others_go_on():
     at_once(first.close, last.close, second.close)
 
 
-def test_who_is_missing_is_named():
+@pytest.mark.parametrize("size", [4, 1000])
+def test_who_is_missing_is_named(size):
     port = free_port()
     first, _ = at_once(
-        lambda: TcpRendezvous(0, 4, port=port, timeout=3), lambda: TcpRendezvous(2, 4, port=port, timeout=3)
+        lambda: TcpRendezvous(0, size, port=port, timeout=3), lambda: TcpRendezvous(2, size, port=port, timeout=3)
     )
+    missing = ", ".join(str(rank) for rank in range(1, size) if rank != 2)
     assert isinstance(first, TimedOutError)
-    assert f"ranks 1, 3 of 4 did not connect to 127.0.0.1 port {port} within 3 s" in str(first)
+    assert f"ranks {missing} of {size} did not connect to 127.0.0.1 port {port} within 3 s" in str(first)
+
+
+def test_a_rank_0_that_is_not_there_is_named():
+    port = free_port()
     with pytest.raises(TimedOutError, match="rank 0 did not answer"):
         TcpRendezvous(1, 2, port=port, timeout=0.3)
     with pytest.raises(OperatingSystemError, match="cannot connect to rank 0 at 'no such host'"):
