@@ -1,8 +1,5 @@
 """Requests in a buffer: kernels find their ends and read them as plain Python does, however segments cut them."""
 
-import ctypes
-import re
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,73 +12,9 @@ from gpunetio.packet_processing.http_request import (
     METHOD_NOT_ALLOWED,
     empty_lines,
     is_no_request,
-    parse_request,
     request_end,
 )  # fmt: skip
-
-TOKEN = r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+"
-LINE = re.compile(rf"({TOKEN}) ([!-~]*) HTTP/1\.(\d)", re.ASCII)
-FIELD = re.compile(rf"({TOKEN}):(.*)", re.DOTALL)
-HOST = r"[!$%&'()*+,\-.0-9:;=A-Z\[\]_a-z~]*"  # RFC 3986 3.2: with IP literals and a port, without a user
-TARGET = re.compile(rf"(?:http://(?!:){HOST}(?<!//))?(/[^?]*)?(?:\?.*)?", re.IGNORECASE)
-LENGTHS = re.compile(r"[ \t]*\d+[ \t]*(?:,[ \t]*\d+[ \t]*)*", re.ASCII)
-
-
-class Buffer:
-    """Bytes at an address."""
-
-    def __init__(self, data: bytes):
-        self._memory = ctypes.create_string_buffer(data, len(data) + 1)
-        self.address = ctypes.addressof(self._memory)
-
-
-def parsed(data: bytes):
-    """Return what the compiled parser makes of a whole request: status, path, flags."""
-    buffer = Buffer(data)
-    assert request_end(buffer.address, 0, len(data)) == len(data)
-    status, path, length, flags = parse_request(buffer.address, len(data))
-    at = path - buffer.address
-    return status, data[at : at + length] if path else b"", flags
-
-
-def model(data: bytes):
-    """The same with regular expressions."""
-    bad = BAD_REQUEST, b"", CLOSE
-    first, *fields = re.split(r"\r?\n", data.decode("latin-1"))[:-2]
-    if not (line := LINE.fullmatch(first)):
-        return bad
-    method, target, minor = line.groups()
-    hosts, keep, lengths, codings = 0, set(), set(), []
-    for text in fields:
-        if not (found := FIELD.fullmatch(text)) or re.search("[\0\r]", found[2]):
-            return bad
-        name, value = found[1].lower(), found[2].strip(" \t")
-        hosts += name == "host"
-        if name == "host" and not re.fullmatch(HOST, value):
-            return bad
-        if name == "content-length":
-            if not LENGTHS.fullmatch(value):
-                return bad
-            lengths |= {int(one) for one in value.split(",")}
-        if name == "transfer-encoding":
-            codings += [one.strip(" \t").lower() for one in value.split(",")]
-        if name == "connection":
-            keep |= {option.lower() for option in re.split(r"[ \t,]+", value)}
-    if hosts > 1 or (minor != "0" and not hosts):
-        return bad
-    if len(lengths) > 1 or (codings and (lengths or codings[-1] != "chunked")):
-        return bad
-    flags = CLOSE if lengths or codings or "close" in keep or (minor == "0" and "keep-alive" not in keep) else 0
-    if method not in ("GET", "HEAD"):
-        return METHOD_NOT_ALLOWED, b"", CLOSE
-    flags |= HEAD_ONLY if method == "HEAD" else 0
-    absolute = target.lower().startswith("http://")
-    where = TARGET.fullmatch(target)
-    if where is None or not (where[1] or absolute):
-        return BAD_REQUEST, b"", flags | CLOSE
-    if re.search(r"%(?![0-9A-Fa-f]{2})", where[1] or ""):
-        return BAD_REQUEST, b"", flags | CLOSE
-    return FOUND, (where[1] or "/").encode(), flags
+from http_requests import differences, memory, model, parsed
 
 
 @pytest.mark.parametrize(
@@ -193,9 +126,9 @@ GREETINGS = {
 
 @pytest.mark.parametrize("name", GREETINGS)
 def test_what_cannot_become_a_request(name):
-    buffer = Buffer(GREETINGS[name])
-    assert not request_end(buffer.address, 0, len(GREETINGS[name]))
-    assert is_no_request(buffer.address, len(GREETINGS[name]))
+    buffer = memory.put(GREETINGS[name])
+    assert not request_end(buffer, 0, len(GREETINGS[name]))
+    assert is_no_request(buffer, len(GREETINGS[name]))
 
 
 @given(st.sampled_from([
@@ -203,7 +136,7 @@ def test_what_cannot_become_a_request(name):
 ]), st.integers(0, 80))  # fmt: skip
 def test_the_beginning_of_a_request_can_become_one(whole, cut):
     held = whole[: min(cut, len(whole) - 1)]
-    assert not is_no_request(Buffer(held).address, len(held))
+    assert not is_no_request(memory.put(held), len(held))
 
 
 METHODS = st.sampled_from(["GET", "HEAD", "POST", "get", "G(T", ""])
@@ -236,6 +169,15 @@ def test_any_request(data):
     assert parsed(data) == model(data)
 
 
+def test_requests_with_something_changed():
+    assert [*differences(3000, 1)] == []
+
+
+@pytest.mark.slow
+def test_many_requests_with_something_changed():
+    assert [*differences(100_000, 2)] == []
+
+
 @given(st.lists(requests(), min_size=1, max_size=4), st.data())
 def test_any_cut_of_a_stream_gives_the_same_requests(whole, data):
     """Empty lines between requests are no requests."""
@@ -245,13 +187,13 @@ def test_any_cut_of_a_stream_gives_the_same_requests(whole, data):
     for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True):
         held += stream[start:end]
         while True:
-            buffer = Buffer(held)
-            if empty := empty_lines(buffer.address, len(held)):
+            buffer = memory.put(held)
+            if empty := empty_lines(buffer, len(held)):
                 held = held[empty:]
                 continue
-            nbytes = request_end(buffer.address, searched, len(held))
+            nbytes = request_end(buffer, searched, len(held))
             if not nbytes:
-                hopeless = is_no_request(buffer.address, len(held))
+                hopeless = is_no_request(buffer, len(held))
                 assert not hopeless or model(whole[len(found)])[0] == BAD_REQUEST
                 searched = len(held)
                 break
