@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import described_nics
 from gpunetio.bench.replay import ReplayOptions, _port, survey
 from gpunetio.cm import messages
 from gpunetio.cm.messages import Attribute
@@ -187,6 +188,7 @@ _MESSAGES = [
 ]  # fmt: skip
 _RECORDING = {"format": recording.FORMAT, "file": {"/sys/a": "1", "/b": {"hex": "00ff"}, "c": {"trouble": "absent",
               "error": "no"}}, "question": {"system": {"answer": 1}}}  # fmt: skip
+_NICS = described_nics.Reader()
 _DESCRIPTION = b"gpunetio-rdma here:1:2 - description 1 4\nabcd"
 
 PARSERS: dict[str, Parser] = {
@@ -197,12 +199,14 @@ PARSERS: dict[str, Parser] = {
     "description file":  Parser(_in_a_file(descriptor_files._parse), [_DESCRIPTION]),
     "doctor recording":  Parser(_in_a_file(recording.load), [json.dumps(_RECORDING).encode()]),
     "exchange":          Parser(_exchange, _MESSAGES),
+    "flow rules":        Parser(_NICS.flow_rules, [described_nics.flow_rules()]),
     "faults":            Parser(lambda raw: Faults.parse(raw.decode(errors="replace")), [b"loss=0.1,seed=7"]),
     "join":              Parser(_join, [_JOIN]),
     "kept":              Parser(unsealed, [_sample_of_kept()], (DamagedError,)),
     "memory":            Parser(RemoteMemory.from_export, [RemoteMemory(4096, 64, 7).export()]),
     "NCCL handle":       Parser(lambda raw: nccl._place(0, raw.ljust(nccl.HANDLE.size, b"\0")[: nccl.HANDLE.size]),
                                 [nccl.HANDLE.pack(magic=b"gpunetio", protocol=1, port=5, address=bytes(16))]),
+    "NIC":               Parser(_NICS.nic, [described_nics.nic()]),
     "ports":             Parser(_in_a_file(ports.read), [_samples_of_ports()]),
     "rank's value":      Parser(lambda raw: Rendezvous._decoded(1, raw), [b"b123", b'j{"a": [1, 2]}']),
     "socket address":    Parser(lambda raw: sockaddr.parse(raw.ljust(28, b"\0")),

@@ -40,9 +40,11 @@ class _Part:
 
     def __init__(self, description: Description, fds: list[int], memories: list[MappedMemory]):
         layout = description["dtype"]
-        if not all(_FORMAT.fullmatch(kind) for kind in layout["formats"]):
-            raise InvalidValueError(f"a table has fields of types {layout['formats']}: use integers and bytes only")
+        if others := [kind for kind in layout["formats"] if not _FORMAT.fullmatch(kind)]:
+            raise InvalidValueError(f"a table has fields of types {others}: use integers and bytes only")
         fields: Any = {key: layout[key] for key in ("names", "formats", "offsets", "itemsize")}
+        for name in fields["names"]:
+            _printable("the name of a field", name)
         dtype = np.dtype(fields)
         rows, offset, fd = int(description["rows"]), int(description["offset"]), fds[description["fd"]]
         memory = MappedMemory(fd, os.fstat(fd).st_size)
@@ -52,11 +54,16 @@ class _Part:
                 f"{rows} rows of {dtype.itemsize} bytes at offset {offset} do not fit in the {memory.nbytes} bytes of "
                 "shared memory"
             )
-        self.address, self.number, self.used = description["address"], description["number"], description["used"]
+        self.address = int(description["address"])
+        self.number, self.used = description["number"], description["used"]
         self.rows = memory.view(dtype, offset, rows)
         for field in (self.number, self.used):
             if field is not None and field not in (dtype.names or ()):
                 raise InvalidValueError(f"a table has no field {field!r}; it has {dtype.names}")
+        if self.number is not None:
+            _need_number(dtype, self.number)
+        if self.used is not None and dtype[self.used].shape:
+            raise InvalidValueError(f"the field {self.used!r} is an array: rows in use are marked by a single value")
 
     def in_use(self) -> np.ndarray:
         """Return a copy of the rows in use."""
@@ -64,6 +71,29 @@ class _Part:
             return self.rows.copy()
         column = self.rows[self.used]
         return self.rows[[any(bytes(cell)) for cell in column] if column.dtype.kind == "V" else column != 0]
+
+
+def _printable(what: str, value: object) -> str:
+    """Return text that can be printed as it is. InvalidValueError for anything else."""
+    if not isinstance(value, str) or not value.isprintable():
+        raise InvalidValueError(f"{what} is {value!r}: it must be printable text")
+    return value
+
+
+def _need_number(dtype: np.dtype, field: str) -> None:
+    """Refuse a field that is missing, or is anything but one integer. A NIC of another release may have such fields."""
+    kind = dtype[field] if field in (dtype.names or ()) else None
+    if kind is None or kind.kind not in "iu":
+        raise InvalidValueError(
+            f"the field {field!r} of a table is {kind or 'missing'}, and must be an integer: use the release of "
+            "gpunetio that runs the NIC"
+        )
+
+
+def number_in(row: np.void, field: str) -> int:
+    """Return the number in a field of a row. InvalidValueError if the NIC has no number there."""
+    _need_number(row.dtype, field)
+    return int(row[field])
 
 
 class Tables(Mapping[str, np.ndarray]):
@@ -87,12 +117,18 @@ class Tables(Mapping[str, np.ndarray]):
         return len(self._parts)
 
     def number_field(self, name: str) -> str:
-        """Return the name of the field that holds a row's number."""
-        return self._parts[name].number or ""
+        """Return the name of the field that holds a row's number. InvalidValueError if rows have none."""
+        if (field := self._parts[name].number) is None:
+            raise InvalidValueError(
+                f"rows of the table {name!r} have no numbers: use the release of gpunetio that runs the NIC"
+            )
+        return field
 
     def number_at(self, name: str, address: int) -> int:
         """Return the number of the row at this address in the NIC's process, or 0 if there is none."""
-        part = self._parts[name]
+        part = self._parts.get(name)
+        if part is None or part.number is None:
+            return 0
         index, rest = divmod(address - part.address, part.rows.dtype.itemsize)
         return int(part.rows[index][part.number]) if rest == 0 and 0 <= index < len(part.rows) else 0
 
@@ -116,12 +152,17 @@ class Observed:
         memories: list[MappedMemory] = []
         self._finalizer = weakref.finalize(self, _close, memories)
         try:
-            self.pid, self.name = pid, str(description["name"])
-            self.addresses = [str(address) for address in description["addresses"]]
-            parts = {name: _Part(table, fds, memories) for name, table in description["tables"].items()}
+            self.pid, self.name = pid, _printable("its name", description["name"])
+            self.addresses = [_printable("an address", address) for address in description["addresses"]]
+            parts = {
+                _printable("the name of a table", name): _Part(table, fds, memories)
+                for name, table in description["tables"].items()
+            }
             counters = parts.pop("counters", None)  # a row for each worker
             self._counters: np.ndarray[Any, Any] = np.empty(0) if counters is None else counters.rows
-            self.no_ethernet = str(description.get("no_ethernet") or "")
+            for counter in self._counters.dtype.names or ():
+                _need_number(self._counters.dtype, counter)
+            self.no_ethernet = _printable("no_ethernet", description.get("no_ethernet") or "")
         except Exception as error:  # whatever this process sent, other NICs can still be observed
             self.close()
             raise InvalidValueError(f"process {pid} sent an invalid description of its NIC: {error!r}") from error
@@ -147,7 +188,7 @@ class Observed:
             if table in self.tables:
                 number = self.tables.number_field(table)
                 for row in self.tables[table]:
-                    counts = {name: int(row[name]) for name in fields if name in (row.dtype.names or ())}
+                    counts = {name: number_in(row, name) for name in fields if name in (row.dtype.names or ())}
                     found[kind, int(row[number])] = counts
         return found
 
@@ -188,7 +229,7 @@ def _observe(op: str, name: str | None, pid: int | None, timeout: float) -> list
             if (owner, claim) in seen:
                 continue
             if isinstance(listening := description.get("listening"), list):
-                seen.update((owner, str(name)) for name in listening)
+                seen.update((owner, name) for name in listening if isinstance(name, str))
             if "tables" not in description:
                 continue
             if name in (None, description.get("name")) and pid in (None, owner):

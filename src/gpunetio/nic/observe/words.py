@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from ipaddress import IPv6Address
-from typing import SupportsInt
 
 import numpy as np
 
@@ -12,7 +11,7 @@ from ...enums import Access, UarAllocationType
 from ...formats.commands import QpState, ResponsesToCqe, ScatterToCqe, ServiceType
 from ...formats.ethernet import QueueState
 from .kinds import KINDS
-from .running import Observed
+from .running import Observed, number_in
 
 MATTER = 5  # columns that are shown unless more are wanted: with device and process, they fit 80 characters
 # Heading and field of the columns, those that matter first. A field that a table does not have is left out. Kinds that
@@ -86,24 +85,27 @@ def _cell(kind: str, field: str, nic: Observed, row: np.void) -> str:
     if field == "":
         return "RC"  # a table without that column has only this kind
     if (kind, field) == ("cq", "log"):
-        return str(1 << int(row[field]))
+        log = number_in(row, field)
+        return str(1 << log) if 0 <= log < 64 else f"2^{log}"  # no ring has as many
     if (kind, field) == ("mr", "address"):
         from ..dma.streams import DEVICE_ADDRESS  # with the compiler, which the rest does not need
 
-        return f"{_unsigned(row['iova'] + row['delta']) & DEVICE_ADDRESS:#x}"  # without the number of its DMA stream
+        place = number_in(row, "iova") + number_in(row, "delta")
+        return f"{_unsigned(place) & DEVICE_ADDRESS:#x}"  # without the number of its DMA stream
     if (kind, field) == ("qp", "peer_high"):
         return _peer(row)
     if (kind, field) in (("qp", "una_psn"), ("qp", "tx_psn")):
-        return str(int(row[field]) & PSN_MASK)  # as in packets; the NIC's own counter is wider
+        return str(number_in(row, field) & PSN_MASK)  # as in packets; the NIC's own counter is wider
     return _text(kind, field, nic, row)
 
 
 def _peer(row: np.void) -> str:
     """Return the peer's GID, or its LID where a path has no GID."""
-    gid = b"".join(_unsigned(row[half]).to_bytes(8, "little") for half in ("peer_high", "peer_low"))
+    gid = b"".join(_unsigned(number_in(row, half)).to_bytes(8, "little") for half in ("peer_high", "peer_low"))
     if any(gid):
         return _bytes("gid", gid)
-    return f"LID {int(row['dlid']):#x}" if row["dlid"] else ""
+    lid = number_in(row, "dlid")
+    return f"LID {lid:#x}" if lid else ""
 
 
 def details(kind: str, nic: Observed, row: np.void) -> str:
@@ -179,8 +181,8 @@ def _bytes(field: str, value: bytes) -> str:
     return value.hex()
 
 
-def _unsigned(value: SupportsInt) -> int:
-    return int(value) & (1 << 64) - 1
+def _unsigned(value: int) -> int:
+    return value & (1 << 64) - 1
 
 
 def document(kind: str, nic: Observed, row: np.void) -> dict[str, object]:
