@@ -10,6 +10,7 @@ from gpunetio import verbs
 from gpunetio.enums import AddrType, SrqType, UarAllocationType
 from gpunetio.errors import BadStateError, DriverError, InUseError, InvalidValueError, NotSupportedError
 from gpunetio.formats import commands as c
+from gpunetio.formats import ethernet as eth
 from gpunetio.formats.commands import Opcode, PrmMtu, QpState, RmpState, ServiceType, WqType
 from gpunetio.formats.contexts import CMD_HCA_CAP
 from gpunetio.formats.cqe import CQE64, INIT_OP_OWN
@@ -20,6 +21,7 @@ from nic_rig import REQ, RESP_SEND, SEND, WRITE, control, data, parse_cqe, raddr
 from plain_soft import PlainSoft
 
 PATH = "primary_address_path"
+QUERY_LAG = bytes(c.QUERY_LAG_IN.pack(opcode=Opcode.QUERY_LAG))
 ENTRIES = 8
 ETHERNET = ("TRANSPORT_DOMAIN", "TIS", "TIR", "RQT", "SQ", "RQ", "Q_COUNTER")  # what Ethernet queues are made of
 
@@ -279,6 +281,7 @@ def test_an_address_path(ctx):
     (lambda d: d.create(Opcode.CREATE_CQ, nonsense=1), r"^CREATE_CQ: create_cq_in has no field 'nonsense'; it has "),
     (lambda d: d.create(Opcode.CREATE_CQ, cq_context={"log_cq_size": 32}), "cqc.log_cq_size = 0x20 does not fit in 5"),
     (lambda d: d.create(Opcode.CREATE_CQ, cq_context=1), "CREATE_CQ: "),
+    (lambda d: d.create(Opcode.CREATE_CQ, cq_umem_id=float("inf")), "CREATE_CQ: cannot convert float infinity"),
     (lambda d: d.create(Opcode.QUERY_QP, qpn=1), r"QUERY_QP creates no object: use command\(\), or modify\(\)"),
     (lambda d: d.create(0x123), "opcode = 291: it is one of "),
     (lambda d: d.create(Opcode.CREATE_CQ, cq_umem_id=d._ctx), "cq_umem_id = context soft0: no command names an obj"),
@@ -286,10 +289,25 @@ def test_an_address_path(ctx):
     (lambda d: d.qp_layout(sq_wr="4"), "sq_wr = '4' is of type str"),
     (lambda d: d.query_eqn(8), "completion vector 8: the software NIC has 0 to 7"),
     (lambda d: d.command_raw(c.DESTROY_CQ_IN.pack(opcode=Opcode.DESTROY_CQ), 16), "concerns an object"),
+    (lambda d: d.command_raw(QUERY_LAG, -1), "out_size = -1: it must be 0 to 65535"),
+    (lambda d: d.command_raw(QUERY_LAG, 1 << 62), f"out_size = {1 << 62}: it must be 0 to 65535"),
+    (lambda d: d.command_raw(QUERY_LAG.ljust(1 << 16), 16), "the bytes of mailbox = 65536: it must be 0 to 65535"),
+    (lambda d: d.transport_domain().query_raw(b"", 1 << 16), "out_size = 65536: "),
+    (lambda d: d.transport_domain().modify_raw(b"", 1 << 16), "out_size = 65536: "),
 ])  # fmt: skip
 def test_mistakes(soft, call, message):
     with pytest.raises(InvalidValueError, match=message):
         call(soft.devx)
+
+
+@pytest.mark.soft_nic
+@pytest.mark.parametrize("out_size", [1 << 16, 1 << 62, 1 << 70])
+def test_an_answer_that_is_too_large(soft, out_size):
+    """It was found to be so when the object was there already, of which nobody then knew the handle."""
+    domain = eth.ALLOC_TRANSPORT_DOMAIN_IN.pack(opcode=Opcode.ALLOC_TRANSPORT_DOMAIN)
+    with pytest.raises(InvalidValueError, match=f"out_size = {out_size}: it must be 0 to 65535"):
+        soft.devx.create_raw(domain, out_size)
+    assert len(soft.provider.nic.control.tds.table) == 0
 
 
 def test_what_the_device_refuses(soft):

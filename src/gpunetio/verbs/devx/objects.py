@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 _NAMES = {int(opcode): opcode.name for opcode in Opcode}
 _NUMBER = slice(9, 12)  # of an output: where most commands of the PRM answer the number of a new object
+_MOST_BYTES = 0xFFFF  # of an input or output: the kernel's attributes have lengths of 16 bits (struct ib_uverbs_attr)
 
 
 @dataclass(frozen=True)
@@ -130,12 +131,12 @@ class DevxObject(Handle):
     def modify_raw(self, mailbox: bytes | bytearray, out_size: int) -> bytes:
         """Do the same with mailboxes that you pack and unpack yourself."""
         self.check_open()
-        return self.ctx.provider.devx_obj_modify(self._handle, octets("mailbox", mailbox), whole("out_size", out_size))
+        return self.ctx.provider.devx_obj_modify(self._handle, _input(mailbox), _room(out_size))
 
     def query_raw(self, mailbox: bytes | bytearray, out_size: int) -> bytes:
         """Do the same with mailboxes that you pack and unpack yourself."""
         self.check_open()
-        return self.ctx.provider.devx_obj_query(self._handle, octets("mailbox", mailbox), whole("out_size", out_size))
+        return self.ctx.provider.devx_obj_query(self._handle, _input(mailbox), _room(out_size))
 
     def _carry_out(self, opcode: Opcode, fields: Fields, call: Callable[[bytes, int], bytes]) -> Fields:
         opcode = member("opcode", opcode, Opcode)
@@ -183,10 +184,10 @@ class Devx:
 
     def create_raw(self, mailbox: bytes | bytearray, out_size: int, *, uses: Iterable[Handle] = ()) -> DevxObject:
         """Create an object with an input that you pack yourself; its output has `out_size` bytes."""
-        mailbox = octets("mailbox", mailbox)
+        mailbox = _input(mailbox)
         opcode = int.from_bytes(mailbox[:2], "big")
         name = _NAMES.get(opcode) or f"command {opcode:#05x}"
-        return DevxObject(self._ctx, name, mailbox, whole("out_size", out_size), uses)
+        return DevxObject(self._ctx, name, mailbox, _room(out_size), uses)
 
     def command(self, opcode: Opcode, **fields: object) -> Fields:
         """Run a command that concerns no object (`mlx5dv_devx_general_cmd`), and return its output."""
@@ -198,7 +199,7 @@ class Devx:
 
     def command_raw(self, mailbox: bytes | bytearray, out_size: int) -> bytes:
         """Do the same with mailboxes that you pack and unpack yourself."""
-        return self._ctx.provider.general_cmd(octets("mailbox", mailbox), whole("out_size", out_size))
+        return self._ctx.provider.general_cmd(_input(mailbox), _room(out_size))
 
     # --- what commands name ------------------------------------------------------------------------------------------
 
@@ -288,6 +289,18 @@ class Devx:
         self._ctx.provider.doorbell_rung()
 
 
+def _input(mailbox: object) -> bytes:
+    """Return an input that a program has packed. InvalidValueError if no command takes as many bytes."""
+    data = octets("mailbox", mailbox)
+    within("the bytes of mailbox", len(data), 0, _MOST_BYTES)
+    return data
+
+
+def _room(out_size: object) -> int:
+    """Return the bytes of an output. InvalidValueError if no command answers as many."""
+    return within("out_size", out_size, 0, _MOST_BYTES)
+
+
 _NUMBERS: dict[type[Handle], str] = {
     UMEM: "umem_id", UAR: "page_id", PD: "pdn", CQ: "cqn", QP: "qpn", SRQ: "srqn", MR: "lkey", DevxObject: "number",
 }  # fmt: skip
@@ -300,7 +313,7 @@ def _packed(opcode: Opcode, fields: Fields) -> tuple[bytes, list[Handle]]:
     layout: BitStruct = mailboxes(opcode).request
     try:
         return bytes(layout.pack(opcode=opcode, **numbers)), used
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:  # the last of a float that is infinite
         raise InvalidValueError(f"{opcode.name}: {error}") from error
 
 
