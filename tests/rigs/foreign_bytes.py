@@ -10,10 +10,11 @@ are made right again, or nothing behind them would be reached.
 from __future__ import annotations
 
 import atexit
+import dataclasses
 import json
+import logging
 import random
 import shutil
-import socket
 import struct
 import sys
 import tempfile
@@ -22,17 +23,24 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import described_nics
+import foreign_links
+from foreign_links import body_of
+from gpunetio.bench.agreement import agree, swap_ends, swap_words
+from gpunetio.bench.options import BENCHMARKS, Options
+from gpunetio.bench.pingpong import pack_address, unpack_address
+from gpunetio.bench.remote import _result_of
 from gpunetio.bench.replay import ReplayOptions, _port, survey
+from gpunetio.bench.results import BwResult, Check, LatResult
 from gpunetio.cm import messages
 from gpunetio.cm.messages import Attribute
 from gpunetio.core.remote_memory import RemoteMemory
 from gpunetio.doctor.machine import recording
 from gpunetio.enums import LinkLayer
 from gpunetio.errors import DocaError
-from gpunetio.fabric.control_message import BadMessage, PartialMessage
+from gpunetio.fabric.control_message import BadMessage
 from gpunetio.fabric.faults import Faults
 from gpunetio.fabric.pcap_reader import PcapFile
 from gpunetio.formats.rdma_device import CONNECTION_EXPORT
@@ -109,16 +117,6 @@ def _captures() -> list[bytes]:
     return made
 
 
-def _control_message(data: bytes) -> None:
-    here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-    with here, there:
-        there.sendall(data[: 1 << 16])
-        there.shutdown(socket.SHUT_WR)
-        message = PartialMessage()
-        while message.read(here) is None:
-            pass
-
-
 _WAYS: tuple[Callable[[link.Message, str], object], ...] = (
     lambda message, name: message.integer(name, 1, 5), lambda message, name: message.number(name, 0, 1),
     link.Message.text, lambda message, name: message.raw(name, 16), link.Message.part,
@@ -136,6 +134,38 @@ def _exchange(data: bytes) -> None:
                     way(message, name)
                 except link.PeerError as error:
                     str(error).encode()  # it is shown
+
+
+_OPTIONS = Options(benchmark=BENCHMARKS["write_bw"])
+
+
+class _OtherEnd:
+    """What a benchmark takes for a connection: it gets a message, whatever it waits for."""
+
+    def __init__(self, message: link.Message):
+        self.peer, self._message = message.peer, message
+
+    def send(self, kind: str, **values: object) -> None: ...
+
+    def expect(self, *kinds: str) -> link.Message:
+        return self._message
+
+
+_READERS: tuple[Callable[[Any, link.Message], object], ...] = (
+    lambda end, _: agree(end, _OPTIONS, None, True), lambda end, _: swap_ends(end, [_ENDPOINT], 0, 0, 64, 64),
+    lambda end, _: swap_words(end, 0, 0), lambda _, message: _result_of(message, 8, True),
+    lambda _, message: _result_of(message, 8, False),
+)  # fmt: skip
+
+
+def _benchmark(data: bytes) -> None:
+    """Read what the other end of a benchmark may send, by each way to read a message."""
+    for message in link.Decoder("the other end").feed(data):
+        for read in _READERS:
+            try:
+                str(read(_OtherEnd(message), message)).encode()
+            except DocaError as error:
+                str(error).encode()  # it is sent, and shown
 
 
 class _Caller:
@@ -176,15 +206,21 @@ def _sample_of_kept() -> bytes:
     return (_FOLDER / "file").read_bytes()
 
 
-def _control(body: object) -> bytes:
-    text = json.dumps(body).encode()
-    return len(text).to_bytes(4, "big") + text
-
-
 _JOIN = link.encode("join", rank=1, size=4, key="the key")
 _MESSAGES = [
     link.encode("endpoint", **endpoints.endpoint_values(_ENDPOINT)),
     link.encode("memory", gid="00", address=4096, rkey=7, nbytes=64), link.encode("values", values=[{"data": "00ff"}]),
+]  # fmt: skip
+_BENCHMARK_MESSAGES = [
+    link.encode("hello", benchmark="write_bw", asked={"sizes": [8, 64], "iterations": 5, "qps": 1, "inline": True},
+                payload={"nbytes": 5, "sha256": "00" * 32}),
+    link.encode("hello", benchmark="write_bw", asked={"duration": 0.5}, payload=None),
+    link.encode("ends", address=4096, rkey=7, nbytes=64, receives=1, qps=[endpoints.endpoint_values(_ENDPOINT)]),
+    link.encode("words", address=4096, rkey=7),
+    *(link.encode("result", **dataclasses.asdict(result)) for result in (
+        BwResult(8, 5, 1.0, 1.0, 1.0, 1.0, Check("lost", 5, "00" * 32, 5)),
+        LatResult(8, 5, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, Check()),
+    )),
 ]  # fmt: skip
 _RECORDING = {"format": recording.FORMAT, "file": {"/sys/a": "1", "/b": {"hex": "00ff"}, "c": {"trouble": "absent",
               "error": "no"}}, "question": {"system": {"answer": 1}}}  # fmt: skip
@@ -192,10 +228,11 @@ _NICS = described_nics.Reader()
 _DESCRIPTION = b"gpunetio-rdma here:1:2 - description 1 4\nabcd"
 
 PARSERS: dict[str, Parser] = {
+    "benchmark":         Parser(_benchmark, _BENCHMARK_MESSAGES),
     "capture":           Parser(_in_a_file(_capture), _captures()),
     "cm":                Parser(messages.parse, [messages.pack(kind, 7, b"data") for kind in Attribute]),
     "connection":        Parser(description.endpoint_of, [description.describe(_ENDPOINT)], seal=_sealed_connection),
-    "control message":   Parser(_control_message, [_control({"op": "look", "version": 2})], (BadMessage, EOFError)),
+    "control message":   Parser(body_of, [foreign_links.CONNECT], (BadMessage, EOFError)),
     "description file":  Parser(_in_a_file(descriptor_files._parse), [_DESCRIPTION]),
     "doctor recording":  Parser(_in_a_file(recording.load), [json.dumps(_RECORDING).encode()]),
     "exchange":          Parser(_exchange, _MESSAGES),
@@ -203,10 +240,14 @@ PARSERS: dict[str, Parser] = {
     "faults":            Parser(lambda raw: Faults.parse(raw.decode(errors="replace")), [b"loss=0.1,seed=7"]),
     "join":              Parser(_join, [_JOIN]),
     "kept":              Parser(unsealed, [_sample_of_kept()], (DamagedError,)),
+    "link":              Parser(foreign_links.connect, [foreign_links.CONNECT], (BadMessage, EOFError)),
+    "link's message":    Parser(foreign_links.Peer().hear, foreign_links.LETTERS, (BadMessage, EOFError)),
     "memory":            Parser(RemoteMemory.from_export, [RemoteMemory(4096, 64, 7).export()]),
     "NCCL handle":       Parser(lambda raw: nccl._place(0, raw.ljust(nccl.HANDLE.size, b"\0")[: nccl.HANDLE.size]),
                                 [nccl.HANDLE.pack(magic=b"gpunetio", protocol=1, port=5, address=bytes(16))]),
+    "neighbour":         Parser(foreign_links.neighbour, foreign_links.frames(), seal=foreign_links.checksummed),
     "NIC":               Parser(_NICS.nic, [described_nics.nic()]),
+    "ping-pong":         Parser(lambda raw: unpack_address(raw, 1024, "the other end"), [pack_address(_ENDPOINT)]),
     "ports":             Parser(_in_a_file(ports.read), [_samples_of_ports()]),
     "rank's value":      Parser(lambda raw: Rendezvous._decoded(1, raw), [b"b123", b'j{"a": [1, 2]}']),
     "socket address":    Parser(lambda raw: sockaddr.parse(raw.ljust(28, b"\0")),
@@ -243,6 +284,7 @@ def main(arguments: list[str]) -> None:
         print("\n".join(PARSERS))
         return
     name, times, *seed = arguments
+    logging.getLogger("gpunetio").setLevel(logging.CRITICAL)  # of messages that are ignored
     seen: Counter[str] = Counter()
     for step in range(0, int(times), 1000):
         for data, error in mistakes(name, min(1000, int(times) - step), int(seed[0] if seed else 0) + step):

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import described_nics
+import foreign_links
 from foreign_bytes import PARSERS, Parser, mistakes
 from gpunetio.errors import DocaError, InvalidValueError, NotFoundError
 from gpunetio.fabric.faults import Faults
@@ -174,3 +175,12 @@ def test_a_completion_queue_of_more_entries_than_memory_has(log):
         description["memory"] = memory[:at] + log.to_bytes(8, "little").hex() + memory[at + 16 :]
 
     PARSERS["NIC"].parse(described(change))
+
+
+@pytest.mark.parametrize("nbytes", [0, 39, 40, 41, 63])
+def test_a_question_for_a_neighbour_that_is_cut(nbytes):
+    """RFC 4861 7.1: it has 24 bytes at least. An engine passes on no shorter ones, and others change nothing."""
+    packet = foreign_links.frames()[2][14:][:nbytes]
+    payload = max(0, nbytes - 40).to_bytes(2, "big")
+    frame = foreign_links.frames()[2][:14] + packet[:4] + payload[: max(0, nbytes - 4)] + packet[6:]
+    PARSERS["neighbour"].parse(foreign_links.checksummed(frame))

@@ -220,10 +220,14 @@ class Neighbours:
 
     def _hear_discovery(self, packet: bytes, tags: bytes) -> None:
         """Take an IPv6 packet with a solicitation or an advertisement. RFC 4861 7.1 says which ones are valid."""
+        if len(packet) < IPV6.size:
+            return
         ip = IPV6.at(packet)
         source, destination = ip["source"].tobytes(), ip["destination"].tobytes()
         message = packet[IPV6.size : IPV6.size + int(ip["payload_length"])]
-        if ip["hop_limit"] != NEIGHBOUR_HOP_LIMIT or _icmpv6_sum(source, destination, message) != _INTACT:
+        if len(message) < NEIGHBOUR.size or ip["hop_limit"] != NEIGHBOUR_HOP_LIMIT:
+            return
+        if _icmpv6_sum(source, destination, message) != _INTACT:
             return
         n, options = NEIGHBOUR.at(message), message[NEIGHBOUR.size :]
         asks, target = n["type"] == NEIGHBOUR_SOLICITATION, n["target"].tobytes()
