@@ -9,6 +9,7 @@ import os
 import sys
 
 _LEVELS = (logging.CRITICAL,) * 3 + (logging.ERROR, logging.WARNING, logging.INFO, logging.INFO, logging.DEBUG)
+_MOST_DIGITS = 100  # Python refuses to read numbers of thousands of digits
 # The levels of DOCA (`doca_log_level`), which the samples take: DISABLE, CRITICAL, ERROR, WARNING, INFO, DEBUG, TRACE.
 DOCA_LEVELS = {
     10: logging.CRITICAL + 1, 20: logging.CRITICAL, 30: logging.ERROR, 40: logging.WARNING, 50: logging.INFO,
@@ -21,7 +22,9 @@ _compiling: logging.Logger = logging.getLogger("gpunetio.compile")
 
 def level_from_environment(text: str | None) -> int:
     """Return the logging level for a value of `DOCA_GPUNETIO_LOG`. Unset or nonsense means WARNING."""
-    return _LEVELS[min(int(text), len(_LEVELS) - 1)] if text and text.isdecimal() else logging.WARNING
+    if not text or not text.isdecimal() or len(text) > _MOST_DIGITS:
+        return logging.WARNING
+    return _LEVELS[min(int(text), len(_LEVELS) - 1)]
 
 
 def configure() -> None:

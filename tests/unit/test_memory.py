@@ -328,6 +328,7 @@ def test_objects_that_say_where_they_are():
         (None, logging.WARNING), ("", logging.WARNING), ("0", logging.CRITICAL), ("2", logging.CRITICAL),
         ("3", logging.ERROR), ("4", logging.WARNING), ("5", logging.INFO), ("6", logging.INFO), ("7", logging.DEBUG),
         ("70", logging.DEBUG), ("-1", logging.WARNING), ("debug", logging.WARNING), ("²", logging.WARNING),
+        pytest.param("9" * 5000, logging.WARNING, id="5000 digits"),
     ],
 )  # fmt: skip
 def test_log_level(text, level):
