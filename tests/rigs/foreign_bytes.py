@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import atexit
 import dataclasses
+import gzip
 import json
 import logging
 import random
@@ -96,7 +97,7 @@ def _capture(path: Path) -> None:
 
 
 def _captures() -> list[bytes]:
-    """A capture of RoCE v2 over IPv4 and IPv6, with tags, and one of InfiniBand: pcap-savefile(5)."""
+    """Captures of RoCE v2 over IPv4 and IPv6, with tags, and of InfiniBand, in all formats and link types."""
     bth = bytes.fromhex("0a40ffff 00000005 80000001")  # an RDMA WRITE Only, to queue pair 5
     roce = bth + struct.pack(">QII", 0x1000, 7, 8) + bytes(8) + bytes(4)
     udp = struct.pack(">HHHH", 0xC000, 4791, 8 + len(roce), 0) + roce
@@ -109,12 +110,38 @@ def _captures() -> list[bytes]:
     lrh = bytearray(packet)
     lrh[4:6] = (len(packet) // 4).to_bytes(2, "big")
     erf = bytes(8) + bytes([21, 4]) + struct.pack(">HHH", 16 + len(lrh) + 2, 0, len(lrh) + 2) + bytes(lrh) + bytes(2)
-    made = []
-    for link_type, records in ((1, frames), (197, [erf])):
-        made.append(struct.pack("<IHHiIII", 0xA1B23C4D, 2, 4, 0, 0, 1 << 16, link_type) + b"".join(
-            struct.pack("<IIII", 1, 2, len(record), len(record)) + record for record in records
-        ))  # fmt: skip
-    return made
+    cooked = [struct.pack(">HHH6s2sH", 0, 1, 6, bytes(6), bytes(2), 0x800) + v4]
+    cooked_v2 = [struct.pack(">HHIHBB8s", 0x86DD, 0, 1, 1, 0, 6, bytes(8)) + v6]
+    kinds = (1, frames), (197, [erf]), (113, cooked), (276, cooked_v2), (101, [v4, v6])
+    made = [_pcap(link_type, records) for link_type, records in kinds]
+    with_fcs = _pcap(1 | 0x24000000, [frame + bytes(4) for frame in frames])
+    return [*made, with_fcs, _pcapng(frames), gzip.compress(made[0])]
+
+
+def _pcap(link_type: int, records: list[bytes]) -> bytes:
+    """A file of libpcap's: pcap-savefile(5)."""
+    return struct.pack("<IHHiIII", 0xA1B23C4D, 2, 4, 0, 0, 1 << 16, link_type) + b"".join(
+        struct.pack("<IIII", 1, 2, len(record), len(record)) + record for record in records
+    )
+
+
+def _pcapng(frames: list[bytes]) -> bytes:
+    """A file with a block of each kind that has packets: draft-ietf-opsawg-pcapng."""
+
+    def block(kind: int, body: bytes) -> bytes:
+        body += bytes(-len(body) % 4)
+        return struct.pack("<II", kind, 12 + len(body)) + body + struct.pack("<I", 12 + len(body))
+
+    options = struct.pack("<HHB3xHHqHH", 9, 1, 9, 14, 8, 5, 0, 0)  # nanoseconds, and an offset of 5 s
+    sizes = [(len(frame), len(frame)) for frame in frames]
+    return b"".join((
+        block(0x0A0D0D0A, struct.pack("<IHHq", 0x1A2B3C4D, 1, 0, -1)), block(1, struct.pack("<HHI", 1, 0, 0) + options),
+        block(1, struct.pack("<HHIHHB3x", 101, 0, 0, 13, 1, 4)), block(4, b"names"),
+        block(6, struct.pack("<IIIII", 0, 0, 7, *sizes[0]) + frames[0]),
+        block(2, struct.pack("<HHIIII", 0, 0, 0, 7, *sizes[1]) + frames[1]),
+        block(3, struct.pack("<I", sizes[2][0]) + frames[2]),
+        block(6, struct.pack("<IIIII", 1, 0, 7, sizes[0][0] - 14, sizes[0][1] - 10) + frames[0][14:]),
+    ))  # fmt: skip
 
 
 _WAYS: tuple[Callable[[link.Message, str], object], ...] = (

@@ -213,6 +213,15 @@ def test_ip_without_a_link_header(tmp_path, link):
     assert [bytes(Ether(data).payload) for data in read(tmp_path / "a")] == [bytes(payload) for payload in payloads]
 
 
+def test_a_packet_whose_link_header_makes_it_too_long_for_a_file(tmp_path):
+    """A record says in 32 bits how long its packet was. The header of Ethernet that IP gets here would not fit."""
+    head = struct.pack("<IHHiIII", 0xA1B23C4D, 2, 4, 0, 0, 1 << 16, 101)
+    data = FRAMES[1][14:]
+    (tmp_path / "a").write_bytes(head + struct.pack("<IIII", 1, 2, len(data), (1 << 32) - 1) + data)
+    with PcapFile(tmp_path / "a") as file:
+        assert [(len(frame), whole) for _, frame, whole in file._records()] == [(14 + len(data), (1 << 32) - 1)]
+
+
 def test_a_cooked_packet_without_a_whole_header_is_cut(tmp_path):
     plain(tmp_path / "a", [bytes(10), bytes(16)], 113)
     with PcapFile(tmp_path / "a") as file:

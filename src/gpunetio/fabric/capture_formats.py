@@ -39,6 +39,7 @@ _BYTE_ORDERS = {b"\x4d\x3c\x2b\x1a": "<", b"\x1a\x2b\x3c\x4d": ">"}
 _LARGEST_BLOCK = 1 << 24  # bytes, as in Wireshark
 _END_OF_OPTIONS, _TIME_RESOLUTION, _FCS_LENGTH, _TIME_OFFSET = 0, 9, 13, 14
 _CHUNK = 1 << 16
+_MOST_WHOLE = (1 << 32) - 1  # bytes that a record can say its packet had
 
 # Link types that are not read, by what people call them (https://www.tcpdump.org/linktypes.html).
 _NAMES = {
@@ -128,7 +129,8 @@ def _record(time_ns: int, data: bytes, whole: int, link_type: int, fcs: int) -> 
     if len(data) < link.header:
         return Record(time_ns, b"", max(whole, 1), LINKTYPE_ETHERNET)  # cut off before there is a packet
     frame = link.convert(data)
-    return Record(time_ns, frame, max(whole - len(data), 0) + len(frame), LINKTYPE_ETHERNET)
+    longer = max(whole - len(data), 0) + len(frame)
+    return Record(time_ns, frame, min(longer, _MOST_WHOLE), LINKTYPE_ETHERNET)
 
 
 # --- files -----------------------------------------------------------------------------------------------------------
