@@ -34,7 +34,7 @@ PACKAGES = {
     "providers": ("providers/*", "verbs/*"),
     "rdma": ("rdma/*",),
     "rendezvous": ("rendezvous/*", "processes/*"),
-    "samples": ("docs/*", "cli/*", "gpu/dpa", "eth/*", "processes/rdma_*", "cm/cm_samples", "unit/sample_frames"),
+    "samples": ("docs/*", "cli/*", "gpu/dpa", "eth/*", "processes/*", "cm/cm_samples", "unit/sample_frames"),
     "testing": ("verbs/conformance", "testing_plugin/*", "cli/*"),
     "uverbs": ("uverbs/*", "testing_plugin/*"),
     "verbs": ("verbs/*", "gpu/*", "cm/*"),

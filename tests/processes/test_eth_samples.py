@@ -77,6 +77,7 @@ def test_the_frames_are_valid(tmp_path):
     capture = tmp_path / "sent.pcap"
     with running(sender("--pcap", capture, size=100)) as (here,):
         here.until("Sending")
+        wait_for(here, "tx_frames", 32)
         sent = stop(here, signal.SIGINT, SENT)
     with PcapReader(str(capture)) as frames:
         first = next(iter(frames))
