@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from importlib import import_module
 from itertools import pairwise
-from types import FunctionType
+from types import FunctionType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from gpunetio import CqOverrun, ExportedQp, Gpu, MemType, NicHandler, SendDbrMod
 from gpunetio.device.library import foreign_kernels
 from gpunetio.formats.cqe import Syndrome
 from gpunetio.formats.device_structs import DEV_CQ, DEV_QP, DEV_SIDE
+from gpunetio.gpu import export
 from nic_rig import until, view
 from pair import Pair, make_pair
 from submit_kernels import BY_FLAME, BY_HAND, BY_SUBMIT, BY_WARP_FLAME, submit_each, submit_now, submit_together
@@ -656,6 +657,19 @@ def test_a_ring_that_a_late_one_has_overwritten(plain: Pair):
         time.sleep(0.05)
     assert int(pair.nic.qps[queue.qpn]["sq_pi"]) == 2
     assert arrived(pair, 2)
+
+
+@pytest.mark.soft_nic
+@pytest.mark.parametrize(("producer", "rung"), [
+    (0xFFFE, 0xFFFE), (0xFFFF, 0xFFFF), (0x10000, 0), (0x10001, 1), (0x1FFFF, 0xFFFF),
+])  # fmt: skip
+def test_a_ring_is_repeated_with_16_bits(plain: Pair, monkeypatch, producer, rung):
+    """As in the first word of a control segment, which has the WQE index in 16 bits (PRM, Doorbell)."""
+    queue, calls = made(plain, send_dbr_mode=SendDbrModeExt.NO_DBR_HW), []
+    register = SimpleNamespace(ring_register=lambda *arguments: calls.append(arguments))
+    monkeypatch.setattr(export, "doorbells", lambda: register)
+    queue.ring_again(producer)
+    assert calls == [(queue.qp.doorbell_register, rung, queue.qpn)]
 
 
 @pytest.mark.soft_nic

@@ -33,7 +33,7 @@ def check(path: Path, option: str = "--plot") -> None:
         raise NotSupportedError(f"{option} needs matplotlib, in the extra 'plot': pip install 'gpunetio[plot]'")
 
 
-def draw(path: Path, title: str, results: Sequence[Result], gbits: bool = False) -> None:
+def draw(path: Path, title: str, results: Sequence[Result], gbits: bool) -> None:
     """Draw the picture in the format that the suffix names. Bandwidths have the unit of the table (`report.Table`)."""
     from matplotlib.figure import Figure  # without pyplot there is no window, and no display is needed
 
