@@ -100,6 +100,15 @@ def test_completions_are_counted_and_taken_once(tx, sharing):
     assert tx.run(poll_each, -1, 1, sharing, 1, count=1) == [device.EINVAL]
 
 
+@every_sharing
+def test_completions_that_a_wait_has_passed_are_still_there(tx, sharing):
+    tickets = send(tx, 12, every=2, sharing=sharing)
+    assert tx.run(wait_for, tickets[-1], sharing, 1, count=1) == [device.OK]
+    assert tx.structure["notified"] == 6
+    assert tx.run(poll_each, 2, 3, sharing, 1, count=3) == [2, 2, 2]
+    assert tx.structure["taken"] == 6
+
+
 def test_threads_take_different_completions(tx):
     send(tx, 64, every=2)
     found = tx.run(poll_each, 1, 8, device.GPU, 1, count=32, block=4)

@@ -6,6 +6,7 @@ import pickle
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -290,6 +291,24 @@ def test_a_service_that_has_nothing_to_do_sleeps(proxied: Pair):
     time.sleep(0.3)
     assert on_cpu(thread_id) - before < 100e6
     assert proxied.run(puts, NBYTES, 20, 1)[0] == device.OK
+
+
+def naps_of(thread_id: int) -> int:
+    """How often a thread has gone to sleep (proc_pid_status(5))."""
+    status = Path(f"/proc/self/task/{thread_id}/status").read_text()
+    return int(status.partition("\nvoluntary_ctxt_switches:")[2].split()[0])
+
+
+def test_a_service_stays_awake_for_a_while_after_a_doorbell(proxied: Pair):
+    service = proxied.a.service
+    assert service is not None
+    service._proxy["spin_ns"] = 60_000_000_000
+    assert proxied.run(puts, NBYTES, 20, 1)[0] == device.OK
+    thread_id = service._thread.native_id
+    assert thread_id is not None
+    before = naps_of(thread_id)
+    time.sleep(0.3)
+    assert naps_of(thread_id) - before < 10, "asleep, it looks every millisecond"
 
 
 def test_a_service_leaves_nothing_behind():

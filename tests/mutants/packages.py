@@ -26,7 +26,7 @@ PACKAGES = {
     "fabric": ("wires/*", "transport/*", "nic/*", "packet_processing/*"),
     "flow": ("flow/*", "nic/flow_commands", "nic/steering"),
     "formats": ("unit/*", "verbs/*", "nic/*", "cm/*"),
-    "gpu": ("gpu/*", "unit/exports", "device/*"),
+    "gpu": ("gpu/*", "cuda/cuda_stand_in", "unit/exports", "device/*"),
     "jit": ("unit/*", "device/*", "cuda/*"),
     "nccl": ("nccl/*",),
     "nic": ("nic/*", "transport/*", "wires/*", "device/*", "cli/*", "testing_plugin/*"),
