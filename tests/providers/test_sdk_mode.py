@@ -674,6 +674,10 @@ def test_what_the_sdk_does_not_do_for_us_is_refused_with_the_way_out(ctx):
                 lambda: ctx.create_cq(16, external_umem=(umem, 0), external_dbr_umem=(umem, 4096)),
                 "a doorbell record at offset 0x1000 .* it has to be at offset 0x400",
             ),
+            (
+                lambda: ctx.create_cq(16, external_umem=(umem, 0x400), external_dbr_umem=(umem, 4096)),
+                "a doorbell record at offset 0x1000 .* it has to be at offset 0x800",
+            ),
         ):
             with pytest.raises(NotSupportedError, match=f"^{what}.*{HOW_OUT}"):
                 call()
