@@ -1,5 +1,6 @@
 """Kernels leave SMs to NICs that make their turns on the same GPU."""
 
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
@@ -38,8 +39,9 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The grids that went to a GPU."""
     grids: list[int] = []
 
-    def launch(args: object, grid: int, block: int, place: object, ended: object) -> SimpleNamespace:
+    def launch(args: object, grid: int, block: int, place: object, ended: Callable[[], None]) -> SimpleNamespace:
         grids.append(grid)
+        ended()  # else it would be counted for ever
         return SimpleNamespace(ended=True)
 
     monkeypatch.setattr(put_and_wait.code["cuda"], "launch", launch)
