@@ -18,8 +18,9 @@ from gpunetio import Gpu, log, verbs
 from gpunetio.compiler import little_garbage_collection
 from gpunetio.gpu import device
 from gpunetio.gpu.twin_backend import TwinBackend
+from gpunetio.jit.launch import running
 from gpunetio.providers import PortConfig
-from nic_rig import Ends
+from nic_rig import Ends, until
 from pair import Pair, make_pair
 from stand_in import StandIn, building, installed, nics_of_cards
 
@@ -162,6 +163,14 @@ def out_of_the_collectors_way() -> Iterator[None]:
     yield
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_kernel_is_left() -> Iterator[None]:
+    """One that is counted for ever keeps NICs awake, and memory, while other files are tested."""
+    before = running()
+    yield
+    until(lambda: running() == before, "the end of all kernels that this file has launched")
 
 
 @pytest.fixture
