@@ -325,15 +325,21 @@ def test_a_message_that_is_too_long(ends):
         send.wait(WAIT)
 
 
-def test_a_full_queue_takes_more_after_progress(nics):
-    ends = Ends(*nics, send_queue_size=4, recv_queue_size=2)
-    receives = [Receive(ends.b).submit() for _ in range(2)]
+def filled(ends: Ends, sends: int, receives: int) -> tuple[list[Write], list[Receive]]:
+    """Submit as many tasks as the queues take, and no more."""
+    received = [Receive(ends.b).submit() for _ in range(receives)]
     with pytest.raises(FullError, match="recv_queue_size"):
         Receive(ends.b).submit()
-    sent = [Write(ends.near, b"x", ends.remote).submit() for _ in range(4)]
+    sent = [Write(ends.near, b"x", ends.remote).submit() for _ in range(sends)]
     with pytest.raises(FullError, match="send_queue_size"):
         Send(ends.near, b"").submit()
     sent[-1].wait(WAIT)
+    return sent, received
+
+
+def test_a_full_queue_takes_more_after_progress(nics):
+    ends = Ends(*nics, send_queue_size=4, recv_queue_size=2)
+    sent, receives = filled(ends, 4, 2)
     assert all(task.done for task in sent)
     Send(ends.near, b"").submit().wait(WAIT)
     receives[0].wait(WAIT)
@@ -343,14 +349,7 @@ def test_a_full_queue_takes_more_after_progress(nics):
 
 def test_queues_without_a_size_take_128(ends):
     """As docs/rdma.md says."""
-    for _ in range(128):
-        Receive(ends.b).submit()
-    with pytest.raises(FullError, match="recv_queue_size"):
-        Receive(ends.b).submit()
-    sent = [Write(ends.near, b"x", ends.remote).submit() for _ in range(128)]
-    with pytest.raises(FullError, match="send_queue_size"):
-        Send(ends.near, b"").submit()
-    sent[-1].wait(WAIT)
+    filled(ends, 128, 128)
 
 
 def test_tasks_need_a_connection(pds):

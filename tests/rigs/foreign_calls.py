@@ -13,8 +13,6 @@ import os
 import random
 import struct
 import sys
-import traceback
-from collections import Counter
 from collections.abc import Iterator
 
 from gpunetio.errors import DocaError
@@ -23,6 +21,7 @@ from gpunetio.uverbs import abi, methods, ucma, ucma_abi
 from gpunetio.uverbs.call import Refused
 from gpunetio.uverbs.calls import Calls
 from gpunetio.uverbs.sysfs import CM_DEVICE
+from mistake_kinds import print_kinds
 
 PAGE = 4096
 NUMBERS = [
@@ -157,15 +156,7 @@ def mistakes(times: int, seed: int) -> Iterator[BaseException]:
 
 def main(times: int, seed: int = 0) -> None:
     """Make calls, and print each kind of mistake once."""
-    seen: Counter[str] = Counter()
-    for error in mistakes(times, seed):
-        where = traceback.extract_tb(error.__traceback__)
-        frame = next((f for f in reversed(where) if "gpunetio" in f.filename), where[-1])
-        kind = f"{type(error).__name__} in {frame.filename}:{frame.lineno}: {str(error)[:100]}"
-        if not seen[f"{frame.filename}:{frame.lineno}"]:
-            print(kind, flush=True)
-        seen[f"{frame.filename}:{frame.lineno}"] += 1
-    print(f"{times} calls, {sum(seen.values())} mistakes of {len(seen)} kinds")
+    print_kinds(mistakes(times, seed), f"{times} calls")
 
 
 if __name__ == "__main__":

@@ -14,8 +14,6 @@ import itertools
 import logging
 import random
 import sys
-import traceback
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, suppress
 from typing import Any, NamedTuple
@@ -48,6 +46,7 @@ from gpunetio.uverbs.abi import Object
 from gpunetio.uverbs.call import Refused
 from gpunetio.uverbs.calls import Calls
 from gpunetio.verbs import DevxObject, QpAttr, SendWr, Sge
+from mistake_kinds import print_kinds
 from mutations import mutated
 from nic_rig import until
 
@@ -443,18 +442,13 @@ def mistakes(times: int, seed: int, by_ioctl: bool = False, port: PortConfig = E
 
 def main(times: int, seed: int = 0) -> None:
     """Send commands, and print each kind of mistake once."""
-    seen: Counter[str] = Counter()
     logging.getLogger("gpunetio").setLevel(logging.ERROR)  # refused keys are logged, because UCX needs them
     ways = itertools.cycle(itertools.product(PORTS.values(), (False, True)))
-    for step, (port, by_ioctl) in zip(range(0, times, _STEP), ways):
-        for error in mistakes(min(_STEP, times - step), seed + step, by_ioctl, port):
-            where = traceback.extract_tb(error.__traceback__)
-            frame = next((f for f in reversed(where) if "gpunetio" in f.filename), where[-1])
-            kind = f"{type(error).__name__} in {frame.filename}:{frame.lineno}: {str(error)[:100]}"
-            if not seen[f"{frame.filename}:{frame.lineno}"]:
-                print(kind, flush=True)
-            seen[f"{frame.filename}:{frame.lineno}"] += 1
-    print(f"{times} commands, {sum(seen.values())} mistakes of {len(seen)} kinds")
+    runs = (
+        mistakes(min(_STEP, times - step), seed + step, by_ioctl, port)
+        for step, (port, by_ioctl) in zip(range(0, times, _STEP), ways)
+    )
+    print_kinds(itertools.chain.from_iterable(runs), f"{times} commands")
 
 
 if __name__ == "__main__":

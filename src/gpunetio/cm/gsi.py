@@ -12,10 +12,10 @@ from ..formats.cm import MAD_BYTES
 from ..formats.packet import GRH, GSI_Q_KEY, GSI_QPN
 from ..memory import HostMemory, round_up
 from ..verbs.ah import AddressHandle, sender_of
-from ..verbs.ah_attr import AhAttr
 from ..verbs.work import Completion, RecvWr, SendWr, Sge
 from .messages import is_message
 from .path import Path
+from .queue_pair import ah_of
 
 if TYPE_CHECKING:
     from ..verbs.context import Context
@@ -95,13 +95,7 @@ class GeneralServices:
 
     def handle(self, path: Path) -> AddressHandle:
         """Return an address handle for a path. It may take a while: nobody holds a lock."""
-        return self._pd.create_ah(
-            AhAttr(
-                gid=path.gid, sgid_index=path.sgid_index, hop_limit=path.hop_limit, traffic_class=path.traffic_class,
-                sl=path.sl, flow_label=path.flow_label,
-            ),
-            port=self._port,
-        )  # fmt: skip
+        return self._pd.create_ah(ah_of(path), port=self._port)
 
     def in_flight(self) -> set[AddressHandle]:
         """Return the address handles that datagrams still need."""

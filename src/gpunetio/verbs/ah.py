@@ -73,17 +73,21 @@ class AddressHandle(Handle):
         instance("attr", attr, AhAttr).check(device)
         within("port", port, 1, device.phys_port_cnt)
         self.attr = attr = with_type(ctx, port, attr)
-        is_global = attr.addr_type != AddrType.IB_NO_GRH
-        route = Route(
-            bytes(attr.gid), attr.dlid, attr.sl, attr.sgid_index, attr.static_rate, attr.hop_limit, attr.traffic_class,
-            is_global, attr.flow_label,
-        )  # fmt: skip
+        route = route_of(attr)
         with ExitStack() as undo:
             made = ctx.provider.create_ah(pd.pdn, port, route)
             undo.callback(ctx.provider.destroy_ah, made.handle)
             self.handle, self.av = made.handle, made.av
-            where = bytes(attr.gid).hex(":", 2) if is_global else f"LID {attr.dlid:#x}"
+            where = route.dgid.hex(":", 2) if route.is_global else f"LID {attr.dlid:#x}"
             self._opened(f"address handle to {where} of {ctx.name}", undo)
+
+
+def route_of(ah: AhAttr) -> Route:
+    """Return the path of an address handle that has a type, as libibverbs takes it."""
+    return Route(
+        bytes(ah.gid), ah.dlid, ah.sl, ah.sgid_index, ah.static_rate, ah.hop_limit, ah.traffic_class,
+        ah.addr_type != AddrType.IB_NO_GRH, ah.flow_label,
+    )  # fmt: skip
 
 
 def with_type(ctx: Context, port: int, ah: AhAttr) -> AhAttr:

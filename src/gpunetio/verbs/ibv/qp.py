@@ -8,6 +8,7 @@ from dataclasses import replace
 from ...enums import Access, AddrType, LinkLayer, QpAtomicType, QpAttrMask, QpSendDbrMode, QpState, QpType
 from ...errors import DriverError, InvalidValueError
 from ...providers.plain_verbs import QpCap, QpInit, QpValues, Route
+from ..ah import route_of
 from ..ah_attr import AhAttr, ip_type
 from ..events import OF_QP
 from ..qp import QP
@@ -175,10 +176,5 @@ class PlainQP(QP):
             numbers[psn] &= _PSN_MASK
         if _M.PATH_MTU in mask:
             numbers["path_mtu"] = attr.path_mtu
-        route = None
-        if _M.AH_ATTR in mask and (ah := attr.ah_attr):
-            route = Route(
-                bytes(ah.gid), ah.dlid, ah.sl, ah.sgid_index, ah.static_rate, ah.hop_limit, ah.traffic_class,
-                ah.addr_type != AddrType.IB_NO_GRH, ah.flow_label,
-            )  # fmt: skip
+        route = route_of(attr.ah_attr) if _M.AH_ATTR in mask and attr.ah_attr else None
         return QpValues(state, access=access, route=route, **numbers)
