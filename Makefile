@@ -50,13 +50,13 @@ $(VENV)/.docs: requirements-docs.txt pyproject.toml | $(VENV)/.made
 	@touch $@
 
 $(VENV)/.dev: requirements-dev.txt pyproject.toml | $(VENV)/.made
-	@echo "installing gpunetio, its test tools and the CUDA compiler (about 400 MB)"
+	@echo "installing gpunetio, its test tools and CUDA's, which check compiled kernels (about 400 MB)"
 	@$(PINS) requirements-dev.txt
 	@$(EDITABLE)
 	@touch $@
 
 $(VENV)/.interop: requirements-interop.txt $(VENV)/.dev
-	@echo "installing foreign programs for the interop suite (about 70 MB)"
+	@echo "installing foreign programs for the interop suite (about 110 MB)"
 	@$(INSTALL) --no-deps --require-hashes -r requirements-interop.txt
 	@touch $@
 
@@ -67,10 +67,9 @@ $(VENV)/.mutants: requirements-mutants.txt pyproject.toml | $(VENV)/.made
 	@touch $@
 
 demo: $(VENV)/.runtime
-	@$(BIN)/gpunetio warm
 	$(BIN)/gpunetio put_bw --loopback --payload README.md
 
-# A process for each core (tests/rigs/workers.py), each with whole files: their tests share fixtures and compiled kernels.
+# Two processes for each core (tests/rigs/workers.py), each with whole files: their tests share fixtures and compiled kernels.
 test: $(VENV)/.dev
 	@$(BIN)/python -m pytest -n auto --dist loadfile $(PYTEST_ARGS)
 

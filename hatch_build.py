@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import platform
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -58,7 +57,7 @@ def chosen(name: str, machine: str) -> str:
 
 
 class Prebuilt(BuildHookInterface):  # type: ignore[type-arg]
-    """Compiles a copy of the package, and packs what Numba's cache then has into `gpunetio/_prebuilt`."""
+    """Compiles the package, and packs what its cache then has into `gpunetio/_prebuilt`."""
 
     _folder: TemporaryDirectory[str] | None = None
 
@@ -76,22 +75,20 @@ class Prebuilt(BuildHookInterface):  # type: ignore[type-arg]
             return
         name = chosen(name, platform.machine())
         self._folder = TemporaryDirectory(prefix="gpunetio-prebuilt-")
-        copy = Path(self._folder.name, "src")
         made = Path(self._folder.name, "prebuilt")
-        shutil.copytree(Path(self.root, "src"), copy, ignore=shutil.ignore_patterns("__pycache__"))
         self.app.display_info(f"compiling for {name}")
-        compile_for(name, copy, made)
+        compile_for(name, Path(self.root, "src"), made)
         build_data["force_include"][str(made)] = "gpunetio/_prebuilt"
         build_data.update(pure_python=False, infer_tag=True)
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
-        """Remove the copy."""
+        """Remove what was packed."""
         if self._folder:
             self._folder.cleanup()
 
 
-def compile_for(name: str, copy: Path, made: Path) -> None:
-    """Compile the package below `copy` with its own commands, and put code and description into `made`."""
+def compile_for(name: str, source: Path, made: Path) -> None:
+    """Compile the package below `source` with its own commands, and have code and description in the folder `made`."""
     from llvmlite.binding import get_host_cpu_features
 
     baseline = BASELINES[name]
@@ -100,24 +97,21 @@ def compile_for(name: str, copy: Path, made: Path) -> None:
     if missing:  # the commands also run what they compile
         raise ValueError(f"this machine cannot run code for {name}: it lacks {', '.join(missing)}")
     environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join(filter(None, (str(copy), os.environ.get("PYTHONPATH")))),
-        "NUMBA_CPU_NAME": baseline.cpu,
-        "NUMBA_CPU_FEATURES": ",".join(f"+{feature}" for feature in baseline.features),
-        "NUMBA_CACHE_DIR": "",  # the cache is beside the source, in __pycache__
+        "PYTHONPATH": os.pathsep.join(filter(None, (str(source), os.environ.get("PYTHONPATH")))),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "GPUNETIO_CPU_NAME": baseline.cpu,
+        "GPUNETIO_CPU_FEATURES": ",".join(f"+{feature}" for feature in baseline.features),
+        "GPUNETIO_CACHE_DIR": str(made),
     }
 
     def run(*arguments: str) -> str:
         return subprocess.run(
-            [sys.executable, "-m", *arguments], env=environment, cwd=copy, check=True, timeout=60 * MINUTES,
+            [sys.executable, "-m", *arguments], env=environment, cwd=source, check=True, timeout=60 * MINUTES,
             stdout=subprocess.PIPE, text=True,
         ).stdout  # fmt: skip
 
+    made.mkdir(exist_ok=True)
     run("gpunetio", "warm")
     if gpus := os.environ.get(GPUS):
         run("gpunetio.nic.slice_cubins", *gpus.split(","))
-    package = copy / "gpunetio"
-    for file in [*package.rglob("__pycache__/*.nb[ic]"), *package.rglob("__pycache__/*.cubin")]:
-        target = made / file.parent.parent.relative_to(package) / file.name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.move(file, target)
     (made / "target.json").write_text(run("gpunetio.jit.prebuilt", name))

@@ -205,7 +205,7 @@ int64_t step(worker *n) {
 
 // --- the poster: `put` of an EXCLUSIVE queue ---
 
-inline bool complete(doca_gpu_dev_verbs_cq *c, int64_t index) {
+inline bool complete(VerbsCq *c, int64_t index) {
     if (index < c->cqe_ci)
         return true;
     if (index >= c->cqe_ci + c->cqe_num)
@@ -223,7 +223,7 @@ inline bool complete(doca_gpu_dev_verbs_cq *c, int64_t index) {
     return true;
 }
 
-inline bool wait(doca_gpu_dev_verbs_cq *c, int64_t index) {
+inline bool wait(VerbsCq *c, int64_t index) {
     int64_t start = 0;
     for (int64_t polls = 0; !complete(c, index); polls++) {
         if (polls < HOST_SPINS)
@@ -241,7 +241,7 @@ inline bool wait(doca_gpu_dev_verbs_cq *c, int64_t index) {
     return true;
 }
 
-inline void fill(const doca_gpu_dev_verbs_qp *q, int64_t index, int64_t raddr, int64_t rkey, int64_t laddr,
+inline void fill(const VerbsQp *q, int64_t index, int64_t raddr, int64_t rkey, int64_t laddr,
                  int64_t lkey, int64_t nbytes) {
     int64_t wqe = q->sq_wqe_daddr + ((index & q->sq_wqe_mask) << WQEBB_SHIFT);
     uint32_t first = be(uint32_t((index & PI_MASK) << WQE_IDX_SHIFT | RDMA_WRITE));
@@ -250,13 +250,13 @@ inline void fill(const doca_gpu_dev_verbs_qp *q, int64_t index, int64_t raddr, i
     store16(wqe + 32, pack(be(uint32_t(nbytes)), be(uint32_t(lkey))), be(uint64_t(laddr)));
 }
 
-inline void ring(const doca_gpu_dev_verbs_qp *q, int64_t producer) {
+inline void ring(const VerbsQp *q, int64_t producer) {
     std::atomic_thread_fence(std::memory_order_release);
     uint64_t word = pack(be(uint32_t((producer & PI_MASK) << WQE_IDX_SHIFT)), q->sq_num_shift8_be);
     __atomic_store_n(at<uint64_t>(q->sq_db), word, __ATOMIC_RELAXED);
 }
 
-inline void submit(doca_gpu_dev_verbs_qp *q, int64_t producer) {
+inline void submit(VerbsQp *q, int64_t producer) {
     if (q->sq_wqe_pi >= producer)
         return;
     q->sq_wqe_pi = producer;
@@ -272,8 +272,8 @@ extern "C" {
 // Post `count` writes of `nbytes`, `batch` with each doorbell, and wait for the last: nanoseconds, or -1.
 int64_t post_writes(int64_t qp, int64_t raddr, int64_t rkey, int64_t laddr, int64_t lkey, int64_t nbytes,
                     int64_t places, int64_t count, int64_t batch) {
-    auto *q = at<doca_gpu_dev_verbs_qp>(qp);
-    auto *c = at<doca_gpu_dev_verbs_cq>(qp + offsetof(doca_gpu_dev_verbs_qp, cq_sq));
+    auto *q = at<VerbsQp>(qp);
+    auto *c = at<VerbsCq>(qp + offsetof(VerbsQp, cq_sq));
     int64_t start = now_ns(), last = 0;
     for (int64_t done = 0; done < count; done += batch) {
         int64_t first = q->sq_rsvd_index;

@@ -41,11 +41,10 @@ def own(qp, raddr, rkey, laddr, lkey, nbytes):
 """
 FOR_THE_HOST = OWN_KERNEL + "own.compile_for_the_host()\n"
 FOR_A_GPU = f"""{OWN_KERNEL}
-from numba import cuda, int64, void
-from gpunetio.jit.launch import offline
+from gpunetio.jit.cubin import ptx_of
+from gpunetio.jit.kinds import INT
 
-with offline((9, 0)):
-    cuda.compile(own.py_func, void(*[int64] * 6), device=False, cc=(9, 0), abi="numba")
+ptx_of(own, (INT,) * 6, (9, 0))
 """
 CUDA_KERNELS = ROOT / "tests" / "rigs" / "cuda_kernels.py"
 
@@ -62,7 +61,7 @@ class Start:
 
 def environment(cache: str) -> dict[str, str]:
     """The environment of a process whose cache is in a folder."""
-    return os.environ | {"PYTHONUNBUFFERED": "1", "GPUNETIO_QUIET": "1", "NUMBA_CACHE_DIR": cache}
+    return os.environ | {"PYTHONUNBUFFERED": "1", "GPUNETIO_QUIET": "1", "GPUNETIO_CACHE_DIR": cache}
 
 
 def whole(command: list[str], **more: str) -> Callable[[str], None]:
@@ -129,7 +128,7 @@ def from_wheel(text: str) -> Callable[[str], None]:
 
 def import_alone(cache: str) -> None:
     """Import what each command needs, without us: the floor of a warm start."""
-    whole([sys.executable, "-c", "import numpy, numba, click, rich.table"])(cache)
+    whole([sys.executable, "-c", "import numpy, llvmlite.binding, click, rich.table"])(cache)
 
 
 OPEN = program("from gpunetio import verbs\nverbs.open('soft0').close()\n")
@@ -213,7 +212,7 @@ def main() -> None:
     parser.add_argument("--match", default="", help="only those whose name contains this")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     args = parser.parse_args()
-    has_cuda = importlib.util.find_spec("numba_cuda") is not None
+    has_cuda = importlib.util.find_spec("cuda") is not None
     starts = STARTS + PROGRAMS + CUDA_STARTS * has_cuda
     results = [measured(start, args.rounds) for start in starts if args.match in start.name]
     engines = [compiled(engine) for engine in ENGINES * has_cuda if args.match in engine.name]
@@ -226,7 +225,7 @@ def main() -> None:
             table.add_row(str(r["start"]), *(f"{r[key]:.2f} s" for key in ("median_s", "best_s", "cpu_s", "goal_s")))
         Console().print(table)
     if engines:
-        table = Table("for a GPU, CPU time", "Numba, NVVM", "ptxas", "goal", "peak", "goal", "registers", "stack")
+        table = Table("for a GPU, CPU time", "compiler", "ptxas", "goal", "peak", "goal", "registers", "stack")
         for r in engines:
             seconds = (f"{r[key]:.1f} s" for key in ("compiler_s", "ptxas_s", "goal_ptxas_s"))
             memory = (f"{r[key]:.2f} GB" for key in ("peak_gb", "goal_gb"))

@@ -4,7 +4,7 @@
 //   cc -O3 -march=native -pthread wire_limits.c -o wire_limits && ./wire_limits udp-stream --count 4096
 //
 // Prints a line of JSON for each of `--repeat` runs. Both ends are children of this process and inherit the sockets and
-// the shared memory. Ping-pongs wait as ours do: an application as in device/waiting.py, an engine as in nic/engine.py.
+// the shared memory. Ping-pongs wait as ours do: an application as in device/waiting.py, an engine as in nic/host/engine.py.
 // Nothing waits beyond `--deadline` seconds, and what arrived is compared with what was to be sent.
 
 #define _GNU_SOURCE
@@ -61,7 +61,7 @@ static struct {
     .slot = 0,          // payload bytes of a frame; 0: 4096, and 64 for shm-messages
     .publish = 0,       // frames made known together; 0: 4, and 64 for shm-messages
     .spins = 64,        // HOST_SPINS of device/waiting.py: polls before an application's first yield
-    .yield_every = 16,  // yield_every() of nic/engine.py: an engine's idle turns between yields, a power of two
+    .yield_every = 16,  // yield_every() of nic/host/engine.py: an engine's idle turns between yields, a power of two
     .cores = 0,         // 0: the system decides; 1: all on one core; 2: a core for each process; 3: for each role
     .deadline = 20,
     .repeat = 1,
@@ -113,7 +113,7 @@ static inline void patience(int64_t *polls, const char *what) {
         check_deadline(what);
 }
 
-// What an engine does after a turn that found nothing: nic/engine.py.
+// What an engine does after a turn that found nothing: nic/host/engine.py.
 static inline void idle_turn(int64_t *idle, const char *what) {
     if (++*idle & (o.yield_every - 1)) {
         __builtin_ia32_pause();

@@ -43,6 +43,7 @@ myst_enable_extensions = ["colon_fence"]
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
 autodoc_typehints_format = "short"
+autodoc_type_aliases = {"DTypeLike": "numpy.typing.DTypeLike"}  # which would be a page of types
 autodoc_default_options = {
     "members": True,
     "undoc-members": True,

@@ -13,9 +13,7 @@ Needs no extra. If there is a GPU, it runs there with `pip install -e '.[cuda]'`
 """
 
 import argparse
-import ctypes
 import sys
-from typing import Any
 
 import numpy as np
 
@@ -84,16 +82,6 @@ def by_numpy(heat: np.ndarray, steps: int) -> np.ndarray:
     return heat
 
 
-def as_array(gpu: gn.Gpu, memory: gn.GpuMemory, shape: tuple[int, ...]) -> Any:
-    """Return memory as an array for kernels, without a copy: NumPy's on the host, Numba's on a GPU."""
-    if gpu.target != "cuda":
-        numbers = (ctypes.c_double * int(np.prod(shape))).from_address(memory.address)
-        return np.ctypeslib.as_array(numbers).reshape(shape)
-    from numba import cuda
-
-    return cuda.as_cuda_array(memory).view(np.float64)[: np.prod(shape)].reshape(shape)
-
-
 def run(options: argparse.Namespace) -> None:
     upper = options.peer is None
     place, port = PLACES[options.target], None
@@ -127,7 +115,7 @@ def compute(options: argparse.Namespace, halves: TcpRendezvous, nic: gn.Context,
         qp = far.qp
 
         # An edge goes from its row here to the peer's halo, `peer_halo` rows into the peer's plane.
-        heat = as_array(gpu, memory, shape)
+        heat = memory.as_array(shape, np.float64)
         words, flag_raddr = mr.address + 2 * plane_bytes, far.address + 2 * plane_bytes
         raddr, laddr = far.address + peer_halo * row_bytes, mr.address + edge * row_bytes
 

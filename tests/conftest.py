@@ -56,8 +56,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_auto_num_workers() -> int:
-    return workers.count()
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    return workers.count(config.getoption("numprocesses"))
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -114,8 +114,8 @@ def cards(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 def why_no_gpu() -> str | None:
     """Why kernels cannot run on a GPU here, or None when they can."""
-    if importlib.util.find_spec("numba_cuda") is None:
-        return "numba-cuda is not installed (extra 'cuda')"
+    if not all(map(importlib.util.find_spec, ("cuda", "cuda.bindings"))):
+        return "cuda.bindings is not installed (extra 'cuda')"
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -143,8 +143,20 @@ def why_no_soft_nic(config: pytest.Config) -> str | None:
     return "not with --stand-in" if config.getoption("--stand-in") else None
 
 
+def longest_first(items: list[pytest.Item]) -> None:
+    """Put the files with the longest timeouts first. At the end, the other processes would wait for them."""
+    longest: dict[Path, float] = {}
+    for item in items:
+        mark = item.get_closest_marker("timeout")
+        if mark and mark.args:
+            longest[item.path] = max(longest.get(item.path, 0.0), mark.args[0])
+    items.sort(key=lambda item: -longest.get(item.path, 0.0))
+
+
 @pytest.hookimpl(trylast=True)  # after -m and -k: the driver is asked only for tests that are to run
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if hasattr(config, "workerinput"):  # a process that gets files from pytest-xdist
+        longest_first(items)
     reasons = (
         ("gpu", why_no_gpu), ("root", why_not_root), ("soft_nic", lambda: why_no_soft_nic(config)),
         ("host_memory", lambda: why_no_host_memory(config)),

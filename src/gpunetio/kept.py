@@ -28,17 +28,40 @@ _CHECKSUM = 16  # bytes
 
 _held: set[int] = set()  # descriptors of lock files
 _opening = threading.RLock()  # while one is opened, and while a thread forks
+_forking: list[bool] = []  # while a thread forks; one that began before this module was there does not end here
+
+
+def users_folder() -> Path | None:
+    """Return the user's folder for what can be made anew (XDG Base Directory Specification); None if there is none."""
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    if not os.path.isabs(base):  # the specification: then ignore it
+        try:
+            base = Path.home() / ".cache"
+        except RuntimeError:
+            return None
+    return Path(base, "gpunetio")
+
+
+def _before_fork() -> None:
+    _opening.acquire()
+    _forking.append(True)
+
+
+def _after_in_parent() -> None:
+    if _forking:
+        _forking.pop()
+        _opening.release()
 
 
 def _after_fork() -> None:
     """Leave the turns to the parent: a turn lasts as long as any process has the descriptor."""
     while _held:
         os.close(_held.pop())
-    _opening.release()
+    _after_in_parent()
 
 
 # The last step before a fork: a thread that compiles, for which forks wait (compiler.py), has to open such files.
-os.register_at_fork(before=_opening.acquire, after_in_parent=_opening.release, after_in_child=_after_fork)
+os.register_at_fork(before=_before_fork, after_in_parent=_after_in_parent, after_in_child=_after_fork)
 
 
 class DamagedError(ValueError):

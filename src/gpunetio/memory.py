@@ -18,6 +18,7 @@ from typing import Any, NoReturn, Protocol
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from .dlpack import CUDA, tensor_in
 from .errors import BadStateError, InvalidValueError
 
 PAGE = mmap.PAGESIZE
@@ -312,17 +313,16 @@ class Region:
     def _of_dlpack(cls, obj: Any) -> Region:
         try:
             capsule = obj.__dlpack__()
-            address = _capsule_pointer(capsule, b"dltensor")
+            tensor = tensor_in(capsule)
         except (BufferError, RuntimeError, TypeError, ValueError) as error:
             raise InvalidValueError(f"{type(obj).__name__} gives no DLPack tensor: {error}") from error
-        tensor = _DLTensor.from_address(address)
         shape, bits = tensor.shape[: tensor.ndim], tensor.bits * tensor.lanes
         if tensor.strides and not _is_contiguous(shape, tensor.strides[: tensor.ndim], 1):
             raise InvalidValueError("the DLPack tensor is not C-contiguous: register a contiguous copy")
-        # Nobody takes the tensor over, so the capsule's own destructor releases it together with the region.
+        # The capsule's own destructor releases the tensor together with the region.
         return cls(
             (tensor.data or 0) + tensor.byte_offset, (math.prod(shape) * bits + 7) // 8, False,
-            tensor.device_type == _DL_CUDA, (obj, capsule),
+            tensor.device_type == CUDA, (obj, capsule),
         )  # fmt: skip
 
 
@@ -341,20 +341,3 @@ def _is_contiguous(shape: Sequence[int], strides: Sequence[int], item: int) -> b
             return 0 in shape
         item *= n
     return True
-
-
-_capsule_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
-    ("PyCapsule_GetPointer", ctypes.pythonapi)
-)
-_DL_CUDA = 2
-
-
-class _DLTensor(ctypes.Structure):
-    """DLTensor of dlpack.h, the first field of the DLManagedTensor in a "dltensor" capsule."""
-
-    _fields_ = [
-        ("data", ctypes.c_void_p), ("device_type", ctypes.c_int32), ("device_id", ctypes.c_int32),
-        ("ndim", ctypes.c_int32), ("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16),
-        ("shape", ctypes.POINTER(ctypes.c_int64)), ("strides", ctypes.POINTER(ctypes.c_int64)),
-        ("byte_offset", ctypes.c_uint64),
-    ]  # fmt: skip

@@ -18,6 +18,8 @@ from gpunetio.bench.options import BENCHMARKS, Options
 from gpunetio.bench.results import BwResult, Check, LatResult
 from gpunetio.enums import SendDbrModeExt
 from gpunetio.errors import DriverError, TimedOutError
+from gpunetio.jit.cubin import ptx_of
+from gpunetio.jit.kinds import INT
 
 ALL = list(BENCHMARKS)
 BANDWIDTH = [name for name, benchmark in BENCHMARKS.items() if not benchmark.latency]
@@ -318,14 +320,6 @@ def test_a_duration_is_kept(monkeypatch):
     ids=lambda kernel: kernel.name,
 )  # fmt: skip
 def test_kernels_compile_for_a_gpu(kernel):
-    pytest.importorskip("numba_cuda", reason="needs numba-cuda (extra 'cuda')")
-    from numba import cuda, int64, void
-
-    from gpunetio.jit.launch import offline
-
-    body = kernel.py_func
-    with offline((9, 0)):
-        signature = void(*[int64] * body.__code__.co_argcount)
-        ptx, _ = cuda.compile(body, signature, device=False, cc=(9, 0), output="ptx", abi="numba")
+    ptx, _ = ptx_of(kernel, (INT,) * kernel.py_func.__code__.co_argcount, (9, 0))
     assert ".f64" not in ptx
     assert ".extern .func" not in ptx

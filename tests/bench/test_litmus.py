@@ -15,7 +15,8 @@ from gpunetio.cli.selftest import FENCES as CHOICES
 from gpunetio.device import clock_ns, ld_acquire64, st64
 from gpunetio.errors import InvalidValueError
 from gpunetio.formats.wqe import WQEBB
-from gpunetio.jit.launch import offline
+from gpunetio.jit.cubin import ptx_of
+from gpunetio.jit.kinds import INT
 from gpunetio.memory import HostMemory
 
 WORDS = (WQEBB + 64) // 8  # of a slot: a WQE, and a payload as large
@@ -111,13 +112,7 @@ def test_mistakes_are_named():
 
 
 def test_the_kernel_has_each_fence_on_cuda():
-    pytest.importorskip("numba_cuda", reason="needs numba-cuda (extra 'cuda')")
-    from numba import cuda, int64, void
-
-    with offline((9, 0)):
-        ptx, _ = cuda.compile(
-            litmus.post_stamped.py_func, void(*[int64] * 4), device=False, cc=(9, 0), output="ptx", abi="numba"
-        )
+    ptx, _ = ptx_of(litmus.post_stamped, (INT,) * 4, (9, 0))
     assert "fence.release.gpu" in ptx
     assert "fence.release.sys" in ptx
     assert "st.mmio.relaxed.sys.global.u64" in ptx

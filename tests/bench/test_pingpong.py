@@ -233,9 +233,10 @@ def play(server, **options):
 @pytest.mark.parametrize(
     "options",
     [
-        {}, {"iterations": 3000}, {"validate": True}, {"size": 1, "rx_depth": 1}, {"size": 100_000, "rx_depth": 2},
-        {"size": 9000, "validate": True, "mtu": 256}, {"iterations": 1}, {"rx_depth": 511, "iterations": 1100},
-        {"rx_depth": 512, "iterations": 1100}, {"gid_index": 0, "sl": 3},
+        {}, {"validate": True}, {"size": 1, "rx_depth": 1}, {"size": 100_000, "rx_depth": 2},
+        {"size": 9000, "validate": True, "mtu": 256}, {"iterations": 1}, {"rx_depth": 512, "iterations": 1100},
+        {"gid_index": 0, "sl": 3}, pytest.param({"iterations": 3000}, marks=pytest.mark.slow),
+        pytest.param({"rx_depth": 511, "iterations": 1100}, marks=pytest.mark.slow),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("server_plays", [{}, {"cpu": True}], ids=["kernel", "cpu"])
@@ -252,7 +253,9 @@ def test_both_ends_play(options, server_plays, client_plays):
 
 
 @pytest.mark.parametrize("qp_type", [QpType.UC, QpType.UD])
-@pytest.mark.parametrize("options", [{"size": 2048}, {"size": 4096, "validate": True}, {"size": 1, "rx_depth": 1}])
+@pytest.mark.parametrize("options", [
+    pytest.param({"size": 2048}, marks=pytest.mark.slow), {"size": 4096, "validate": True}, {"size": 1, "rx_depth": 1},
+])  # fmt: skip
 @pytest.mark.parametrize("plays", [{}, {"cpu": True}, {"events": True}], ids=["kernel", "cpu", "events"])
 def test_other_services(qp_type, options, plays):
     """UC and UD; the CPU always plays for UD."""
@@ -275,6 +278,7 @@ def test_wrong_contents_of_a_datagram():
     assert "the byte at offset 0 of message 1 is wrong" in str(server.played.problem)
 
 
+@pytest.mark.slow
 def test_indices_that_wrap():
     """More messages than a doorbell record can count."""
     options = {"iterations": 70_000, "size": 8, "rx_depth": 100}

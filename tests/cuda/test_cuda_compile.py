@@ -1,35 +1,36 @@
 """The device library and the NIC's engine compile for CUDA with no GPU: no floating point, no spills, folded modes."""
 
+import functools
 import graphlib
-import os
 import re
-import subprocess
-import sys
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-pytest.importorskip("numba_cuda", reason="needs numba-cuda (extra 'cuda')")
-
-from numba import cuda, int64, types
-from numba.cuda.compiler import compile_cuda
+pytest.importorskip("cuda.bindings", reason="needs cuda-bindings (extra 'cuda')")
 
 import cuda_kernels
-from cuda_kernels import SM_90, SM_100, exclusive_put, ptx_of, shared_put, two_functions_slots
+from cuda_kernels import (
+    SM_90,
+    SM_100,
+    exclusive_async_put,
+    exclusive_put,
+    ptx_of,
+    shared_put,
+    two_functions_slots,
+)
 from gpunetio import device
-from gpunetio.device import cq, onesided, qp
+from gpunetio.device import cq, library, onesided, qp
 from gpunetio.errors import InvalidValueError
 from gpunetio.fabric import injector
-from gpunetio.jit import ops
+from gpunetio.jit import cubin, machine, nvvm, ops
 from gpunetio.jit.compile import device_function, engine_function
-from gpunetio.jit.launch import offline
+from gpunetio.jit.kinds import INT, ArrayType
+from gpunetio.jit.unit import Unit
 from gpunetio.nic import borrowed, copies, slices
 from gpunetio.nic.queues import completion
 from gpunetio.nic.transport import delivery, eth_send, lan, loopback, pipes, requester, responses
 
 ARCHITECTURES = {"sm_90": SM_90, "sm_80": (8, 0), "sm_100": SM_100}
-ASYNCHRONOUS = ("low_level", "exclusive_async_put")  # with the one instruction that only sm_100 has
 DEVICE = (
     "one_sided", "two_sided", "in_warps", "in_blocks", "low_level", "blue_flame", "counted", "groups", "eth_receive",
     "eth_send", "eth_headers", "eth_by_hand", "buffers", "dma_copies", "rdma_strong", "rdma_weak", "packet_headers",
@@ -39,58 +40,28 @@ QUICK = (
     "blue_flame", "groups", "eth_headers", "eth_by_hand", "buffers", "dma_copies", "rdma_strong", "rdma_weak",
     "packet_headers",
 )  # fmt: skip
-SECONDS = 400  # for one process, on two busy cores
 
 
-@pytest.fixture(scope="module")
-def compiled(request, tmp_path_factory):
-    """PTX and ptxas's report of a kernel for an architecture. All that the tests to run ask for is compiled at once:
-    a process for each architecture, which shares what its kernels have in common, and one for each engine.
-
-    For sm_100 most code is that of sm_90, which is assembled for it."""
-    wanted: dict[tuple, list[str]] = {}
-
-    def key_of(name, capability):
-        shared = capability == SM_100 and name not in ASYNCHRONOUS
-        return SM_90 if shared else capability, "engine" in name
-
-    for item in request.session.items:
-        if item.path == request.path and "compiled" in item.fixturenames:
-            name, capability = item.callspec.params["name"], item.callspec.params["capability"]
-            names = wanted.setdefault(key_of(name, capability), [])
-            if name not in names:
-                names.append(name)
-    folders = {key: tmp_path_factory.mktemp("compiled") for key in wanted}
-
-    def run(key):
-        (major, minor), _ = key
-        argv = [sys.executable, cuda_kernels.__file__, folders[key], str(major), str(minor), *wanted[key]]
-        return subprocess.run(argv, capture_output=True, text=True, timeout=SECONDS, check=False)
-
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        # The engines first: they take the longest.
-        processes = {key: pool.submit(run, key) for key in sorted(wanted, key=lambda key: not key[1])}
-
-        def result(name, capability):
-            key = key_of(name, capability)
-            ran = processes[key].result()
-            ptx = folders[key] / f"{name}.ptx"
-            assert ptx.exists(), ran.stderr
-            shared = key[0] != capability
-            return ptx.read_text(), ptx.with_suffix(".sm_100.txt" if shared else ".txt").read_text()
-
-        yield result
+@functools.cache
+def compiled(name, capability):
+    """PTX of a kernel for an architecture, and ptxas's report."""
+    ptx = ptx_of(*cuda_kernels.KERNELS[name], capability)
+    return ptx, cuda_kernels.report_of(name, ptx, capability)
 
 
-def check(ptx, report):
-    """No floating point, and no spills."""
+# Bytes that a kernel with all 255 registers spills: what loads are worth before loops costs registers there
+# (docs/decisions/one-source.md).
+SPILLS = {("receive_icmp", (8, 0)): 28}
+
+
+def check(ptx, report, most=0):
+    """No floating point, and no spills, or `most` bytes of them."""
     assert not re.search(r"\.f(64|32)\b", ptx)
     spills = re.findall(r"(\d+) bytes spill (?:stores|loads)", report)
     assert spills, report
-    assert set(spills) == {"0"}, report
+    assert max(map(int, spills)) <= most, report
 
 
-@pytest.mark.timeout(2 * SECONDS)
 @pytest.mark.parametrize(
     ("name", "capability"),
     [
@@ -99,8 +70,8 @@ def check(ptx, report):
         for arch, capability in ARCHITECTURES.items() for name in DEVICE
     ],
 )  # fmt: skip
-def test_device_functions(name, capability, compiled):
-    check(*compiled(name, capability))
+def test_device_functions(name, capability):
+    check(*compiled(name, capability), SPILLS.get((name, capability), 0))
 
 
 def functions(ptx):
@@ -109,7 +80,7 @@ def functions(ptx):
     for text in re.split(r"^(?=\.(?:weak|visible|func)\b)", ptx, flags=re.MULTILINE)[1:]:
         if "\n{" in text:
             name = re.search(r"\.(?:func\s*(?:\([^)]*\))?|entry)\s*([\w$]+)", text)[1]
-            found[name] = set(re.findall(r"\bcall(?:\.uni)?\s*(?:\([^)]*\),)?\s*([\w$]+),", text))
+            found[name] = set(re.findall(r"\bcall(?:\.uni)?\s+(?:\([^)]*\),)?\s*([\w$]+),", text))
     return found
 
 
@@ -126,7 +97,6 @@ WIRES = (
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(2 * SECONDS)
 @pytest.mark.parametrize(
     ("name", "has", "capability"),
     [
@@ -134,7 +104,7 @@ WIRES = (
         pytest.param("engine_inside", INSIDE, SM_90, id="inside-sm_90"),
     ],
 )
-def test_the_engine_compiles_for_a_gpu(name, has, capability, compiled):
+def test_the_engine_compiles_for_a_gpu(name, has, capability):
     """It is free of what exists on a CPU only, and its functions are called.
 
     As many registers as the linker was told and a small stack are enough. Nothing is on the stack but registers that a
@@ -154,7 +124,7 @@ def test_the_engine_compiles_for_a_gpu(name, has, capability, compiled):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "capability"), [("exclusive_async_put", SM_100)], ids=["sm_100"])
-def test_a_doorbell_that_is_its_own_fence_does_not_order_the_record(name, capability, compiled):
+def test_a_doorbell_that_is_its_own_fence_does_not_order_the_record(name, capability):
     ptx, _ = compiled(name, capability)
     order = re.findall(r"st\.async[.\w]*|fence\.release\.sys|st\.relaxed\.sys\.global\.u32", ptx)
     rings = [at for at, what in enumerate(order) if what.startswith("st.async")]
@@ -238,11 +208,20 @@ def test_a_fence_stands_behind_a_doorbell_without_a_record():
 
 
 def test_a_block_has_one_slot():
-    """Numba compiles each device function to a module of its own."""
+    """Whichever functions ask for it."""
     assert len(re.findall(r"\.shared .*\bgpunetio_shared_slot", ptx_of(two_functions_slots, 1))) == 1
 
 
+def test_a_kernel_calls_no_function():
+    """It would be one with its entry otherwise, and save registers on its stack."""
+    assert functions(ptx_of(exclusive_put, 7)) == {"exclusive_put": set()}
+
+
 def store_into(out):
+    ops.st64(out, 7)
+
+
+def store_behind(out):
     ops.st64(out + 8, 7)
 
 
@@ -261,11 +240,9 @@ def calls_both(n, out):
 
 
 def test_an_engine_function_is_called_and_a_device_function_is_inlined():
-    """One function for all constants, and one more where an argument is omitted. Results are in registers."""
+    """One function for all constants, whether or not an argument is omitted. Results are in registers."""
     found = functions(ptx := ptx_of(calls_both, 2))
-    callees = {symbol(called), f"{symbol(called)}$1"}
-    assert {name: calls for name, calls in found.items() if "calls_both" not in name} == {one: set() for one in callees}
-    assert callees in found.values()
+    assert found == {"calls_both": {symbol(called)}, symbol(called): set()}
     assert len(re.findall(r"\bcall\b", ptx)) == 3
     assert not re.search(r"__local_depot|\b(ld|st)\.local", ptx)
 
@@ -286,7 +263,7 @@ def may_overflow(number, out):
 
 def test_sums_wrap():
     """If numbers could not overflow, both answers would be yes without a look."""
-    assert len(re.findall(r"\bsetp\.\w+\.[su]64\b", ptx_of(may_overflow, 2))) == 2
+    assert len(re.findall(r"\bsetp\.\w+\.[bsu]64\b", ptx_of(may_overflow, 2))) == 2
 
 
 def follow(address, steps, out):
@@ -302,37 +279,71 @@ def test_a_load_reads_its_address_before_it_writes_there():
     assert all(result != address for result, address in loads)
 
 
-def test_each_module_is_linked_once_and_behind_its_callers():
-    with offline(SM_90):
-        library = compile_cuda(calls_both, types.void, (int64, int64), cc=SM_90).library
-    texts = library.llvm_strs
-    assert len(set(texts)) == len(texts) == 5, "the kernel, and each function with and without its third argument"
-    defined = [re.search(r'^define [^@]*@"([^"]+)"', text, re.MULTILINE)[1] for text in texts]
-    for at, text in enumerate(texts):
-        assert not [name for name in defined[:at] if f'@"{name}"' in text]
+def test_each_function_is_compiled_once_for_its_types():
+    unit = Unit(machine.cuda(SM_90))
+    unit.entry(device_function(calls_both), "calls_both", (INT, INT))
+    unit.entry(device_function(follow), "follow", (INT, INT, INT))
+    defined = re.findall(r'^define [^@]*@"([^"]+)"', unit.text(), re.MULTILINE)
+    assert len(set(defined)) == len(defined)
+    named = [name for name in defined if name.startswith(__name__.replace(".", "_"))]
+    assert set(named) == {symbol(one) for one in (device_function(calls_both), called, scaled, device_function(follow))}
+
+
+def test_a_bound_kernel_may_have_the_largest_block():
+    """A multiprocessor has 65,536 registers (CUDA C++ Programming Guide, "Technical Specifications")."""
+    assert ".maxntid" not in cubin.ptx_of(shared_put, (INT,) * 7, SM_90)[0]
+    for block, threads in ((1, 256), (256, 256), (257, 512), (512, 512), (513, 1024), (1024, 1024)):
+        assert cubin.threads_of(block) == threads
+        bound = cubin.ptx_of(shared_put, (INT,) * 7, SM_90, threads)[0]
+        assert f".maxntid {threads}" in bound
+        registers = cuda_kernels.used(cuda_kernels.assemble(bound, SM_90, *cubin.limit_of(threads)))[0]
+        assert registers * threads <= 65536
+
+
+def wärmer(größe, out):
+    zähler = größe
+    for größe in range(3):
+        zähler = scaled(zähler, größe)
+    ops.st64(out, zähler)
+
+
+def test_names_may_have_any_letters():
+    """PTX has ASCII's only."""
+    image = cubin.image_of(wärmer, (INT, INT), SM_90)
+    assert image.symbol == "w_rmer"
+    assert b".text.w_rmer" in image.code
+
+
+@pytest.mark.parametrize("capability", [(7, 5), (8, 9), (8, 8), (10, 3), (11, 0), (12, 0), (12, 1)])
+def test_other_gpus(capability):
+    """Each has PTX of a version that knows it and its instructions, and is assembled."""
+    ptx = ptx_of(exclusive_async_put, 7, capability)
+    assert ".target sm_{}{}\n".format(*capability) in ptx
+    if capability > (8, 0):  # nvJitLink 13.0 has begun to refuse older ones
+        assert "used" in cuda_kernels.assemble(ptx, capability)
+
+
+def test_a_gpu_that_the_compiler_does_not_know_runs_ptx_of_an_older_one():
+    assert ".target sm_121\n" in ptx_of(exclusive_put, 7, (13, 0))
+
+
+ARRAY = ArrayType("int64", 1, True)
 
 
 def test_a_public_function_says_which_argument_is_no_integer():
     def put_from(queue, out):
         device.put(queue, 0, 0, out, 0, 8)
 
-    with offline(SM_90), pytest.raises(InvalidValueError, match=r"put\(\) takes integers only, and laddr is an array"):
-        cuda.compile(put_from, (int64, types.Array(int64, 1, "C")), cc=SM_90)
+    with pytest.raises(InvalidValueError, match=r"put\(\) takes integers only, and laddr is an array"):
+        cubin.ptx_of(put_from, (INT, ARRAY), SM_90)
 
 
 def test_an_array_is_no_address():
-    """As on the host: what would be stored to is Numba's descriptor."""
-    with offline(SM_90), pytest.raises(InvalidValueError, match="addr is an array of int64: register it"):
-        cuda.compile(store_into, (types.Array(int64, 1, "C"),), cc=SM_90)
-
-
-def lto_ir(body: Callable, signature, name: str) -> bytes:
-    """`body` as LTO-IR with C ABI, under `name`."""
-    with offline(SM_90):
-        image, _ = cuda.compile(
-            body, signature, device=True, cc=SM_90, output="ltoir", abi="c", abi_info={"abi_name": name}
-        )
-    return image
+    """As on the host: nothing says which address of it is meant."""
+    with pytest.raises(InvalidValueError, match="addr is an array of int64: register it"):
+        cubin.ptx_of(store_into, (ARRAY,), SM_90)
+    with pytest.raises(InvalidValueError, match=r"\+ takes numbers, not an array of int64"):
+        cubin.ptx_of(store_behind, (ARRAY,), SM_90)
 
 
 @pytest.mark.parametrize(
@@ -343,7 +354,8 @@ def test_c_abi_lto_ir_links_into_foreign_code(function, parameters):
     from cuda.bindings import nvjitlink
 
     name = f"gpunetio_{function.py_func.__name__}"
-    image = lto_ir(function.py_func, int64(*[int64] * parameters), name)
+    one = library.Function(name.removeprefix("gpunetio_"), "", function, ("",) * parameters, ())
+    image = nvvm.lto_ir(library.unit_of([one], SM_90), SM_90)
     formals = ", ".join(f".param .b64 a{i}" for i in range(parameters))
     stores = "\n".join(f"st.param.b64 [a{i}], v;" for i in range(parameters))
     locals_ = "\n".join(f".param .b64 a{i};" for i in range(parameters))
@@ -371,9 +383,9 @@ def test_c_abi_lto_ir_links_into_foreign_code(function, parameters):
         ptx = caller.encode()
         nvjitlink.add_data(linker, nvjitlink.InputType.PTX, ptx, len(ptx), "caller")
         nvjitlink.complete(linker)
-        cubin = bytearray(nvjitlink.get_linked_cubin_size(linker))
-        nvjitlink.get_linked_cubin(linker, cubin)
+        linked = bytearray(nvjitlink.get_linked_cubin_size(linker))
+        nvjitlink.get_linked_cubin(linker, linked)
     finally:
         nvjitlink.destroy(linker)
-    assert cubin.startswith(b"\x7fELF")
-    assert name.encode() in cubin
+    assert linked.startswith(b"\x7fELF")
+    assert name.encode() in linked

@@ -5,29 +5,33 @@ import gc
 import os
 import threading
 import time
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import count
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from gpunetio import Gpu, MemType, gpu_list
-from gpunetio.errors import DriverError, NotFoundError, NotSupportedError
+from gpunetio.errors import BadStateError, DriverError, InvalidValueError, NotFoundError, NotSupportedError
 from gpunetio.gpu import cuda_backend
 from gpunetio.gpu.cuda_backend import CudaBackend
 from gpunetio.gpu.cuda_heap import cuda_heap
 from gpunetio.gpu.host_backend import HostBackend
 from gpunetio.gpu.uar import RegisterTable
 from gpunetio.jit import cuda_launch
+from gpunetio.jit.arguments import kind_and_words
 from gpunetio.jit.cuda_launch import CudaLaunch
+from gpunetio.jit.kinds import ArrayType
 from gpunetio.jit.launch import observers, tell_observers
 from nic_rig import until
 
-numba_cuda = pytest.importorskip("numba.cuda", reason="needs numba-cuda (extra 'cuda')")
-
-
 BUS_IDS = ["0000:18:00.0", "0000:8A:00.0"]
+
+
+ENDED, RUNS, FAILED = 0, 600, 700  # what CUDA answers when it is asked for an event
 
 
 def nothing() -> None:
@@ -35,17 +39,15 @@ def nothing() -> None:
 
 
 class Event:
-    """Of a kernel that runs until `answer` is something else than False."""
+    """Of a kernel that runs until `answer` is something else than RUNS."""
 
     def __init__(self):
-        self.answer: Any = False
+        self.answer = RUNS
 
-    def query(self) -> bool:
-        if isinstance(self.answer, Exception):
-            raise self.answer
+    def query(self) -> int:
         return self.answer
 
-    def record(self, stream: Any = 0) -> None:
+    def record(self, stream: Any) -> None:
         pass
 
     def wait(self, stream: Any) -> None:
@@ -58,12 +60,15 @@ class Runtime:
     cudaHostAllocPortable = cudaHostAllocMapped = 1
     cudaHostRegisterPortable, cudaHostRegisterMapped, cudaHostRegisterIoMemory = 1, 2, 4
     cudaMemoryType = SimpleNamespace(cudaMemoryTypeUnregistered=0, cudaMemoryTypeHost=1)
-    cudaError_t = SimpleNamespace(cudaErrorNotReady=600, cudaErrorHostMemoryAlreadyRegistered=712)
+    cudaError_t = SimpleNamespace(cudaErrorNotReady=RUNS, cudaErrorHostMemoryAlreadyRegistered=712)
 
     cudaDeviceAttr = SimpleNamespace(cudaDevAttrIntegrated=18)
     cudaStreamNonBlocking = 1
+    cudaEventDisableTiming = 2
 
     def __init__(self):
+        self.new_event: Callable[[], Event] = Event
+        self.over = False  # then no kernel runs
         self._threads = threading.local()
         self.count = len(BUS_IDS)
         self.streams: dict[int, int] = {}  # handle → device
@@ -135,6 +140,21 @@ class Runtime:
         del self.streams[stream]
         return (0,)
 
+    def cudaEventCreateWithFlags(self, flags: int) -> tuple[int, Event]:
+        assert flags == self.cudaEventDisableTiming
+        return 0, self.new_event()
+
+    def cudaEventRecord(self, event: Event, stream: Any) -> tuple[int]:
+        event.record(stream)
+        return (0,)
+
+    def cudaStreamWaitEvent(self, stream: Any, event: Event, flags: int) -> tuple[int]:
+        event.wait(stream)
+        return (0,)
+
+    def cudaEventQuery(self, event: Event) -> tuple[int]:
+        return (ENDED if self.over else event.query(),)
+
     def cudaSetDevice(self, ordinal: int) -> tuple[int]:
         self.device = ordinal
         return (0,)
@@ -160,61 +180,74 @@ class Runtime:
         return 0, b"out of luck"
 
 
-class Context:
-    """Of a device, which is the thread's inside it."""
-
-    def __init__(self, runtime: Runtime, ordinal: int):
-        self.runtime, self.ordinal = runtime, ordinal
-
-    def __enter__(self) -> None:
-        self.before, self.runtime.device = self.runtime.device, self.ordinal
-
-    def __exit__(self, *exc: object) -> None:
-        self.runtime.device = self.before
-
-
 class Kernel:
-    """What Numba compiles: launched as `kernel[grid, block, stream](…)`, in the thread's context."""
+    """A kernel in a GPU's memory. `raised`: by a thread of it."""
 
     def __init__(self, runtime: Runtime):
         self.runtime, self.launched = runtime, []
+        self.raised: Exception | None = None
 
-    def __getitem__(self, config: Any) -> Any:
-        return lambda *args: self.launched.append((self.runtime.device, config, args))
+    def launch(self, grid: int, block: int, stream: Any, words: Any, kinds: Any) -> None:
+        self.launched.append((self.runtime.device, (grid, block, stream), words))
+
+    def failure(self, stream: Any) -> Exception | None:
+        assert stream in self.runtime.streams
+        return self.raised
+
+
+def run(kernel: Kernel, ended: Callable[[], None] = nothing, ordinal: int = 0, words: tuple[int, ...] = (),
+        grid: int = 1, block: int = 1) -> CudaLaunch:  # fmt: skip
+    """Launch it."""
+    return CudaLaunch("k", lambda: kernel, (words, ()), grid, block, ordinal, ended)  # type: ignore[arg-type]
 
 
 @pytest.fixture
-def runtime(monkeypatch) -> Runtime:
-    runtime = Runtime()
+def runtime(monkeypatch) -> Iterator[Runtime]:
+    """It is there until nothing is watched: the watching thread would ask CUDA for the events of a stand-in."""
+    runtime, watched = Runtime(), []
+    watch, look = cuda_launch._Watcher.watch, cuda_launch._Watcher._look
+
+    def counted_watch(watcher: Any, one: Any) -> None:
+        watched.append(one)
+        watch(watcher, one)
+
+    def counted_look(watcher: Any, one: Any) -> bool:
+        if runs := look(watcher, one):
+            return runs
+        watched.remove(one)
+        return False
+
+    monkeypatch.setattr(cuda_launch._Watcher, "watch", counted_watch)
+    monkeypatch.setattr(cuda_launch._Watcher, "_look", counted_look)
     monkeypatch.setattr(cuda_backend, "cuda_runtime", lambda: runtime)
     monkeypatch.setattr(cuda_launch, "cuda_runtime", lambda: runtime)
     cuda_heap.follow_launches()
     monkeypatch.setattr(cuda_launch, "_idle_streams", functools.cache(lambda ordinal: []))
-    monkeypatch.setattr(numba_cuda, "external_stream", lambda handle: handle)
-    monkeypatch.setattr(numba_cuda, "gpus", [Context(runtime, ordinal) for ordinal in range(2)])
-    return runtime
+    yield runtime
+    runtime.over = True
+    until(lambda: not watched, "the watching thread")
 
 
 @pytest.fixture
-def event(monkeypatch, runtime: Runtime) -> Event:
+def event(runtime: Runtime) -> Event:
     """That of all launches."""
     event = Event()
-    monkeypatch.setattr(numba_cuda, "event", lambda timing: event)
+    runtime.new_event = lambda: event
     return event
 
 
 class RecordedEvent(Event):
     """Of the kernel after which it was recorded last."""
 
-    def record(self, stream: Any = 0) -> None:
-        self.answer = False
+    def record(self, stream: Any) -> None:
+        self.answer = RUNS
 
 
 @pytest.fixture
-def recorded(monkeypatch, runtime: Runtime) -> list[RecordedEvent]:
+def recorded(runtime: Runtime) -> list[RecordedEvent]:
     """One event for each stream, in the order in which they are made."""
     made: list[RecordedEvent] = []
-    monkeypatch.setattr(numba_cuda, "event", lambda timing: made.append(RecordedEvent()) or made[-1])
+    runtime.new_event = lambda: made.append(RecordedEvent()) or made[-1]
     return made
 
 
@@ -222,13 +255,11 @@ def recorded(monkeypatch, runtime: Runtime) -> list[RecordedEvent]:
 
 
 @pytest.mark.parametrize("which, ordinal", [("auto", 0), (0, 0), (1, 1), ("1", 1), (BUS_IDS[1], 1)])
-def test_a_device_is_opened(runtime: Runtime, monkeypatch, which, ordinal):
-    selected: list[int] = []
-    monkeypatch.setattr(numba_cuda, "select_device", selected.append)
+def test_a_device_is_opened(runtime: Runtime, which, ordinal):
     assert gpu_list() == [*BUS_IDS, "host"]
     with Gpu(which) as gpu:
         assert (gpu.target, gpu.ordinal, gpu.name, gpu.warp) == ("cuda", ordinal, BUS_IDS[ordinal], 32)
-        assert selected == [runtime.device] == [ordinal]
+        assert runtime.device == ordinal
         assert list(runtime.streams.values()) == [ordinal]  # for copies
     assert not runtime.streams
 
@@ -294,49 +325,69 @@ def test_memory_that_cannot_be_zeroed_is_given_back(runtime: Runtime):
     assert not runtime.owners
 
 
+def test_memory_is_an_array_for_kernels(runtime: Runtime):
+    """By CUDA's interface, and it stays open while a kernel has it."""
+    with Gpu(0) as gpu:
+        memory = gpu.alloc(100, MemType.GPU)
+        array = memory.as_array((2, 3), np.float64)
+        interface = {"shape": (2, 3), "typestr": "<f8", "data": (memory.device_address, False), "version": 3}
+        assert array.__cuda_array_interface__ == interface
+        kind, words = kind_and_words("heat", array)
+        assert (kind, words) == (ArrayType("float64", 2, True), [memory.device_address, 2, 3])
+        used_by: list[Any] = []
+        memory.used_by = used_by.append  # type: ignore[method-assign]
+        array.used_by("a launch")
+        assert used_by == ["a launch"]
+        with pytest.raises(InvalidValueError, match=r"\[0, \+104\) is outside the memory's 100 bytes"):
+            memory.as_array(13, np.int64)
+        memory.close()
+        with pytest.raises(BadStateError, match="closed"):
+            _ = array.__cuda_array_interface__
+
+
 def test_a_kernel_runs_on_its_device(runtime: Runtime, event: Event):
     """Whatever the thread has used last, and that is so again afterwards."""
     kernel, ended = Kernel(runtime), []
     for used in (0, 1):
         runtime.device = used
         for ordinal in (0, 1):
-            CudaLaunch(kernel, (5,), 2, 32, ordinal, lambda: ended.append(runtime.device))
+            run(kernel, lambda: ended.append(runtime.device), ordinal, (5,), 2, 32)
             device, (grid, block, stream), args = kernel.launched.pop()
             assert (device, grid, block, args) == (ordinal, 2, 32, (5,))
             assert runtime.streams[stream] == ordinal
             assert runtime.device == used
-    event.answer = True
+    event.answer = ENDED
     until(lambda: sorted(ended) == [0, 0, 1, 1], "observers to hear of it, where they may free memory of the device")
 
 
 def test_a_kernel_follows_the_default_stream(runtime: Runtime, event: Event, monkeypatch):
     """Which does not wait for the kernel, as its stream is non-blocking: `Runtime` makes no other."""
     kernel, calls = Kernel(runtime), []
-    monkeypatch.setattr(event, "record", lambda stream=0: calls.append(("record", stream, len(kernel.launched))))
+    monkeypatch.setattr(event, "record", lambda stream: calls.append(("record", stream, len(kernel.launched))))
     monkeypatch.setattr(event, "wait", lambda stream: calls.append(("wait", stream, len(kernel.launched))))
-    CudaLaunch(kernel, (), 1, 1, 0, nothing)
+    run(kernel)
     (stream,) = runtime.streams
     assert calls == [("record", 0, 0), ("wait", stream, 0), ("record", stream, 1)]
-    event.answer = True
+    event.answer = ENDED
 
 
 def test_a_kernel_that_gets_no_stream(runtime: Runtime, event: Event, monkeypatch):
     monkeypatch.setattr(runtime, "cudaStreamCreateWithFlags", lambda flags: (2, 0))
     with pytest.raises(DriverError, match=r"cudaStreamCreateWithFlags: out of luck \(CUDA error 2\)"):
-        CudaLaunch(Kernel(runtime), (), 1, 1, 0, nothing)
+        run(Kernel(runtime))
 
 
 def test_kernels_run_beside_each_other(runtime: Runtime, event: Event):
     """A stream each, while they run; then others have it."""
     kernel, ended = Kernel(runtime), []
-    launches = [CudaLaunch(kernel, (), 1, 1, 0, lambda: ended.append(1)) for _ in range(3)]
+    launches = [run(kernel, lambda: ended.append(1)) for _ in range(3)]
     streams = {config[2] for _, config, _ in kernel.launched}
     assert len(streams) == 3
-    event.answer = True
+    event.answer = ENDED
     assert all(launch.wait(1) for launch in launches)
     until(lambda: len(ended) == 3, "the watching thread")
     for _ in range(3):
-        CudaLaunch(kernel, (), 1, 1, 0, nothing)
+        run(kernel)
     assert {config[2] for _, config, _ in kernel.launched} == streams
 
 
@@ -350,11 +401,11 @@ def test_one_thread_watches_all_launches(runtime: Runtime, event: Event):
         told.append((runtime.device, threading.current_thread().name))
 
     for rounds in (1, 2):
-        event.answer = False
+        event.answer = RUNS
         for number in range(40):
-            CudaLaunch(kernel, (), 1, 1, number % 2, tell)
+            run(kernel, tell, number % 2)
         assert threading.active_count() <= before + 1
-        event.answer = True
+        event.answer = ENDED
         until(lambda rounds=rounds: len(told) == 40 * rounds, "the watching thread")
         time.sleep(0.002)  # until it sleeps
     assert set(told) == {(0, "gpunetio launches"), (1, "gpunetio launches")}
@@ -365,9 +416,9 @@ def test_a_stream_is_free_as_soon_as_anybody_sees_the_end(runtime: Runtime, reco
     monkeypatch.setattr(cuda_launch._Watcher, "watch", lambda self, watched: None)
     kernel = Kernel(runtime)
     for _ in range(40):
-        launch = CudaLaunch(kernel, (), 1, 1, 0, nothing)
+        launch = run(kernel)
         assert not launch.done
-        recorded[0].answer = True
+        recorded[0].answer = ENDED
         assert launch.wait(0)
         assert launch.wait(0)
         assert launch.ended
@@ -375,22 +426,22 @@ def test_a_stream_is_free_as_soon_as_anybody_sees_the_end(runtime: Runtime, reco
     assert len({config[2] for _, config, _ in kernel.launched}) == 1
 
 
-@pytest.mark.parametrize("answer", [False, RuntimeError("[700] CUDA_ERROR_ILLEGAL_ADDRESS")], ids=["runs", "fails"])
+@pytest.mark.parametrize("answer", [RUNS, FAILED], ids=["runs", "fails"])
 def test_an_ended_launch_knows_nothing_of_the_next_one(
     runtime: Runtime, recorded: list[RecordedEvent], monkeypatch, answer
 ):
     """Not even in a thread that has begun to ask before the end was seen, and gets its answer from the next kernel."""
     monkeypatch.setattr(cuda_launch._Watcher, "watch", lambda self, watched: None)
     kernel = Kernel(runtime)
-    first = CudaLaunch(kernel, (), 1, 1, 0, nothing)
+    first = run(kernel)
     (event,) = recorded
 
-    def query_late() -> bool:
+    def query_late() -> int:
         """While this thread is about to ask, another one sees the end, and launches the next kernel."""
         del event.query  # type: ignore[method-assign]
-        event.answer = True
+        event.answer = ENDED
         assert first.ended
-        CudaLaunch(kernel, (), 1, 1, 0, nothing)
+        run(kernel)
         event.answer = answer
         return event.query()
 
@@ -410,11 +461,11 @@ def test_an_observer_that_fails_ends_no_watch(runtime: Runtime, event: Event, mo
     def fail() -> None:
         raise ValueError("an observer's")
 
-    CudaLaunch(kernel, (), 1, 1, 0, fail)
-    CudaLaunch(kernel, (), 1, 1, 0, lambda: ended.append(1))
-    event.answer = True
+    run(kernel, fail)
+    run(kernel, lambda: ended.append(1))
+    event.answer = ENDED
     until(lambda: len(ended) == 1, "the watching thread")
-    CudaLaunch(kernel, (), 1, 1, 0, lambda: ended.append(1))
+    run(kernel, lambda: ended.append(1))
     until(lambda: len(ended) == 2, "the watching thread")
     assert failures == [(ValueError, "an observer's")]
 
@@ -423,20 +474,20 @@ def test_an_observer_that_fails_ends_no_watch(runtime: Runtime, event: Event, mo
 def test_a_launch_in_a_forked_child_is_watched(runtime: Runtime, event: Event):
     """By a thread of the child: that of the parent is not there."""
     kernel, ended = Kernel(runtime), []
-    CudaLaunch(kernel, (), 1, 1, 0, lambda: ended.append(0))
+    run(kernel, lambda: ended.append(0))
     child = os.fork()
     if child == 0:
         code = 1
         try:
-            CudaLaunch(kernel, (), 1, 1, 0, lambda: ended.append(1))
-            event.answer = True
+            run(kernel, lambda: ended.append(1))
+            event.answer = ENDED
             until(lambda: ended == [1], "the child's watching thread")
             code = 0
         finally:
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert ended == []
-    event.answer = True
+    event.answer = ENDED
     until(lambda: ended == [0], "the parent's watching thread")
 
 
@@ -513,15 +564,15 @@ def test_a_kernel_that_fails_has_ended(event: Event, runtime: Runtime, caplog):
     observers.append(changes.append)
     try:
         with Gpu("host") as gpu:
-            memory, running = gpu.alloc(64), CudaLaunch(Kernel(runtime), (), 1, 1, 0, lambda: tell_observers(-1))
+            memory, running = gpu.alloc(64), run(Kernel(runtime), lambda: tell_observers(-1))
             memory.used_by(running)
             assert not running.done
             assert not running.wait(0.01)
-            event.answer = RuntimeError("[700] CUDA_ERROR_ILLEGAL_ADDRESS")
+            event.answer = FAILED
             until(lambda: changes == [-1], "the watching thread")
             assert running.ended
-            assert "a kernel has failed, and with it the CUDA context: [700]" in caplog.text
-            said = r"a kernel has failed, .* \[700\] CUDA_ERROR_ILLEGAL_ADDRESS; look"
+            assert "a kernel has failed, and with it the CUDA context: cudaEventQuery: out of luck" in caplog.text
+            said = r"a kernel has failed, .* out of luck \(CUDA error 700\); look"
             for ask in (lambda: running.done, lambda: running.wait(1)):
                 with pytest.raises(DriverError, match=said):
                     ask()
@@ -529,6 +580,23 @@ def test_a_kernel_that_fails_has_ended(event: Event, runtime: Runtime, caplog):
             assert memory.closed
     finally:
         observers.remove(changes.append)
+
+
+def test_what_a_thread_of_a_kernel_raises_is_raised_here(event: Event, runtime: Runtime, caplog):
+    """It ends, and others go on: the context is whole, and the next kernel has its stream."""
+    kernel, ended = Kernel(runtime), []
+    launch = run(kernel, lambda: ended.append(1))
+    kernel.raised = ValueError("too long (f, a.py:7)")
+    event.answer = ENDED
+    until(lambda: ended == [1], "the watching thread")
+    assert "a thread has raised ValueError: too long (f, a.py:7)" in caplog.text
+    for ask in (lambda: launch.done, lambda: launch.wait(1)):
+        with pytest.raises(ValueError, match=r"too long \(f, a.py:7\)"):
+            ask()
+    assert launch.ended
+    kernel.raised = None
+    assert run(kernel).wait(1)
+    assert len({config[2] for _, config, _ in kernel.launched}) == 1
 
 
 def test_closing_goes_on_when_a_part_fails(monkeypatch):

@@ -1,24 +1,22 @@
 """`gpunetio device-lib`: C++ that NVRTC or nvcc compiles links with the device library, in each format, with no GPU."""
 
-import importlib.util
 import os
 import re
 import shlex
 import shutil
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
 from repository import ROOT
 
-pytest.importorskip("numba_cuda", reason="needs numba-cuda (extra 'cuda')")
+pytest.importorskip("cuda.bindings", reason="needs cuda-bindings (extra 'cuda')")
+pytest.importorskip("cuda.core", reason="needs cuda-core (extra 'cuda')")
 
 from click.testing import CliRunner
 from cuda.core import Device, LaunchConfig, Linker, LinkerOptions, ObjectCode, Program, ProgramOptions, launch
-from numba import cuda
-from numba.core.dispatcher import Dispatcher
 
 import gpunetio as gn
 from gpunetio import device, eth, flow
@@ -26,10 +24,13 @@ from gpunetio.cli import app
 from gpunetio.cli.device_lib import KINDS
 from gpunetio.device import library
 from gpunetio.errors import InvalidValueError, NotSupportedError, UnexpectedError
+from gpunetio.jit import machine, nvvm, ops
+from gpunetio.jit.compile import DeviceFunction, device_function, engine_function
+from gpunetio.jit.cuda_launch import capability_of
 from gpunetio.jit.launch import observers
 from nvcc import path_with_nvcc
 
-pytestmark = pytest.mark.timeout(400)  # the first test of each architecture also builds the library
+pytestmark = pytest.mark.timeout(200)  # the first test also builds the library
 
 ARCH = "sm_90"
 READ = {"ltoir": ObjectCode.from_ltoir, "ptx": ObjectCode.from_ptx, "cubin": ObjectCode.from_cubin}
@@ -38,21 +39,7 @@ PROTOTYPE = re.compile(r'^extern "C" __device__ long long gpunetio_(\w+)\(([^;]*
 
 
 @pytest.fixture(scope="module")
-def built(request):
-    """The library for an architecture, built once more. What the tests to run ask for is built behind them, one after
-    the other: those tests are the last of this file."""
-    params = [item.callspec.params for item in request.session.items if hasattr(item, "callspec")]
-
-    def build(arch):
-        return library.build(arch, KINDS if arch.startswith("sm") else ("ltoir", "ptx"))
-
-    with ThreadPoolExecutor(1) as pool:  # each build is a process, and so is what the tests do meanwhile
-        builds = {arch: pool.submit(build, arch) for arch in (p["built_for"] for p in params if "built_for" in p)}
-        yield lambda arch: builds[arch].result()
-
-
-@pytest.fixture(scope="module")
-def made(built, tmp_path_factory):
+def made(tmp_path_factory):
     """The folder that the command has filled: all formats for sm_90, and the header."""
     folder = tmp_path_factory.mktemp("device-lib")
     formats = [word for kind in KINDS for word in ("--format", kind)]
@@ -89,7 +76,7 @@ def link(folder, source, kind, **options):
 
 @pytest.mark.slow
 def test_every_public_device_function_is_declared(made):
-    public = {name for name in device.__all__ if isinstance(getattr(device, name), Dispatcher)}
+    public = {name for name in device.__all__ if isinstance(getattr(device, name), DeviceFunction)}
     assert set(prototypes(made)) == (public - SEVERAL_RESULTS) | {"clock_ns"}
     assert KINDS == library.KINDS
 
@@ -224,7 +211,7 @@ def test_a_kernel_that_sends_and_receives_packets_links(made):
 
 @pytest.mark.gpu
 def test_a_kernel_in_cpp_sends_and_receives_a_packet():
-    arch = "sm_{}{}".format(*cuda.get_current_device().compute_capability)
+    arch = "sm_{}{}".format(*capability_of(0))
     options = ProgramOptions(arch=arch, relocatable_device_code=True, link_time_optimization=True)
     compiled = Program(library.header() + PACKET, "c++", options).compile("ltoir")
     functions = ObjectCode.from_ltoir(library.build(arch)["ltoir"])
@@ -312,7 +299,7 @@ def test_the_commands_of_the_document_are_those_of_the_example():
 @pytest.mark.gpu
 @pytest.mark.parametrize("commands", NVCC_BLOCKS, ids=["ltoir", "cubin"])
 def test_what_nvcc_has_built_puts(nvcc_path, tmp_path, commands):
-    arch = "sm_{}{}".format(*cuda.get_current_device().compute_capability)
+    arch = "sm_{}{}".format(*capability_of(0))
     for kind, image in library.build(arch, ("ltoir", "cubin")).items():
         (tmp_path / f"gpunetio_device.{kind}").write_bytes(image)
     (tmp_path / "gpunetio_device.cuh").write_text(library.header())
@@ -355,36 +342,113 @@ def test_what_cannot_be_built_is_said(arch, kinds, said):
         library.build(arch, kinds)
 
 
-def test_without_the_compiler_it_says_what_to_install(monkeypatch, tmp_path):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(NotSupportedError, match=re.escape("pip install gpunetio[cuda]")):
+@pytest.mark.parametrize("missing", ["cuda.bindings.nvvm", "libNVVM"])
+def test_without_the_compiler_it_says_what_to_install(monkeypatch, tmp_path, missing):
+    if missing == "libNVVM":
+        def not_found():
+            raise RuntimeError("no libnvvm.so.4")
+
+        monkeypatch.setattr("cuda.bindings.nvvm.create_program", not_found)
+    else:
+        monkeypatch.setitem(sys.modules, missing, None)
+        monkeypatch.delattr("cuda.bindings.nvvm")
+    with pytest.raises(NotSupportedError, match=re.escape("pip install 'gpunetio[cuda-compilers]'")):
         library.build(ARCH)
     result = CliRunner().invoke(app, ["device-lib", "--arch", ARCH, "-o", str(tmp_path / "new")])
     assert result.exit_code == 1
-    assert "pip install gpunetio[cuda]" in result.stderr
+    assert "pip install 'gpunetio[cuda-compilers]'" in result.stderr
     assert not (tmp_path / "new").exists()
+
+
+def test_without_the_assembler_it_says_what_to_install(monkeypatch):
+    """Before it compiles anything."""
+    monkeypatch.setattr("cuda.pathfinder.find_nvidia_binary_utility", lambda name: None)
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    monkeypatch.setattr(library, "unit_of", lambda *_: pytest.fail("it compiles"))
+    with pytest.raises(NotSupportedError, match=r"a cubin is made by ptxas: pip install .*compilers"):
+        library.build(ARCH, ("ltoir", "cubin"))
+
+
+def test_what_the_assembler_says_is_told(monkeypatch):
+    monkeypatch.setattr(library, "unit_of", lambda *_: None)
+    monkeypatch.setattr(machine, "ptx_of", lambda _: "nonsense")
+    with pytest.raises(UnexpectedError, match=r"(?s)does not compile for sm_90 with this .*ptxas .*\.version"):
+        library.build(ARCH, ("cubin",))
 
 
 # --- further builds ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("built_for", [ARCH])
-def test_the_same_bytes_each_time(made, built, built_for):
-    assert built(built_for) == {kind: (made / f"gpunetio_device.{kind}").read_bytes() for kind in KINDS}
+def test_the_same_bytes_each_time(made):
+    assert library.build(ARCH, KINDS) == {kind: (made / f"gpunetio_device.{kind}").read_bytes() for kind in KINDS}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("built_for", ["sm_80", "sm_100", "compute_90"])
-def test_other_architectures(built, built_for):
-    ptx = built(built_for)["ptx"]
-    assert b".target " + built_for.replace("compute", "sm").encode() in ptx
+@pytest.mark.parametrize("arch", ["sm_80", "sm_100", "sm_120", "compute_90"])
+def test_other_architectures(arch):
+    built = library.build(arch, KINDS if arch.startswith("sm") else ("ltoir", "ptx"))
+    ptx = built["ptx"]
+    assert b".target " + arch.replace("compute", "sm").encode() in ptx
     # No .gpu fence in front of a doorbell where it was not measured; older GPUs have no one-sided fences.
-    assert (b"fence.release" in ptx) == (built_for != "sm_80")
+    assert (b"fence.release" in ptx) == (arch != "sm_80")
+    if arch.startswith("sm"):
+        assert built["cubin"].startswith(b"\x7fELF")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("built_for", ["sm_300"])
-def test_what_the_compiler_says_is_told(built, built_for):
+def test_what_the_compiler_says_is_told():
     with pytest.raises(UnexpectedError, match=r"does not compile for sm_300 with this .* ERROR_INVALID_OPTION"):
-        built(built_for)
+        library.build("sm_300")
+
+
+# --- the dialects of libNVVM -----------------------------------------------------------------------------------------
+
+
+@device_function
+def pair_of(value):
+    return abs(value), ops.be16(value)
+
+
+@engine_function
+def least(first, second, third=7):
+    return min(first, second, max(third, 2))
+
+
+CALLS = """
+extern "C" __device__ long long gpunetio_everything(long long address, long long n);
+extern "C" __global__ void call_everything(long long *to, long long n) { *to = gpunetio_everything((long long)to, n); }
+"""
+LTO: Any = {"relocatable_device_code": True, "link_time_optimization": True}
+
+
+def everything(address, n):
+    """What is written in another way in each dialect: memory, pairs, variables, tables, and missing intrinsics."""
+    größe = 0
+    for i in range(n):
+        one, other = pair_of(ops.ld64(address + 8 * i))
+        größe += least(one, other) + device.warp_size() * (11, 5, 3)[i % 3] + device.thread_idx()
+        device.st64(address, größe)
+    return größe + device.block_slot()
+
+
+@pytest.mark.parametrize(("capability", "kind"), [((8, 0), "i8*"), ((9, 0), "i8*"), ((10, 0), "ptr"), ((12, 0), "ptr")])
+def test_a_dialect_is_understood(capability, kind):
+    function = library.Function("everything", "", device_function(everything), ("address", "n"), ())
+    unit = library.unit_of([function], capability)
+    text = nvvm.text_of(unit, typed=kind == "i8*")
+    pointers = set(re.findall(r"inttoptr i64 \S+ to (\S+)$", text, re.MULTILINE))
+    assert kind in pointers
+    assert all(one.endswith("*") == (kind == "i8*") for one in pointers)
+    assert ("poison" in text, "range(" in text, "llvm.smin" in text) == (False, False, False)
+    arch = "sm_{}{}".format(*capability)
+    compiled = Program(CALLS, "c++", ProgramOptions(arch=arch, **LTO)).compile("ltoir")
+    functions = ObjectCode.from_ltoir(nvvm.lto_ir(unit, capability))
+    for end in ("ptx", "cubin"):
+        options = LinkerOptions(arch=arch, link_time_optimization=True, ptx=end == "ptx")
+        image = bytes(Linker(compiled, functions, options=options).link(end).code)
+        assert b"call_everything" in image
+        if end == "ptx":
+            assert not re.search(rb"\.extern|\.local", image)
+            assert set(re.findall(rb"\.func .*?(\w+)\(", image)) == {f"{__name__}.least".replace(".", "_").encode()}
+            assert re.search(rb"\.global .*table.*\[(?:24|3)\]", image)
+            assert b"min.s64" in image

@@ -18,7 +18,7 @@ def offset(nbytes: int) -> int:
 
 
 @gn.kernel
-def send(qp: int, raddr: int, rkey: int, laddr: int, lkey: int, nbytes: int, statuses: int) -> None:
+def send(qp: dev.VerbsQp, raddr: int, rkey: int, laddr: int, lkey: int, nbytes: int, statuses: int) -> None:
     at = offset(nbytes)
     ticket = dev.put(qp, raddr + at, rkey, laddr + at, lkey, nbytes, dev.GPU, scope=dev.THREAD)
     status = dev.wait(qp, ticket)

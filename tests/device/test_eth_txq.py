@@ -78,6 +78,7 @@ def test_threads_that_share_a_queue(crew, handler):
     tx.close()
 
 
+@pytest.mark.slow
 def test_indices_beyond_16_bits(tx):
     """The count of WQEs in CQEs and doorbells wraps."""
     tickets = send(tx, 17_000, every=1000, scope=device.BLOCK)

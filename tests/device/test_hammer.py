@@ -34,7 +34,7 @@ def hammered(post: Post, threads: int, rounds: int, queue: ExportedQp) -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"cq_collapsed": True}, {"nic_handler": NicHandler.CPU_PROXY}], ids=str)
-@pytest.mark.parametrize(("threads", "depth"), [(4, 16), (8, 256)])
+@pytest.mark.parametrize(("threads", "depth"), [(4, 16), pytest.param(8, 256, marks=pytest.mark.slow)])
 def test_posts(post: Post, threads, depth, options):
     queue = post.gpu.create_qp(post.pd, depth, **options)
     queue.connect(queue)

@@ -78,6 +78,7 @@ def test_the_package_is_installed_from_where_it_is():
     assert source.startswith("git+https://")
 
 
+@pytest.mark.slow
 def test_the_commands_under_the_suite(project):
     (text,) = blocks("sh")
     passed = []
@@ -100,7 +101,6 @@ def test_the_workflow(project, tmp_path):
 def test_folders_and_options_agree():
     """Cached, written and uploaded folders are the same."""
     text = workflow()
-    assert re.findall(r"NUMBA_CACHE_DIR: (\S+)/numba", text) == re.findall(r"^ +path: (/\S+)$", text, re.MULTILINE)
     assert re.findall(r"XDG_CACHE_HOME: (\S+)", text) == re.findall(r"^ +path: (/\S+)$", text, re.MULTILINE)
     (made,) = re.findall(r"mkdir -p (.*)", text)
     uploaded = re.findall(r"path: \|\n((?: +\w+\n)+)", text)[0].split()

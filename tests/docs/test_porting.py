@@ -13,6 +13,7 @@ import gpunetio
 import gpunetio.eth.headers
 from errands import Errand, Errands
 from gpunetio import Dpa, Gpu, core, device, dma, enums, errors, eth, flow, rdma, verbs
+from gpunetio.formats.layout import Record
 from repository import DATA, ROOT
 
 TABLE = ROOT / "docs" / "porting.md"
@@ -59,13 +60,18 @@ def objects() -> Iterator[dict[str, object]]:
         yield {kind.__name__: each for each in opened for kind in type(each).__mro__}
 
 
+def is_record(found: object) -> bool:
+    """Whether it is what kernels see of an object: the page means the object."""
+    return isinstance(found, type) and issubclass(found, Record)
+
+
 def resolve(name: str, objects: dict[str, object]) -> None:
     """LookupError unless a name in the page's notation means something."""
     match = NAME.fullmatch(name)
     if match is None:
         raise LookupError(f"{name} is no name in the notation of the page")
     first, *rest = match["path"].split(".")
-    place = next((module for module in WHERE if hasattr(module, first)), None)
+    place = next((module for module in WHERE if hasattr(module, first) and not is_record(getattr(module, first))), None)
     if place is None:
         raise LookupError(f"{name}: there is no {first}")
     found = getattr(place, first)

@@ -7,9 +7,9 @@ import textwrap
 from collections.abc import Iterator
 
 import pytest
-from numba.core.dispatcher import Dispatcher
 
 from gpunetio import device
+from gpunetio.jit.compile import DeviceFunction
 from repository import ROOT
 
 # They fail only for an index or a ring that the semaphore does not have, and snippets get these from the semaphore.
@@ -20,7 +20,7 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
 def answers(function: object) -> bool:
     """Whether a function of the device library returns something."""
-    if not isinstance(function, Dispatcher):
+    if not isinstance(function, DeviceFunction):
         return False
     tree = ast.parse(textwrap.dedent(inspect.getsource(function.py_func)))
     return any(isinstance(node, ast.Return) and node.value is not None for node in ast.walk(tree))

@@ -146,9 +146,9 @@ def test_mistakes(recorded, options, message):
 
 
 def test_it_needs_no_compiler():
-    """Quick to start, and at home where Numba is not."""
+    """Quick to start, and at home where llvmlite is not."""
     program = (
-        "import sys; sys.modules['numba'] = None; sys.modules['gpunetio.device'] = None\n"
+        "import sys; sys.modules['llvmlite'] = None; sys.modules['gpunetio.device'] = None\n"
         "from gpunetio.cli import app; app(['doctor', '--for', 'software', '--json'], standalone_mode=False)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import re
 import tomllib
-from pathlib import Path
 
 import pytest
-from numba.core.caching import FunctionCache
 
 from doctor_rig import answer, file, folder, found, report, without
 from gpunetio.doctor import LiveHost, Status, Trouble, Use
 from gpunetio.doctor.checks.software import CUDA_STACK, NEEDED, OLDEST_PYTHON
 from gpunetio.doctor.finding import HARDWARE, Readiness
 from gpunetio.doctor.machine.host import Kind
-from gpunetio.doctor.machine.questions import compiler_cache
 from gpunetio.kept import write_kept
 from repository import ROOT
 
@@ -55,22 +52,22 @@ def no_memory(trouble: Trouble):
         ("python", [python(None)], [SKIP], "unknown"),
         ("python", [answer("system", value=[1])], [SKIP], "unknown"),
         ("packages", [], [OK, OK], "numpy 2.4.6"),
-        ("packages", [no_package("numba")], [OK, FAIL], "pip install"),
+        ("packages", [no_package("llvmlite")], [OK, FAIL], "pip install"),
         ("packages", [no_package("numpy")], [FAIL, OK], "numpy is not installed"),
-        ("packages", [package("numpy", "2.5.0")], [WARN, OK], "≥ 1.26, < 2.5"),
+        ("packages", [package("numpy", "1.25.2")], [WARN, OK], "≥ 1.26"),
+        ("packages", [package("numpy", "2.5.0")], [OK, OK], "2.5.0"),
         ("packages", [package("numpy", "1.26.0")], [OK, OK], "1.26.0"),
-        ("packages", [package("numba", "0.60.0")], [OK, WARN], "≥ 0.61"),
-        ("packages", [package("numba", "main")], [OK, SKIP], "cannot find out"),
-        ("cuda-stack", [], [OK], "numba-cuda 0.30.4"),
+        ("packages", [package("llvmlite", "0.44.1")], [OK, WARN], "≥ 0.45"),
+        ("packages", [package("llvmlite", "main")], [OK, SKIP], "cannot find out"),
+        ("cuda-stack", [], [OK], "cuda-bindings 13.5.0"),
         ("cuda-stack", NO_GPU, [SKIP], "no GPU"),
-        ("cuda-stack", [no_package("numba-cuda"), no_package("cuda-core")], [FAIL, WARN], "numba-cuda, cuda-core; "),
+        ("cuda-stack", [no_package("cuda-bindings")], [FAIL, WARN], "not installed: cuda-bindings; "),
         ("cuda-stack", [no_package("cuda-bindings")], [FAIL, WARN], "pip install 'gpunetio[cuda]'"),
         ("cuda-stack", [package("cuda-bindings", "12.9.1")], [WARN], "cuda-bindings ≥ 13.0, < 14.0"),
-        ("cuda-stack", [package("numpy", "2.5.0")], [FAIL], "pip install 'numpy<2.5'"),
-        ("cuda-stack", [answer("package", "cuda-core", value=7)], [SKIP], "cannot find out"),
+        ("cuda-stack", [answer("package", "cuda-bindings", value=7)], [SKIP], "cannot find out"),
         ("compiler-cache", [], [OK], "cached"),
         ("compiler-cache", [cache(free=50 << 20)], [WARN], "50 MiB are free for compiled code"),
-        ("compiler-cache", [cache(free=50 << 20)], [WARN], "NUMBA_CACHE_DIR"),
+        ("compiler-cache", [cache(free=50 << 20)], [WARN], "GPUNETIO_CACHE_DIR"),
         ("compiler-cache", [cache(damaged=3)], [WARN], "3 files of compiled code are damaged"),
         ("compiler-cache", [cache(damaged=3)], [WARN], "-delete"),
         ("compiler-cache", [cache(baseline="", why_not="")], [OK], "cached"),
@@ -103,8 +100,8 @@ def test_causes(check, changes, expected, words):
 @pytest.mark.parametrize(
     ("change", "readiness"),
     [
-        (no_package("numba"), Readiness.NOT_READY),
-        (package("numpy", "2.5.0"), Readiness.READY),  # which only CUDA's part does not take
+        (no_package("llvmlite"), Readiness.NOT_READY),
+        (package("numpy", "2.5.0"), Readiness.READY),
         (no_memory(Trouble.DENIED), Readiness.NOT_READY),
         (no_memory(Trouble.UNRECORDED), Readiness.UNKNOWN),
         (file("/sys/class/net/lo/flags", "0x8\n"), Readiness.READY),
@@ -151,27 +148,53 @@ def test_this_machine_runs_the_software_nic():
 
 
 def test_damaged_files_are_counted(tmp_path, monkeypatch):
-    """Of the folders that Numba takes for this package's. Files of other packages have no checksums."""
-    monkeypatch.setattr("numba.core.config.CACHE_DIR", str(tmp_path))
+    """In the folder of compiled code, whether it is there yet or not."""
+    folder = tmp_path / "not" / "yet"
+    monkeypatch.setenv("GPUNETIO_CACHE_DIR", str(folder))
     assert LiveHost().ask("compiler_cache").value["damaged"] == 0
-    ours = Path(FunctionCache(compiler_cache).cache_path)
-    assert ours.parent == tmp_path
-    write_kept(ours / "whole-1.py311.nbi", b"it")
-    whole = (ours / "whole-1.py311.nbi").read_bytes()
+    assert not folder.exists()
+    folder.mkdir(parents=True)
+    write_kept(folder / "whole-1.o", b"it")
+    whole = (folder / "whole-1.o").read_bytes()
     for name, contents in (
-        ("cut-1.py311.1.nbc", whole[:-1]), ("overwritten-1.py311.1.nbc", b"at" + whole[2:]), ("step-2.py311.nbi", b""),
-        ("notes.txt", b""),
+        ("cut-1.o", whole[:-1]), ("overwritten-1.sm_90.cubin", b"at" + whole[2:]), ("step-2.sm_90.ptx", b""),
+        ("notes.txt", b""), (".whole-2.o.lock", b""), ("whole-2.o", whole),
     ):  # fmt: skip
-        (ours / name).write_bytes(contents)
-    (tmp_path / "other_0123").mkdir()
-    (tmp_path / "other_0123/run-1.py311.nbi").write_bytes(b"it")
+        (folder / name).write_bytes(contents)
     found = LiveHost().ask("compiler_cache").value
     assert found["damaged"] == 3
     assert found["free"] > 0
 
 
-def test_no_folder_for_compiled_code(monkeypatch):
-    monkeypatch.setattr("numba.core.caching.CacheImpl._locator_classes", [])
+def no_home(folder, monkeypatch):
+    def homeless():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("GPUNETIO_CACHE_DIR", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr("pathlib.Path.home", homeless)
+
+
+def a_file(folder, monkeypatch):
+    folder.write_text("")
+
+
+def anybodys(folder, monkeypatch):
+    folder.mkdir()
+    folder.chmod(0o777)
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        (no_home, "this user has no home folder, and GPUNETIO_CACHE_DIR names no other"),
+        (a_file, "the folder of compiled code cannot be written to"),
+        (anybodys, "others can write to the folder of compiled code, or to one above it"),
+    ],
+)
+def test_no_folder_for_compiled_code(tmp_path, monkeypatch, how, said):
+    """The path, which is private, is not in the answer."""
+    monkeypatch.setenv("GPUNETIO_CACHE_DIR", str(tmp_path / "code"))
+    how(tmp_path / "code", monkeypatch)
     reading = LiveHost().ask("compiler_cache")
-    assert reading.trouble is Trouble.DENIED
-    assert reading.error == "neither gpunetio's folder nor the user's cache can be written to"
+    assert (reading.trouble, reading.error) == (Trouble.DENIED, said)

@@ -6,8 +6,9 @@ import pytest
 from gpunetio.device import kernel
 from gpunetio.enums import MemType
 from gpunetio.jit.ops import st64
+from gpunetio.nic.commands import EngineCommand
 from gpunetio.nic.state.worker import WORKER, worker_at
-from gpunetio.nic.step import WRITE_ROW, step
+from gpunetio.nic.step import step
 
 
 @kernel
@@ -15,7 +16,7 @@ def two_turns(worker, row, prepared, nbytes, out):
     """A command is posted, and the worker executes it in the first of two turns."""
     n = worker_at(worker)
     n.pause_at = -1
-    n.command_op, n.command_row, n.command_src, n.command_bytes = WRITE_ROW, row, prepared, nbytes
+    n.command_op, n.command_row, n.command_src, n.command_bytes = EngineCommand.WRITE_ROW, row, prepared, nbytes
     n.command_seq = 7
     st64(out, step(worker))
     st64(out + 8, step(worker))

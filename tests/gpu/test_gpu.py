@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from numba.core.errors import TypingError
 
 from gpunetio import DocaError, Gpu, MemType, NicHandler, device, gpu_list, kernel, verbs
 from gpunetio.device import status
@@ -32,6 +31,7 @@ from gpunetio.gpu.device import engine_of
 from gpunetio.gpu.memory import RunningLaunches
 from gpunetio.jit import host_threads
 from gpunetio.jit.launch import observers, running
+from gpunetio.jit.values import CompileError
 from pair import Pair, make_pair
 
 
@@ -344,18 +344,24 @@ def test_what_a_kernel_raises_is_not_lost(caplog):
 
 def test_a_kernel_is_compiled_when_it_is_launched(monkeypatch):
     """And not by its threads, for which somebody waits with a deadline."""
-    before, fresh, compiled = running(), kernel(refuse.py_func), []
+    before, events = running(), []
+    root = host_threads.root
 
-    def start(body: Any, args: Any, grid: int, block: int, warp: int, ended: Any) -> None:
-        compiled.append(len(body.overloads))
+    def compile_it(*args: Any) -> Any:
+        events.append("compiled")
+        return root(*args)
+
+    def start(body: Any, args: Any, grid: int, block: int, warp: int, ended: Any, shared_bytes: int) -> None:
+        events.append("started")
         ended()
 
+    monkeypatch.setattr(host_threads, "root", compile_it)
     monkeypatch.setattr(host_threads, "HostLaunch", start)
-    fresh[1, 1, HOST](40)
-    assert compiled == [1]
-    with pytest.raises(TypingError, match="setitem"):
-        divide[1, 1, HOST](0, 5)  # an int has no items
-    assert (compiled, running()) == ([1], before)
+    refuse[1, 1, HOST](40)
+    assert (events[0], events[-1], events.count("started")) == ("compiled", "started", 1)
+    with pytest.raises(CompileError, match="only elements of arrays can be changed, not those of an integer"):
+        divide[1, 1, HOST](0, 5)
+    assert (events.count("started"), running()) == (1, before)
 
 
 def test_a_place_with_an_unknown_target():
@@ -397,7 +403,7 @@ def answers(out):
 
 
 def test_a_kernel_returns_nothing():
-    message = "answers returns a value (int64): a kernel returns nothing; store the result in memory whose address"
+    message = "answers returns a value: a kernel returns nothing; store the result in memory whose address"
     with Gpu("host") as host, pytest.raises(InvalidValueError, match=re.escape(message)):
         answers[1, 1, host](0)
 

@@ -33,7 +33,7 @@ make_environment() {
     local platforms=()
     for glibc in 2_28 2_27 2_17; do platforms+=(--platform "manylinux_${glibc}_aarch64"); done
     python3 -m pip download -q --dest wheels --only-binary=:all: --implementation cp --python-version $PYTHON \
-        "${platforms[@]}" --platform manylinux2014_aarch64 build $(sed -n 's/^\([a-z0-9_-]*==[^ ]*\).*/\1/p' \
+        "${platforms[@]}" --platform manylinux2014_aarch64 build $(sed -n "/>= '3\.1[2-9]'/d; s/^\([a-z0-9_-]*==[^ ]*\).*/\1/p" \
             "$HERE/requirements.txt") pytest pytest-timeout hypothesis scapy >&2
     for wheel in wheels/*.whl; do python3 -m zipfile -e "$wheel" "$site"; done
     printf '#!/bin/sh\nexec %s -L %s %s "$@"\n' "$OUT/qemu/usr/bin/qemu-aarch64-static" "$OUT/rootfs" \

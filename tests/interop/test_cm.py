@@ -14,7 +14,7 @@ pytestmark = [
 
 LOSS = 0.05
 FOR_EVER = 60  # seconds: less than a session's patience
-CONNECTIONS = 3  # of rping with losses: each lost message costs 4 to 6 s
+CONNECTIONS = 2  # of rping with losses: each lost message costs 4 to 6 s
 
 
 def rping_both_ways(guest: Guest, ours: Remote, here: str, there: str, guest_serves: bool, nbytes: int, count: int):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from pathlib import Path
 
@@ -27,7 +28,7 @@ PACKAGES = {
     "flow": ("flow/*", "nic/flow_commands", "nic/steering"),
     "formats": ("unit/*", "verbs/*", "nic/*", "cm/*"),
     "gpu": ("gpu/*", "cuda/cuda_stand_in", "unit/exports", "device/*"),
-    "jit": ("unit/*", "device/*", "cuda/*"),
+    "jit": ("jit/*", "unit/*", "docs/kernel_language", "device/*", "cuda/*"),
     "nccl": ("nccl/*",),
     "nic": ("nic/*", "transport/*", "wires/*", "device/*", "cli/*", "testing_plugin/*"),
     "packet_processing": ("packet_processing/*",),
@@ -54,9 +55,13 @@ def files_of(pattern: str) -> list[Path]:
     return sorted((ROOT / "tests" / folder).glob(f"test_{name}.py"))
 
 
+@functools.cache
+def _words_of(file: Path) -> frozenset[str]:
+    return frozenset(re.findall(r"\w+", file.read_text()))
+
+
 def tests_of(package: str, module: Path) -> tuple[str, ...]:
     """Return the test files for a module of a package, those that name the module first."""
-    name = re.compile(rf"\b{module.stem}\b")
     found = dict.fromkeys(file for pattern in PACKAGES[package] for file in files_of(pattern))
-    files = sorted(found, key=lambda file: name.search(file.read_text()) is None)
+    files = sorted(found, key=lambda file: module.stem not in _words_of(file))
     return tuple(str(file.relative_to(ROOT)) for file in files)

@@ -5,6 +5,7 @@ import re
 import pytest
 
 import packages
+from imported import sources_of
 from packages import LOOSE, PACKAGE, PACKAGES, files_of, modules_of
 from patches import ROOT, read_all
 
@@ -52,3 +53,11 @@ def test_every_folder_of_tests_takes_part():
     used = {file for package in PACKAGES for pattern in PACKAGES[package] for file in files_of(pattern)}
     folders = {file.parent.name for file in (ROOT / "tests").glob("*/test_*.py")}
     assert folders - {file.parent.name for file in used} == {"interop", "mutants"}
+
+
+def test_what_the_engine_is_compiled_from():
+    """Modules that it imports, directly or not, and no others."""
+    package = ROOT / PACKAGE
+    found = {path.relative_to(package).as_posix() for path in sources_of(package / "nic" / "host" / "engine.py")}
+    assert {"nic/engine.py", "nic/step.py", "formats/wqe.py", "jit/ops/__init__.py"} <= found
+    assert not {"verbs/qp.py", "cli/warm.py", "device/onesided.py"} & found

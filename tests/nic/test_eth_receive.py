@@ -116,6 +116,7 @@ def test_frames_in_order(make):
     assert nic_of(make.ctx).counters["out_of_buffer"] == 0
 
 
+@pytest.mark.slow
 def test_the_ring_is_used_again_and_again(make):
     """Indices in CQEs have 16 bits and do not wrap with the ring; doorbell records wrap at 2^16."""
     end = Direct(make, log=8, cq_log=9)

@@ -18,7 +18,7 @@ from gpunetio.formats.ethernet import ModifyRq, ModifyRqt, ModifyTir, ModifyTis,
 from gpunetio.formats.events import EventType
 from gpunetio.formats.flow import EntryModify
 from gpunetio.formats.mailboxes import mailboxes
-from gpunetio.nic import step
+from gpunetio.nic.commands import EngineCommand
 from gpunetio.nic.control import q_counter, rq, rqt, sq, tir, tis, transport_domain
 from gpunetio.nic.control.qp import MAX_QP
 from gpunetio.nic.control.syndromes import CommandSyndrome as Because
@@ -672,7 +672,7 @@ def test_modify_tir(ctx, make):
 def test_a_q_counter_is_read_and_cleared(ctx, make):
     nic, counter = nic_of(ctx), make.counter()
     row = nic.control.q_counters.table.row_address(counter.number)
-    nic.engine.post(step.WRITE_ROW, row + Q_COUNTER_ROW.out_of_buffer, np.array([(7 << 32) + 41], np.int64))
+    nic.engine.post(EngineCommand.WRITE_ROW, row + Q_COUNTER_ROW.out_of_buffer, np.array([(7 << 32) + 41], np.int64))
     assert counter.query()["out_of_buffer"] == 41  # 32 bits
     assert counter.query(clear=1)["out_of_buffer"] == 41
     assert counter.query()["out_of_buffer"] == 0

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 import gpunetio as gn
+from gpunetio.nic import helping
 from repository import RIGS
 
 pytestmark = pytest.mark.soft_nic
@@ -15,7 +16,7 @@ pytestmark = pytest.mark.soft_nic
 
 def killed(what: str, handler: str) -> tuple[int, str, str]:
     """The signal that has ended the child, and what it has said on stdout and stderr."""
-    gn.open("soft0").close()  # compiled here, if it must be: the child has a deadline
+    gn.open("soft0").close(), helping.address()  # compiled here, if it must be: the child has a deadline
     child = subprocess.run(
         [sys.executable, RIGS / "lost_memory_child.py", what, handler],
         capture_output=True, text=True, timeout=100, check=False,

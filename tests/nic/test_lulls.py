@@ -1,4 +1,4 @@
-"""Lulls: times in which queue pairs start no packets, so that their requests soon need none (slices.py)."""
+"""Lulls: times in which queue pairs start no packets, so that their requests soon need none (gpu/slices.py)."""
 
 from types import SimpleNamespace
 

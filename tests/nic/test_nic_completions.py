@@ -8,7 +8,7 @@ import pytest
 from gpunetio.enums import CqOverrun, QpSendDbrMode, QpState
 from gpunetio.formats.cqe import CQE64, INIT_OP_OWN, OPCODE_SHIFT
 from gpunetio.nic.observe.reasons import Reason
-from gpunetio.nic.queues.completion import write_cqe
+from gpunetio.nic.queues.completion import Completion, write_cqe
 from gpunetio.nic.queues.wqes import PATIENCE_NS
 from nic_rig import (
     ALWAYS,
@@ -92,7 +92,8 @@ def test_a_cqe_that_is_being_written_belongs_to_no_lap(one, kind, syndrome):
     for index in range(3 * 4):
         lap, slot = divmod(index, 4)
         address = start + CQE64.size * slot
-        assert write_cqe(nic.control_address, row, kind, 1, 1, 2, 0, index, 32, 0, syndrome, 0, 0, address + 32) == 0
+        said = Completion(kind, 1, 2, index, nbytes=32, form=1, head=address + 32, syndrome=syndrome)
+        assert write_cqe(nic.control_address, row, said) == 0
         meanwhile, last = entries[slot, 31], entries[slot, 63]
         assert meanwhile & 1 == lap & 1 ^ 1
         assert meanwhile >> OPCODE_SHIFT == INVALID

@@ -101,7 +101,9 @@ def copies(one: SimpleNamespace) -> bool:
     return one.opcode in (WRITE, READ)
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize(
+    "seed", [*range(10), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(10, 40))]
+)
 def test_what_overlaps_keeps_its_order(warp: Warp, seed: int):
     random = Random(seed)
     requests = some_requests(random)

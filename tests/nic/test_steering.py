@@ -569,7 +569,7 @@ def test_random_tables_at_length(flows, seed):
 # --- changes under traffic
 
 
-@pytest.mark.parametrize("masks", [1, 16])
+@pytest.mark.parametrize("masks", [pytest.param(1, marks=pytest.mark.slow), 16])
 def test_changes_under_traffic(masks):
     """A frame sees an entry before a change or after it: never half of it, and never that of another frame."""
     with verbs.open("soft3", port=PortConfig(workers=1)) as ctx:

@@ -284,6 +284,7 @@ def test_turns_are_made_on_copies_of_the_rows() -> None:
             assert nic.qps[c.qpn]["wire"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("pairs", "borrowed"), [(66, True), (88, False)])
 def test_many_queues(pairs: int, borrowed: bool) -> None:
     """As many as have room near the turns are borrowed; the turns of more are made on the rows themselves."""
@@ -304,6 +305,7 @@ def test_many_queues(pairs: int, borrowed: bool) -> None:
         assert nic.counters["rx_write_requests"] == 8 * 16
 
 
+@pytest.mark.slow
 def test_more_completion_queues_than_have_room() -> None:
     """Then nothing is borrowed, and all goes on."""
     with verbs.open("soft0", port=PortConfig(engine="twin", workers=1)) as ctx, Gpu("twin") as gpu:
@@ -344,6 +346,7 @@ def test_over_a_wire(other: PortConfig) -> None:
         assert np.array_equal(memory.read(), data[::-1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("names", "workers"), [(("soft0",), 3), (("soft0", "soft1"), 1)], ids=["loopback", "wire"])
 def test_it_conforms(names: tuple[str, ...], workers: int) -> None:
     def opened(name: str) -> Context:

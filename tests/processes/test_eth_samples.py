@@ -61,6 +61,7 @@ SENT = r"Exiting from simple send sample\. Total number of sent packets: (\d+)"
     pytest.param((), {"options": ("-q", "1", "-e", "2"), "threads": 128}, marks=SLOW),
     pytest.param((), {"options": ("-p", "1"), "size": 1500}, marks=SLOW),
 ])  # fmt: skip
+@pytest.mark.slow
 def test_one_kernel_sends_and_another_receives(receive, send):
     with running(receiver(*receive)) as (there,):
         there.until("Receiving")

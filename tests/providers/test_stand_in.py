@@ -27,7 +27,7 @@ from gpunetio.formats.events import EventType
 from gpunetio.formats.layout import VARIABLE
 from gpunetio.formats.mailboxes import mailboxes
 from gpunetio.memory import PAGE, HostMemory
-from gpunetio.nic import step
+from gpunetio.nic.commands import EngineCommand
 from gpunetio.nic.control.port import PortConfig
 from gpunetio.nic.state.cq import EVENT
 from gpunetio.providers.mlx5 import structs as s
@@ -648,7 +648,7 @@ def tell(stand_in: StandIn, row: np.void, kind: EventType, number: int, prefix: 
     event = np.zeros((), EVENT.dtype)
     event["cookie"], event["type"], event["number"] = row[f"{prefix}cookie"], int(kind), number
     engine = stand_in.nic("mlx5_0").engine
-    engine.post(step.RAISE_EVENT, int(row[f"{prefix}channel"]), event)
+    engine.post(EngineCommand.RAISE_EVENT, int(row[f"{prefix}channel"]), event)
     engine.settle()  # the channel's descriptor is written after the turn
 
 

@@ -2,8 +2,6 @@
 
     python cuda_kernels.py FOLDER MAJOR MINOR KERNEL...     leaves KERNEL.ptx, and KERNEL.txt: what ptxas reports of it
                                                         and prints what each took, in CPU seconds of this process
-
-KERNEL.sm_100.txt is what it reports for these newer GPUs of the same PTX, if that is for sm_90.
 """
 
 import json
@@ -14,12 +12,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from cuda.bindings import nvjitlink
-from numba import cuda, int64, void
-
 from gpunetio import device
 from gpunetio.eth import headers
-from gpunetio.jit.launch import offline
+from gpunetio.jit import cubin
+from gpunetio.jit.kinds import INT
 from gpunetio.nic.slice_kernel import OPTIONS as SLICE_OPTIONS
 from gpunetio.nic.slice_kernel import gpunetio_slice
 from gpunetio.nic.transport.loopback import serve
@@ -288,30 +284,18 @@ KERNELS: dict[str, tuple[Callable, int]] = {
     "engine": (gpunetio_slice, 3),
     "engine_inside": (engine_inside, 3),
 }
-# Of the second, what `cuda.jit(max_registers=80)` gives the linker: room for 24 warps on a multiprocessor.
+# Of the second: room for 24 warps on a multiprocessor.
 OPTIONS = {"engine": SLICE_OPTIONS, "engine_inside": ("-maxrregcount=80",)}
 
 
 def ptx_of(body: Callable, parameters: int, capability: tuple[int, int] = SM_90) -> str:
-    with offline(capability):
-        ptx, _ = cuda.compile(
-            body, void(*[int64] * parameters), device=False, cc=capability, output="ptx", abi="numba"
-        )
-    return ptx
+    """A kernel of integers as PTX, without a bound on the threads of a block: `OPTIONS` decide about registers."""
+    return cubin.ptx_of(body, (INT,) * parameters, capability)[0]
 
 
 def assemble(ptx: str, capability: tuple[int, int], *options: str) -> str:
-    """What ptxas and the linker report of registers, stack and spills. They run as Numba runs them for a launch."""
-    linker = nvjitlink.create(2 + len(options), [f"-arch=sm_{capability[0]}{capability[1]}", "-verbose", *options])
-    try:
-        text = ptx.encode()
-        nvjitlink.add_data(linker, nvjitlink.InputType.PTX, text, len(text), "kernel")
-        nvjitlink.complete(linker)
-        report = bytearray(nvjitlink.get_info_log_size(linker))
-        nvjitlink.get_info_log(linker, report)
-    finally:
-        nvjitlink.destroy(linker)
-    return report.rstrip(b"\0").decode()
+    """What ptxas and the linker report of registers, stack and spills. They run as for a launch."""
+    return cubin.assemble(ptx, capability, ("-verbose", *options))[1]
 
 
 def used(report: str) -> tuple[int, int]:
@@ -321,19 +305,21 @@ def used(report: str) -> tuple[int, int]:
     return int(found[1]), int(found[2])
 
 
+def report_of(name: str, ptx: str, capability: tuple[int, int]) -> str:
+    """What ptxas and the linker report of a kernel of `KERNELS`."""
+    return assemble(ptx, capability, *OPTIONS.get(name, ()))
+
+
 def main() -> None:
-    """Numba keeps one compilation of a device function for all architectures, in a process: hence one for each."""
     folder, capability = Path(sys.argv[1]), (int(sys.argv[2]), int(sys.argv[3]))
     for name in sys.argv[4:]:
         start = time.process_time()
         ptx = ptx_of(*KERNELS[name], capability)
         compiled = time.process_time()
-        report = assemble(ptx, capability, *OPTIONS.get(name, ()))
+        report = report_of(name, ptx, capability)
         assembled = time.process_time()
         registers, stack = used(report)
         (folder / f"{name}.txt").write_text(report)
-        if capability == SM_90:
-            (folder / f"{name}.sm_100.txt").write_text(assemble(ptx, SM_100, *OPTIONS.get(name, ())))
         (folder / f"{name}.ptx").write_text(ptx)
         cost = {
             "kernel": name, "compiler_s": compiled - start, "ptxas_s": assembled - compiled,

@@ -1,8 +1,7 @@
 """One kernel for all calls of the device library: each thread makes those that a table says.
 
 Modes are arguments at run time here; that they fold when they are constants is for test_cuda_compile.py. It is
-one function because Numba would compile functions that it calls twice; and a file of its own because a change makes
-it compile again.
+one function, so that all calls are compiled together.
 """
 
 from gpunetio import device, kernel

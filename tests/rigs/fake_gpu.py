@@ -15,12 +15,14 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-from numba import cfunc, int32, int64
+from llvmlite import binding, ir
 
 from gpunetio import verbs
 from gpunetio.formats.layout import Entry
-from gpunetio.jit.compile import engine_function
+from gpunetio.jit.c_function import c_function
+from gpunetio.jit.compile import DeviceFunction, engine_function
 from gpunetio.jit.ops import copy, ld32, ld64, st32, st64
+from gpunetio.jit.ops.lowering import INT, op
 from gpunetio.jit.struct_view import struct_view
 from gpunetio.memory import PAGE, HostMemory, round_up
 from gpunetio.nic.dma.cuda_driver import Calls
@@ -171,27 +173,69 @@ def _enter(stream):
     return 0
 
 
+# The world's address, where compiled code finds it that another process may have compiled.
+_address = ctypes.c_int64()
+_SYMBOL = "gpunetio_fake_world"
+binding.add_symbol(_SYMBOL, ctypes.addressof(_address))
+
+
+@op(ret=64, cpu=lambda b: b.load(ir.GlobalVariable(b.module, INT[64], _SYMBOL)), cuda=lambda b: INT[64](0))
+def _world_of_this_process():
+    """Return the address."""
+    return 0
+
+
+# What Calls has, with the arguments that the functions above need besides.
+
+
+@engine_function
+def _copy_in(target, source, nbytes, stream):
+    return _copy(target, source, nbytes, stream, 1, 0)
+
+
+@engine_function
+def _copy_out(target, source, nbytes, stream):
+    return _copy(target, source, nbytes, stream, 0, 1)
+
+
+@engine_function
+def _copy_within(target, source, nbytes, stream):
+    return _copy(target, source, nbytes, stream, 1, 1)
+
+
+@engine_function
+def _record_in(event, stream, _c, _d):
+    return _record(event, stream)
+
+
+@engine_function
+def _query_it(event, _b, _c, _d):
+    return _query(event)
+
+
+@engine_function
+def _attributes_here(count, names, answers, address):
+    return _attributes(_world_of_this_process(), count, names, answers, address)
+
+
+@engine_function
+def _enter_it(context, _b, _c, _d):
+    return _enter(context)
+
+
 @functools.cache
 def _world() -> tuple[HostMemory, Calls]:
     """What all devices of this process know, and their functions, which are compiled once."""
     memory = HostMemory(WORLD.size + 40 * MAX_RANGES)
-    world = memory.address
-    kind = int32(int64, int64, int64, int64)
-    functions = (
-        cfunc(kind)(lambda target, source, nbytes, stream: _copy(target, source, nbytes, stream, 1, 0)),
-        cfunc(kind)(lambda target, source, nbytes, stream: _copy(target, source, nbytes, stream, 0, 1)),
-        within := cfunc(kind)(lambda target, source, nbytes, stream: _copy(target, source, nbytes, stream, 1, 1)),
-        within,
-        cfunc(kind)(lambda event, stream, c, d: _record(event, stream)),
-        cfunc(kind)(lambda event, b, c, d: _query(event)),
-        cfunc(kind)(lambda count, names, answers, address: _attributes(world, count, names, answers, address)),
-        cfunc(kind)(lambda context, b, c, d: _enter(context)),
-    )
-    _kept.extend(functions)
-    return memory, Calls(*(int(function.address or 0) for function in functions))
+    _address.value = memory.address
 
+    def compiled(function: DeviceFunction) -> int:
+        return c_function(function, 64, 64, 64, 64)
 
-_kept: list[Any] = []
+    return memory, Calls(
+        compiled(_copy_in), compiled(_copy_out), within := compiled(_copy_within), within, compiled(_record_in),
+        compiled(_query_it), compiled(_attributes_here), compiled(_enter_it),
+    )  # fmt: skip
 
 
 class FakeStream:

@@ -19,6 +19,15 @@ def by_default(x, number=NUMBER):
     return x + number
 
 
+def plain(x):
+    """Add a global, and what another helper adds that is not decorated either: nothing."""
+    return of_this_module(x) + nothing(x)
+
+
+def nothing(x):
+    return x - x
+
+
 def made(number):
     """Make a function whose closure has a number."""
 

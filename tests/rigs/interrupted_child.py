@@ -61,7 +61,9 @@ class Interrupts:
         self.main = threading.main_thread().ident
         self.dealt_with = 0
         self.ready = False
+        self.lost = False  # in a finalizer, where Python can only print it
         self.over = False
+        sys.unraisablehook = self._unraisable
         threading.Thread(target=self._run, daemon=True).start()
 
     def _run(self) -> None:
@@ -71,12 +73,19 @@ class Interrupts:
                 time.sleep(1e-4)
             self.ready = False
             time.sleep(self._random.uniform(0, LONGEST))
-            while self.dealt_with < n:  # one may be lost in a finalizer, where Python can only print it
+            while self.dealt_with < n:
+                self.lost = False
                 signal.pthread_kill(self.main, signal.SIGINT)
                 until = time.monotonic() + 2 * PATIENCE
-                while self.dealt_with < n and time.monotonic() < until:
+                while self.dealt_with < n and not self.lost and time.monotonic() < until:
                     time.sleep(1e-4)
         self.over = True
+
+    def _unraisable(self, unraisable: "sys.UnraisableHookArgs") -> None:
+        if unraisable.exc_type is KeyboardInterrupt:
+            self.lost = True
+        else:
+            sys.__unraisablehook__(unraisable)
 
 
 def main(count: int, seed: int) -> None:

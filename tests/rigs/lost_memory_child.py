@@ -14,6 +14,7 @@ import numpy as np
 import gpunetio as gn
 from gpunetio.nic import helping, nic
 from gpunetio.verbs import SendWr, Sge
+from nic_rig import until
 
 NBYTES = 3 * mmap.PAGESIZE
 
@@ -29,6 +30,12 @@ def lose_by(what: str, name: str = "soft0") -> None:
         mine, theirs = pd.register(source), pd.register(target)
         qp = pd.create_qp(send_cq=cq, receive_cq=cq, sq_wr=16, rq_wr=16)
         qp.connect(qp)
+        write = SendWr(
+            opcode=gn.WrOpcode.RDMA_WRITE, sges=[Sge(mine.address, NBYTES, mine.lkey)],
+            remote_addr=theirs.address, rkey=theirs.rkey,
+        )  # fmt: skip
+        qp.post_send(write)  # all code is loaded now: what is mapped later might lie where the memory has gone
+        until(cq.poll, "the write")
         print(f"{mine.lkey:#010x} {mine.address:#018x}", flush=True)
         if what == "helped":
             hold_back_the_engine(ctx)
@@ -36,10 +43,7 @@ def lose_by(what: str, name: str = "soft0") -> None:
             ctypes.CDLL(None).munmap(ctypes.c_void_p(mine.address), ctypes.c_size_t(NBYTES))
         else:
             os.ftruncate(file.fileno(), 0)
-        qp.post_send(SendWr(
-            opcode=gn.WrOpcode.RDMA_WRITE, sges=[Sge(mine.address, NBYTES, mine.lkey)],
-            remote_addr=theirs.address, rkey=theirs.rkey,
-        ))  # fmt: skip
+        qp.post_send(write)
         if what == "helped":
             help_out = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64)(helping.address())
             help_out(ctx.provider.nic.to_help(), 1)

@@ -13,7 +13,7 @@ from eth_receive_rig import Buffer, Cq, Rq, lead, remove_rules
 from ethernet_rig import Maker, nic_of
 from gpunetio import PortConfig, verbs
 from gpunetio.jit.compile import engine_function
-from gpunetio.jit.ops import copy
+from gpunetio.jit.ops import copy, ld64
 from gpunetio.nic.step import step
 from gpunetio.nic.transport.lan import frame_room, load_mac, send_frame
 from gpunetio.nic.transport.wire_kinds import flush_wires
@@ -39,7 +39,7 @@ def _turn(nics, count, turns):
     done = 0
     for _ in range(turns):
         for i in range(count):
-            done += step(nics[i])
+            done += step(ld64(nics + 8 * i))
     return done
 
 
@@ -111,7 +111,7 @@ class Station:
 def turn(stations: Iterable[Station], turns: int = 4) -> int:
     """Have the NICs take what has arrived. Return how much was done."""
     nics = np.array([station.nic.control_address for station in stations], np.int64)
-    return _turn(nics, len(nics), turns)
+    return _turn(int(nics.ctypes.data), len(nics), turns)
 
 
 @contextlib.contextmanager

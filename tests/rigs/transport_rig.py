@@ -19,7 +19,7 @@ import pytest
 from gpunetio import verbs
 from gpunetio.fabric import frames
 from gpunetio.fabric.inprocess import InProcessWire
-from gpunetio.nic import step
+from gpunetio.nic.commands import EngineCommand
 from gpunetio.nic.control.port import PortConfig
 from gpunetio.nic.state.wire import WIRE
 from gpunetio.verbs import QpEndpoint
@@ -228,7 +228,7 @@ class Lab:
         head, tail = self._pipes[0][0:1], self._pipes[0][8:9]
         until(lambda: tail[0] == head[0], "the NIC to take its packets")
         for _ in range(4):
-            self.nic.engine.post(step.WRITE_ROW, self.nic.control_address)  # of no bytes
+            self.nic.engine.post(EngineCommand.WRITE_ROW, self.nic.control_address)  # of no bytes
 
     def send_raw(self, *packets: bytes) -> None:
         """Put packets on the wire, so that the NIC sees them all at once."""

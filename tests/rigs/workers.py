@@ -1,6 +1,7 @@
-"""How many processes run the tests (`pytest -n auto`), and where: each in a network namespace of its own.
+"""How many processes run the tests, and where: each in a network namespace of its own.
 
-Software NICs of one namespace see each other, and some tests use fixed ports.
+Software NICs of one namespace see each other, and some tests use fixed ports. With `pytest -n auto` there are more
+processes than cores, as many tests wait: for deadlines, and for peers. `-n logical` is for tests that start processes.
 """
 
 import os
@@ -31,6 +32,9 @@ def python() -> str | None:
     return shlex.join(command)
 
 
-def count() -> int:
-    """One for each core. Where they would share a namespace there are none: the tests run in pytest itself."""
-    return min(len(os.sched_getaffinity(0)), MOST) if python() else 0
+PER_CORE = {"auto": 2, "logical": 1}
+
+
+def count(asked: str) -> int:
+    """So many for each core. Where they would share a namespace there are none: the tests run in pytest itself."""
+    return min(PER_CORE[asked] * len(os.sched_getaffinity(0)), MOST) if python() else 0

@@ -464,6 +464,7 @@ PYVERBS_SUITE = """
 """
 
 
+@pytest.mark.slow
 def test_a_program_of_pyverbs(suite, tmp_path):
     """`gpunetio run` gives it software NICs, and the plugin gives these the test's faults and captures."""
     skip_without_run()

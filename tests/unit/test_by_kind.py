@@ -9,6 +9,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from compiled import reached
 from gpunetio.jit.by_kind import by_kind
 from gpunetio.jit.compile import engine_function
 
@@ -42,9 +43,24 @@ def test_the_function_of_the_kind_is_called(kind: int, size: int, factor: int):
     assert made(kind, size, factor) == EXPECTED.get(kind, lambda *_: 0)(size, factor)
 
 
+@engine_function
+def _through(kind, size, factor):
+    return measure(kind, size, factor) + 1
+
+
+@given(kind=st.integers(-2, 12), size=st.integers(-1000, 1000), factor=st.integers(-1000, 1000))
+def test_compiled_code_calls_it(kind: int, size: int, factor: int):
+    """By a switch, with direct calls."""
+    assert _through(kind, size, factor) == EXPECTED.get(kind, lambda *_: 0)(size, factor) + 1
+
+
 def test_it_is_what_was_decorated():
-    """By this name, other processes find it in the cache."""
     made: Any = measure
-    assert made.py_func.__qualname__ == "measure"
-    assert made.py_func.__module__ == __name__
-    assert made.py_func.__doc__ == "Return the measure of a shape."
+    assert made.__qualname__ == "measure"
+    assert made.__module__ == __name__
+    assert made.__doc__ == "Return the measure of a shape."
+
+
+def test_what_its_functions_do_decides_about_its_callers():
+    found = reached(_through)
+    assert {_through, _line, _square} <= set(found)

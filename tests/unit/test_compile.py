@@ -1,28 +1,46 @@
 """Compiled code is cached across processes, and never stale."""
 
-import ast
-import contextlib
 import errno
-import importlib.util
+import importlib
 import json
 import logging
 import os
-import pickle
 import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import Any
 
-import numba
 import pytest
 
+from compiled import PLAIN, fresh, reached, unit_of, watched
 from gpunetio import device
-from gpunetio.jit import cache, progress, units
-from gpunetio.jit.compile import engine_function
-from gpunetio.kept import write_kept
+from gpunetio.jit import cache, progress
+from gpunetio.jit.compile import DeviceFunction, engine_function
+from gpunetio.jit.values import CompileError
+from gpunetio.kept import read_kept, write_kept
 from gpunetio.nic import engine, step
 from nic_rig import until
+from repository import environment
+
+SAY = """
+import json
+from gpunetio.jit import roots
+print(json.dumps([said, roots.compiled]))
+"""
+
+
+def run(folder: Path, program: str, **variables: str) -> list:
+    """What a process says that has a cache of its own for all programs of the folder, and what it has compiled.
+
+    It leaves no bytecode: Python would take that for the source's if an edit follows within a second.
+    """
+    ran = subprocess.run(
+        [sys.executable, "-B", "-c", program + SAY], capture_output=True, text=True, timeout=100, check=False,
+        cwd=folder, env=environment(GPUNETIO_CACHE_DIR=str(folder / "cache"), **variables),
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    return json.loads(ran.stdout)
+
 
 HELPER = """
 from gpunetio.device import device_function
@@ -32,292 +50,311 @@ def answer(x):
     return x + {addend}
 """
 MAIN = """
-import json
-import sys
-sys.path.insert(0, {folder!r})
 from gpunetio import Gpu, MemType, device, kernel
 from helper import answer
 
 @kernel
 def ask(out):
     device.st64(out, answer(40) * device.block_dim())
+"""
+ASK = """
+from gpunetio import Gpu, MemType
+from main import ask
 
 with Gpu("host") as gpu, gpu.alloc(8, MemType.CPU_GPU) as out:
     assert ask[1, 1, gpu](out).wait(60)
-    stats = ask.code["cpu"].body.stats
-    print(json.dumps([int(out.array.view("i8")[0]), sum(stats.cache_hits.values()), sum(stats.cache_misses.values())]))
+    said = int(out.array.view("i8")[0])
 """
-
-
-def run(folder: Path) -> list[int]:
-    ran = subprocess.run(
-        [sys.executable, folder / "main.py"], capture_output=True, text=True, timeout=100, check=False
-    )
-    assert ran.returncode == 0, ran.stderr
-    return json.loads(ran.stdout)
 
 
 @pytest.mark.slow
 def test_editing_a_callee_in_another_file_recompiles_its_callers(tmp_path):
-    (tmp_path / "main.py").write_text(MAIN.format(folder=str(tmp_path)))
+    (tmp_path / "main.py").write_text(MAIN)
     (tmp_path / "helper.py").write_text(HELPER.format(addend=2))
-    assert run(tmp_path) == [42, 0, 1]
-    assert run(tmp_path) == [42, 1, 0]
+    said, compiled = run(tmp_path, ASK)
+    assert (said, compiled[0]) == (42, "ask")  # besides, what handles signals
+    assert run(tmp_path, ASK) == [42, []]
     (tmp_path / "helper.py").write_text(HELPER.format(addend=3))
-    assert run(tmp_path) == [43, 0, 1]
+    assert run(tmp_path, ASK) == [43, ["ask"]]
 
 
-def test_a_function_without_a_file_is_compiled_and_not_cached():
-    from gpunetio.device import device_function
+ROOTS = """
+from gpunetio.jit.compile import device_function, engine_function
 
+NUMBER = 4
+
+@device_function
+def below(x):
+    \"\"\"Return it.\"\"\"
+    return x + 1
+
+@engine_function
+def through(x):
+    return below(x)
+
+@engine_function
+def first(x):
+    return through(x) * 2
+
+def beside(x):
+    return x * NUMBER
+
+@engine_function
+def second(x):
+    return beside(x)
+
+@engine_function
+def nobodys(x):
+    return x - 1
+
+TABLE = (first, second)
+"""
+CALL = "import edited\nsaid = [edited.first(1), edited.second(1)]\n"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("old", "new", "said", "compiled"),
+    [
+        ("x + 1", "x + 2", [6, 4], ["first"]),  # two calls below
+        ("* 2", "* 3", [6, 4], ["first"]),
+        ("x * NUMBER", "x + NUMBER", [4, 5], ["second"]),  # of a plain function
+        ("NUMBER = 4", "NUMBER = 5", [4, 5], ["second"]),
+        ("x - 1", "x - 2", [4, 4], []),  # of a function that no root reaches
+        ("\nNUMBER", "# A comment.\n\n\nNUMBER", [4, 4], ["first", "second"]),  # errors show their lines
+        ("Return it.", "Return the next number.", [4, 4], []),
+        ("x + 1\n", "x + 1  # and no more\n", [4, 4], []),
+        ("def beside(x):", "def beside(x, y=0):", [4, 4], ["second"]),
+    ],
+)  # fmt: skip
+def test_an_edit_compiles_what_reaches_it(tmp_path, old, new, said, compiled):
+    """And nothing else."""
+    source = tmp_path / "edited.py"
+    source.write_text(ROOTS)
+    assert run(tmp_path, CALL) == [[4, 4], ["first", "second"]]
+    assert old in ROOTS
+    source.write_text(ROOTS.replace(old, new))
+    assert run(tmp_path, CALL) == [said, compiled]
+    source.write_text(ROOTS)
+    assert run(tmp_path, CALL) == [[4, 4], []]  # of each source, the code is kept
+
+
+RAISES = """
+from gpunetio.device import device_function
+
+@device_function
+def refuse(x):
+    if x > 3:
+        raise ValueError("too big")
+    return x
+"""
+REFUSED = """
+import moved
+try:
+    moved.refuse(4)
+except ValueError as error:
+    said = error.__notes__
+"""
+
+
+def test_an_error_has_the_place_of_this_program(tmp_path):
+    """Also where the same function was compiled before for another file, or in another line."""
+    for folder, above, line in (("one", "", 7), ("two", "", 7), ("two", "# A comment.\n", 8)):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        file = tmp_path / folder / "moved.py"
+        file.write_text(above + RAISES)
+        said = run(tmp_path, f"import sys\nsys.path.insert(0, {str(file.parent)!r}){REFUSED}")[0]
+        assert said == [f"raised by compiled code: refuse, {file}:{line}"]
+
+
+OURS = """
+import os
+from gpunetio.device import device_function
+
+NUMBER = int(os.environ["NUMBER"])
+
+@device_function
+def plus(x):
+    return x + NUMBER
+"""
+AS_OURS = """
+from pathlib import Path
+from gpunetio.jit import frozen
+
+frozen.compiler_stamp()
+frozen.PACKAGE = Path.cwd()
+import ours
+
+assert frozen.is_ours(ours.__file__)
+said = ours.plus(1)
+"""
+
+
+@pytest.mark.slow
+def test_a_global_of_the_packages_own_that_the_environment_decides(tmp_path):
+    """Of these modules, nobody looks whether their globals change, but another process may have others."""
+    (tmp_path / "ours.py").write_text(OURS)
+    for number, compiled in ((5, ["plus"]), (7, ["plus"]), (5, [])):
+        assert run(tmp_path, AS_OURS, NUMBER=str(number)) == [1 + number, compiled]
+
+
+def test_a_function_without_a_file_cannot_be_compiled():
     scope: dict = {}
     exec("def double(x):\n    return 2 * x\n", scope)
-    assert device_function(scope["double"])(21) == 42
+    with pytest.raises(CompileError, match=r"double\(\) has no source: the compiler reads the file in which"):
+        device.device_function(scope["double"])(21)
 
 
-def test_constants_do_not_multiply_stampings():
-    from gpunetio.device import device_function
+@device.device_function
+def add(x, y):
+    return x + y
 
-    @device_function
-    def add(x, y):
-        return x + y
 
-    @device_function
-    def use(x):
-        return add(x, 1) + add(x, 2) + add(3, x)
+@device.device_function
+def use(x):
+    return add(x, 1) + add(x, 2) + add(3, x)
 
+
+def test_constants_do_not_multiply_what_is_compiled():
     assert use(10) == 11 + 12 + 13
-    assert len(add.units.parts) == 1
+    assert reached(use).count(add) == 1
+    assert unit_of(use).text().count("define ") == unit_of(add).text().count("define ") + 1
 
 
-@pytest.mark.parametrize("module", ["nic.engine", "nic.step", "device.onesided", "bench.kernels.onesided"])
-def test_the_stamp_covers_the_files_of_all_callees(module):
-    """Followed from function to function, which is not how the stamp finds them."""
-    import importlib
-    import inspect
-
-    from numba.core.dispatcher import Dispatcher
-
-    from gpunetio.jit.stamps import sources_of
+@pytest.mark.parametrize("module", ["nic.host.engine", "nic.turn.step", "device.onesided", "bench.kernels.onesided"])
+def test_the_search_finds_all_that_is_compiled(module, monkeypatch):
+    """What is found from function to function, by names, and what the compiler has in its unit."""
+    from gpunetio.jit import frozen
 
     home = importlib.import_module(f"gpunetio.{module}")
-    covered = set(sources_of(Path(home.__file__)))
-    todo = [value.py_func for value in vars(home).values() if isinstance(value, Dispatcher)]
-    seen, files = set(), set()
-    while todo:
-        function = todo.pop()
-        if function in seen:
-            continue
-        seen.add(function)
-        files.add(Path(inspect.getfile(function)))
-        named = [function.__globals__.get(name) for name in function.__code__.co_names]
-        todo += [callee.py_func for callee in named if isinstance(callee, Dispatcher)]
-    assert len(files) > 1
-    assert files <= covered
+    compiled = [value for value in vars(home).values() if isinstance(value, DeviceFunction)]
+    assert compiled
+    searched: set[str] = set()
+    take = frozen._Search._take
 
+    def watch(self, function):
+        searched.add(f"{function.__module__}.{function.__qualname__}")
+        return take(self, function)
 
-def test_imports_are_those_that_the_parser_finds():
-    from gpunetio.jit import stamps as stamping
-
-    paths = sorted(Path(stamping.__file__).parents[1].rglob("*.py"))
-    assert len(paths) > 200
-    for path in paths:
-        named = set()
-        for node in ast.walk(ast.parse(path.read_bytes())):
-            if isinstance(node, ast.ImportFrom) and node.level:
-                base = path.parents[node.level - 1].joinpath(*(node.module or "").split("."))
-                named |= {base.with_suffix(".py"), base / "__init__.py", *(base / f"{a.name}.py" for a in node.names)}
-        assert {*map(Path, stamping._read(str(path))[1])} == {name for name in named if name.is_file()}, path
-
-
-def test_the_stamp_changes_with_an_imported_file_and_only_then(monkeypatch, tmp_path):
-    import shutil
-
-    from gpunetio.jit import stamps as stamping
-
-    copy = tmp_path / "gpunetio"
-    shutil.copytree(Path(stamping.__file__).parents[1], copy, ignore=shutil.ignore_patterns("__pycache__"))
-
-    def stamps():
-        stamping._read.cache_clear()
-        stamping._sources_of.cache_clear()
-        return [stamping.stamp_of.__wrapped__(str(copy / part)) for part in ("nic/engine.py", "device/onesided.py")]
-
-    engine, onesided = stamps()
-    changed = copy / "device" / "cq.py"
-    changed.write_text(changed.read_text() + "\n")
-    assert stamps()[0] == engine
-    assert stamps()[1] != onesided
-    changed = copy / "formats" / "wqe.py"
-    changed.write_text(changed.read_text() + "\n")
-    assert stamps()[0] != engine
+    monkeypatch.setattr(frozen._Search, "_take", watch)
+    for function in compiled:
+        searched.clear()
+        frozen.Frozen(function.py_func)
+        assert {f"{one.py_func.__module__}.{one.py_func.__qualname__}" for one in reached(function)} <= searched
 
 
 # --- a cache that is not as it should be -----------------------------------------------------------------------------
 
-PLAIN = """
-from gpunetio.device import device_function
-
-@device_function
-def double(x):
-    return x + x
-"""
-
 
 @pytest.fixture
-def told(caplog, monkeypatch):
-    """What the log says of the cache, once for each message. The cache is beside the source."""
-    monkeypatch.setattr("numba.core.config.CACHE_DIR", "")
+def told(tmp_path, caplog, monkeypatch):
+    """What the log says of the cache, once for each message. The cache is a folder of this test."""
+    monkeypatch.setenv("GPUNETIO_CACHE_DIR", str(tmp_path / "cache"))
     cache._tell.cache_clear()
     return lambda: [record.getMessage() for record in caplog.records if record.name == "gpunetio.compile"]
 
 
-def fresh(folder: Path) -> Any:
-    """`double` of a module in the folder, as a new process has it."""
-    file = folder / "plain.py"
-    file.write_text(PLAIN)
-    spec = importlib.util.spec_from_file_location("plain", file)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.double
+def compiles(folder: Path, name: str = "double") -> bool:
+    """Whether a function of the folder's module has to be compiled in a new process."""
+    with watched() as done:
+        assert fresh(folder, name)(4) == (8 if name == "double" else 16)
+    assert len(done.compiled) + done.loaded == 1
+    return bool(done.compiled)
 
 
-def files(folder: Path) -> list[Path]:
-    return sorted((folder / "__pycache__").glob("plain.double*.nb[ic]"))
+def kept(folder: Path, name: str = "double") -> Path:
+    """The file of a function in the cache."""
+    (file,) = (folder / "cache").glob(f"{name}-*")
+    return file
 
 
 def test_what_is_cached_is_loaded(tmp_path, told):
-    assert fresh(tmp_path)(4) == 8
-    again = fresh(tmp_path)
-    assert again(4) == 8
-    assert sum(again.stats.cache_hits.values()) == 1
+    assert compiles(tmp_path)
+    assert not compiles(tmp_path)
+    assert kept(tmp_path).suffix == ".o"
     assert told() == []
 
 
-@pytest.mark.parametrize("ending", [".nbi", ".nbc"])
-@pytest.mark.parametrize("left", [0, 1, 20, -1])
-def test_half_a_file_is_ignored(tmp_path, told, ending, left):
+@pytest.mark.parametrize(
+    ("variables", "folder"),
+    [
+        ({"GPUNETIO_CACHE_DIR": "/given", "XDG_CACHE_HOME": "/xdg"}, "/given"),
+        ({"GPUNETIO_CACHE_DIR": "", "XDG_CACHE_HOME": "/xdg"}, "/xdg/gpunetio/code"),
+        ({"GPUNETIO_CACHE_DIR": "", "XDG_CACHE_HOME": "relative"}, "/home/me/.cache/gpunetio/code"),
+        ({"GPUNETIO_CACHE_DIR": "", "XDG_CACHE_HOME": ""}, "/home/me/.cache/gpunetio/code"),
+    ],
+)  # fmt: skip
+def test_the_folder(monkeypatch, variables, folder):
+    for name, value in {"HOME": "/home/me", **variables}.items():
+        monkeypatch.setenv(name, value)
+    assert cache.folder() == Path(folder)
+
+
+@pytest.mark.parametrize("left", [0, 1, 20, 300, -1])
+def test_half_a_file_is_ignored(tmp_path, told, left):
     """It is compiled anew, which is said once, and then the cache is as it should be."""
-    fresh(tmp_path)(4)
-    (cut,) = (file for file in files(tmp_path) if file.suffix == ending)
+    compiles(tmp_path)
+    cut = kept(tmp_path)
     cut.write_bytes(cut.read_bytes()[:left])
-    for hits in (0, 1):
-        double = fresh(tmp_path)
-        assert double(4) == 8
-        assert sum(double.stats.cache_hits.values()) == hits
+    assert compiles(tmp_path)
+    assert not compiles(tmp_path)
     (message,) = told()
-    assert f"compiled code in {tmp_path}/__pycache__ cannot be read (" in message
+    assert f"compiled code in {tmp_path}/cache cannot be read (" in message
 
 
-@pytest.mark.parametrize("ending", [".nbi", ".nbc"])
 @pytest.mark.parametrize("share", [0.0, 0.2, 0.5, 0.8])
-def test_bytes_that_are_wrong_are_ignored(tmp_path, told, ending, share):
+def test_bytes_that_are_wrong_are_ignored(tmp_path, told, share):
     """In the middle of machine code they would end the process."""
-    fresh(tmp_path)(4)
-    (damaged,) = (file for file in files(tmp_path) if file.suffix == ending)
+    compiles(tmp_path)
+    damaged = kept(tmp_path)
     contents = damaged.read_bytes()
     at = int(share * len(contents))
     damaged.write_bytes(contents[:at] + bytes(byte ^ 0xFF for byte in contents[at : at + 8]) + contents[at + 8 :])
-    for hits in (0, 1):
-        double = fresh(tmp_path)
-        assert double(4) == 8
-        assert sum(double.stats.cache_hits.values()) == hits
+    assert compiles(tmp_path)
+    assert not compiles(tmp_path)
     (message,) = told()
     assert "cannot be read (it is damaged: its checksum is wrong): it is compiled again and replaced" in message
 
 
-def test_code_of_an_older_source_is_never_loaded(tmp_path, monkeypatch):
-    """Another process may look, or this one may be killed, between any two files that are written."""
-
-    def kept(stamp):
-        return cache._File(tmp_path, "plain.double", stamp, str(tmp_path / "plain.py"))
-
-    kept("old").save("key", "old code")
-    newer, seen = kept("new"), []
-    write = newer._open_for_write
-
-    @contextlib.contextmanager
-    def written(path):
-        with write(path) as file:
-            yield file
-        seen.append(kept("new").load("key"))
-
-    monkeypatch.setattr(newer, "_open_for_write", written)
-    for code in ("new code", "newer code"):
-        newer.save("key", code)
-    assert seen == [None, "new code", "new code", "newer code"]
-    assert len([*tmp_path.glob("*.nbc")]) == 1
-
-
-class Planted:
-    """An object whose pickle makes a file."""
-
-    def __init__(self, made: Path):
-        self._made = made
-
-    def __reduce__(self):
-        return Path.touch, (self._made,)
-
-
-def plant(folder: Path, made: Path) -> None:
-    """Replace an index, as somebody would who may write it: checksums are no secret."""
-    (index,) = (file for file in files(folder) if file.suffix == ".nbi")
-    write_kept(index, pickle.dumps(Planted(made)))
+def plant(folder: Path) -> None:
+    """Replace a file by another one's contents, as somebody would who may write it: checksums are no secret."""
+    compiles(folder, "square")
+    write_kept(kept(folder), read_kept(kept(folder, "square")))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to another user")
 @pytest.mark.parametrize("what", ["owner of the folder", "owner of the file", "mode of the folder", "mode of the file"])
-def test_code_of_another_user_is_not_loaded(tmp_path, told, monkeypatch, what):
-    """It is compiled; where the folder is not trusted, it is kept in the user's cache."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    source = tmp_path / "source"
-    source.mkdir()
-    fresh(source)(4)
-    plant(source, tmp_path / "made")
-    folder, (index,) = source / "__pycache__", (file for file in files(source) if file.suffix == ".nbi")
-    path = folder if "folder" in what else index
+def test_code_of_another_user_is_not_loaded(tmp_path, told, what):
+    """It is compiled. A file is replaced; in a folder that is not trusted, nothing is kept."""
+    compiles(tmp_path)
+    plant(tmp_path)
+    path = tmp_path / "cache" if "folder" in what else kept(tmp_path)
     os.chown(path, 65534, 65534) if "owner" in what else path.chmod(0o777)
-    assert fresh(source)(4) == 8
-    assert not (tmp_path / "made").exists()
+    assert compiles(tmp_path)
     assert told()
     assert all("belongs to nobody" in said or "can be written by others (mode 777)" in said for said in told())
-    again = fresh(source)
-    assert again(4) == 8
-    assert sum(again.stats.cache_hits.values()) == 1
+    assert compiles(tmp_path) is ("folder" in what)
+    assert len(told()) == (2 if "folder" in what else 1)
 
 
-def test_what_the_planted_index_does(tmp_path, told):
+def test_what_the_planted_file_does(tmp_path, told):
     """Where it is trusted, it does what it says, or the test before would show nothing."""
-    fresh(tmp_path)(4)
-    plant(tmp_path, tmp_path / "made")
-    fresh(tmp_path)(4)
-    assert (tmp_path / "made").exists()
-
-
-def test_code_beside_a_source_of_another_user(tmp_path, told):
-    """Who runs a program trusts its owner anyway, as root does with a checkout that a container shares."""
-    if os.geteuid() != 0:
-        pytest.skip("only root can give files to another user")
-    fresh(tmp_path)(4)
-    for path in (tmp_path, tmp_path / "__pycache__", *files(tmp_path)):
-        os.chown(path, 65534, 65534)
-    again = fresh(tmp_path)
-    assert again(4) == 8
-    assert sum(again.stats.cache_hits.values()) == 1
-    assert told() == []
+    compiles(tmp_path)
+    plant(tmp_path)
+    with watched():
+        assert fresh(tmp_path)(5) == 25
 
 
 TOGETHER = """
 import sys
 
 import plain
+from gpunetio.jit import roots
 
 print("ready", flush=True)
 sys.stdin.readline()
 plain.double(4)
-print(sum(plain.double.stats.cache_misses.values()))
+print(roots.stats["compiled"])
 """
 
 
@@ -326,7 +363,7 @@ def test_processes_that_start_together_compile_once(tmp_path):
     children = [
         subprocess.Popen(
             [sys.executable, "-c", TOGETHER], cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-            env=os.environ | {"NUMBA_CACHE_DIR": ""},
+            env=environment(GPUNETIO_CACHE_DIR=str(tmp_path / "cache")),
         ) for _ in range(3)
     ]  # fmt: skip
     for child in children:
@@ -337,42 +374,53 @@ def test_processes_that_start_together_compile_once(tmp_path):
         child.stdin.write("\n")
         child.stdin.flush()
     assert sorted(int(child.communicate(timeout=100)[0]) for child in children) == [0, 0, 1]
-    assert [file.suffix for file in sorted((tmp_path / "__pycache__").glob(".*"))] == []  # the lock
+    assert list((tmp_path / "cache").iterdir()) == [kept(tmp_path)]  # without the lock
 
 
 def test_a_full_disk_keeps_nothing(tmp_path, told, monkeypatch):
-    """Nor may an index name a file that was not written: an older one in its place would be run."""
-
     def full(*args):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("numba.core.caching.IndexDataCacheFile._save_data", full)
+    monkeypatch.setattr(cache, "write_kept", full)
     for _ in range(2):
-        assert fresh(tmp_path)(4) == 8
-    assert files(tmp_path) == []
+        assert compiles(tmp_path)
+    assert list((tmp_path / "cache").iterdir()) == []
     (message,) = told()
-    assert f"compiled code cannot be saved in {tmp_path}/__pycache__ (No space left on device): every" in message
-    assert message.endswith("free space there, or set NUMBA_CACHE_DIR to a folder that you can write to")
+    assert f"compiled code cannot be kept in {tmp_path}/cache (No space left on device): every process" in message
+    assert message.endswith("free space there, or set GPUNETIO_CACHE_DIR to a folder of yours that only you may write")
 
 
-def test_no_folder_to_keep_code_in(tmp_path, told, monkeypatch):
-    monkeypatch.setattr("numba.core.caching.CacheImpl._locator_classes", [])
+def test_a_folder_that_cannot_be_made(tmp_path, told, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("GPUNETIO_CACHE_DIR", str(tmp_path / "file" / "cache"))
     for _ in range(2):
-        assert fresh(tmp_path)(4) == 8
+        assert compiles(tmp_path)
     (message,) = told()
-    assert f"compiled code of {tmp_path} cannot be saved: neither a folder there nor the user's cache can be" in message
+    assert message.startswith("compiled code cannot be kept (Not a directory): every process compiles again")
+
+
+def test_a_user_without_a_home(tmp_path, told, monkeypatch):
+    def homeless():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("GPUNETIO_CACHE_DIR")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", homeless)
+    for _ in range(2):
+        assert compiles(tmp_path)
+    (message,) = told()
+    assert "compiled code cannot be kept (this user has no home folder): every process compiles again" in message
 
 
 def test_descriptors_that_run_out_are_not_the_caches_fault(tmp_path, told, monkeypatch):
-    """Compiling instead, for minutes, would hide the reason."""
+    """Compiling instead would hide the reason."""
 
-    def none_left(*args):
+    def none_left(*args, **named):
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
-    double = fresh(tmp_path)
-    monkeypatch.setattr("numba.core.caching.IndexDataCacheFile._load_index", none_left)
+    monkeypatch.setattr(cache, "read_kept", none_left)
     with pytest.raises(OSError, match="Too many open files"):
-        double(4)
+        compiles(tmp_path)
     assert told() == []
 
 
@@ -387,155 +435,81 @@ def impatient(monkeypatch):
 
 
 @pytest.mark.parametrize("quiet", ["", "1"])
-def test_compiling_is_told(tmp_path, impatient, monkeypatch, capfd, caplog, quiet):
-    """On stderr unless that is not wanted, and in the log at INFO."""
+def test_compiling_is_told(impatient, monkeypatch, capfd, caplog, quiet):
+    """On stderr unless that is not wanted, and in the log at INFO; again until it is over, and no more."""
     monkeypatch.setenv("GPUNETIO_QUIET", quiet)
-    double = fresh(tmp_path)
     caplog.set_level(logging.INFO, "gpunetio.compile")
-    over = threading.Event()
-    thread = threading.Thread(target=progress._tell, args=(double, over))
-    thread.start()
-    until(lambda: len(caplog.records) >= 2, "two messages")
-    over.set()
-    thread.join()
-    line = "compiling double, 0 of 1 functions; once for this machine"
+    with progress.told(add):
+        until(lambda: len(caplog.records) >= 2, "two messages")
+    line = "compiling add; once for this machine"
     assert {record.getMessage() for record in caplog.records} == {line}
     err = capfd.readouterr().err
     assert ("gpunetio: " + line in err.splitlines()) is (not quiet)
+    until(lambda: "gpunetio compiling" not in {thread.name for thread in threading.enumerate()}, "its end")
 
 
-def test_the_outermost_stamping_is_told(tmp_path, impatient, monkeypatch):
-    """Once for a function and all that it calls; functions of others are none of our business."""
+def test_a_root_is_told_with_its_name(tmp_path, told, monkeypatch):
+    """Once for a function and all that it calls."""
     begun = []
-    monkeypatch.setattr(progress, "_tell", lambda root, over: begun.append((root.py_func.__name__, over)))
+    monkeypatch.setattr(progress, "_tell", lambda line, over: begun.append((line, over)))
     double = fresh(tmp_path)
 
     @engine_function
     def caller(x):
         return double(x) + 1
 
-    @numba.njit
-    def foreign(x):
-        return x - 1
-
     assert caller(4) == 9
-    assert foreign(4) == 3
-    ((name, over),) = begun
-    assert name == "caller"
+    ((line, over),) = begun
+    assert line == "compiling caller; once for this machine"
     assert over.is_set()
+
+
+def test_the_nic_is_told_by_name():
+    assert progress._name(engine.run) == "the NIC"
 
 
 def through_a_module(qp):
     device.wait(qp, device.put(qp, 0, 0, 0, 0, 8))
 
 
-def test_parts_of_a_kernel():
+def test_what_a_root_contains():
     """What it names by itself, and what it names as attributes of a module."""
-    parts = list(progress.parts_of(engine_function(through_a_module)))
-    assert {device.wait, device.put} <= set(parts)
+    assert {device.wait, device.put} <= set(reached(engine_function(through_a_module)))
 
 
-def test_parts_of_the_nic():
-    """What the total is counted from: each function that the engine calls, once."""
-    parts = list(progress.parts_of(engine.run))
-    assert parts[0] is engine.run
-    assert step.step in parts
+def test_what_the_nic_contains():
+    """Each function that the engine calls, once for the types of its arguments, which are integers."""
+    parts = reached(engine.run)
+    assert {engine.run, step.step} <= set(parts)
     assert len(set(parts)) == len(parts) > 200
 
 
-
-def test_what_one_caller_does_not_need_another_may():
-    """A linker that leaves out what nobody has asked for yet would leave the later call without a target."""
-
-    @engine_function
-    def asked(x):
-        return x + 1
-
-    @engine_function
-    def asks_in_vain(x):
-        return asked(x) if x != x else 0  # LLVM removes the call
-
-    @engine_function
-    def asks(x):
-        return asked(x)
-
-    @engine_function
-    def asks_through_another(x):
-        return asks(x)
-
-    @engine_function
-    def root(x):
-        return asks_through_another(x) + asks_in_vain(x)
-
-    assert root(41) == 42
-
-
-def test_a_function_is_lowered_once_for_all_roots(monkeypatch):
-    lowered = []
-    compile_core = units.UnitCompiler._compile_core
-
-    def watched(self, args, return_type, part=False):
-        lowered.append(self.py_func.__name__)
-        return compile_core(self, args, return_type, part)
-
-    monkeypatch.setattr(units.UnitCompiler, "_compile_core", watched)
-
-    @engine_function
-    def shared(x):
-        return x + 1
-
-    @engine_function
-    def first(x):
-        return shared(x)
-
-    @engine_function
-    def second(x):
-        return shared(x) + 1
-
-    assert (first(41), second(41)) == (42, 43)
-    assert sorted(lowered) == ["first", "second", "shared"]
-
-
-def test_parts_of_different_processes_fit(tmp_path):
-    """A caller from the cache calls a callee that another process has compiled, after other functions."""
+def test_roots_of_different_processes_fit(tmp_path):
+    """Each contains all that it calls, whatever is in the cache besides."""
     (tmp_path / "shared.py").write_text(
         "from gpunetio.device import device_function\n\n"
         "@device_function\ndef other(x):\n    return x + 2\n\n"
-        "@device_function\ndef another(x):\n    return x + 3\n\n"
         "@device_function\ndef callee(x):\n    return x + 1\n\n"
         "@device_function\ndef caller(x):\n    return callee(x) * 2\n\n"
         "@device_function\ndef first(x):\n    return caller(x)\n\n"
-        "@device_function\ndef second(x):\n    return other(x) + another(x) + callee(x) + caller(x)\n"
+        "@device_function\ndef second(x):\n    return other(x) + callee(x) + caller(x)\n"
     )
-    environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path / "cache")}
-
-    def run(call: str) -> str:
-        code = f"import shared; print(shared.{call})"
-        done = subprocess.run(
-            [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=100
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout.strip()
-
-    assert run("first(1)") == "4"
-    saved = list((tmp_path / "cache").rglob("shared.callee-*"))
-    assert saved
-    for file in saved:
-        file.unlink()
-    assert run("second(1)") == "13"
+    assert run(tmp_path, "import shared\nsaid = shared.first(1)") == [4, ["first"]]
+    assert run(tmp_path, "import shared\nsaid = [shared.second(1), shared.first(1)]") == [[9, 4], ["second"]]
+    assert run(tmp_path, "import shared\nsaid = [shared.callee(1), shared.first(1)]") == [[2, 4], ["callee"]]
 
 
-def test_a_function_without_a_name_is_no_part_of_the_cache():
-    """Another process could not find it: two of one factory have one name."""
+def test_two_functions_with_one_name(tmp_path, told):
+    """Two of one factory: each has a file of its own, by what it closes over."""
 
-    @engine_function
-    def nameless(x):
-        return x + 1
+    def made(number):
+        @engine_function
+        def nameless(x):
+            return x + number
 
-    @engine_function
-    def root(x):
-        return nameless(x)
+        return nameless
 
-    assert root(41) == 42
-    folder = Path(nameless._cache.cache_path)
-    assert not list(folder.glob("*nameless-*"))
+    with watched() as done:
+        assert [made(1)(41), made(2)(41), made(1)(1)] == [42, 43, 2]
+    assert done.compiled == ["nameless", "nameless"]
+    assert len(list((tmp_path / "cache").glob("nameless-*"))) == 2

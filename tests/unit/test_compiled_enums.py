@@ -3,23 +3,25 @@
 import ast
 import importlib
 from collections.abc import Iterator
-from enum import EnumMeta
+from enum import Enum, EnumMeta
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
-from numba import int64, njit, typeof
-from numba.core.dispatcher import Dispatcher
-from numba.core.registry import cpu_target
 
 import gpunetio
+from compiled import reached
 from gpunetio import device
 from gpunetio.device import device_function, kernel
 from gpunetio.enums import Access
 from gpunetio.formats.commands import QpState
 from gpunetio.formats.wqe import CtrlFlags
+from gpunetio.jit.compile import DeviceFunction
+from gpunetio.jit.cubin import ptx_of
+from gpunetio.jit.kinds import INT
 from gpunetio.jit.ops import st64
+from gpunetio.jit.values import CompileError, kind_of, of_python
 from gpunetio.nic.observe.reasons import Reason
 from gpunetio.nic.state.qp import QP_ROW
 from pair import run_on
@@ -50,17 +52,36 @@ def test_members_are_integers(gpu):
 
 
 def test_members_add_no_specialisations():
-    njit(members.py_func).compile((int64, int64))  # not from a cache, which would not ask for `twice`
-    assert list(twice.units.parts) == [(int64,)]
+    """Three calls, with a member of each kind and an offset, are of one function for integers."""
+    assert reached(members.code["cpu"].body).count(twice) == 1
 
 
 def test_members_are_constants_on_a_gpu():
-    pytest.importorskip("numba_cuda", reason="needs numba-cuda (extra 'cuda')")
-    from cuda_kernels import ptx_of
-
-    ptx = ptx_of(members.py_func, 2)
+    ptx, _ = ptx_of(members, (INT, INT), (9, 0))
     assert f", {EXPECTED[2]};" in ptx
     assert f", {EXPECTED[1]};" in ptx
+
+
+class Colour(Enum):
+    RED = "red"
+    GREEN = 3
+
+
+@device_function
+def mixed(x):
+    return x + Colour.GREEN
+
+
+@device_function
+def wrong(x):
+    return x + Colour.RED
+
+
+def test_members_that_are_no_integers():
+    """Of an Enum, those whose value is an integer are; in arithmetic, others are refused."""
+    assert mixed(1) == 4
+    with pytest.raises(CompileError, match=r"Colour\.RED"):
+        wrong(1)
 
 
 def modules() -> Iterator[tuple[Path, ModuleType]]:
@@ -71,20 +92,18 @@ def modules() -> Iterator[tuple[Path, ModuleType]]:
             yield path, importlib.import_module(name)
 
 
-def test_all_enumerations_in_compiled_code_are_registered():
+def test_all_enumerations_in_compiled_code_have_integers():
     """In whichever module they are declared."""
     found = set()
     for _, module in modules():
         for value in vars(module).values():
-            if isinstance(value, Dispatcher):
+            if isinstance(value, DeviceFunction):
                 named = [value.py_func.__globals__.get(name) for name in value.py_func.__code__.co_names]
                 found |= {enumeration for enumeration in named if isinstance(enumeration, EnumMeta)}
     assert len(found) > 10
-    types: Any = cpu_target.typing_context
-    types.refresh()
     for enumeration in found:
-        for member in enumeration.__members__:
-            assert types.resolve_getattr(typeof(enumeration), member) == int64, (enumeration, member)
+        for member in enumeration:
+            assert kind_of(of_python(member)) is INT, member
 
 
 def copies(tree: ast.Module, module: ModuleType) -> Iterator[str]:

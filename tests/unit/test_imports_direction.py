@@ -13,7 +13,7 @@ The layers, from high to low:
     providers
     nic
     fabric
-    device
+    device, foreign                 device functions; the same for other compilers
     jit                             the compiler substrate
     formats
     errors, log, enums, memory, ... modules at the package root that anyone may import, and that import only each other
@@ -48,12 +48,12 @@ LAYERS = (
     ("providers",),
     ("nic",),
     ("fabric",),
-    ("device",),
+    ("device", "foreign"),
     ("jit",),
     ("formats",),
     (
-        "errors", "log", "enums", "types", "memory", "arguments", "closing", "compiler", "dropped", "interrupts",
-        "limits", "service", "trusted", "kept", "once", "_version",
+        "errors", "log", "enums", "types", "memory", "arguments", "closing", "compiler", "dlpack", "dropped",
+        "interrupts", "limits", "service", "trusted", "kept", "once", "_version",
     ),
 )
 RANK = {name: len(LAYERS) - i for i, names in enumerate(LAYERS) for name in names}
@@ -123,7 +123,7 @@ def test_upward_import_is_seen(path: str, source: str, upward: str) -> None:
         ("formats/__init__.py", "from .wqe import Wqe"),
         ("__init__.py", "from .verbs import PD\nfrom .eth import RxQueue"),
         ("cli/__init__.py", "import gpunetio\nfrom gpunetio import PD"),
-        ("jit/ops.py", "import numba\nfrom numba import cuda"),
+        ("jit/ops.py", "import llvmlite\nfrom llvmlite import binding"),
     ],
 )
 def test_downward_import_passes(path: str, source: str) -> None:

@@ -18,26 +18,18 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import example, given
 from hypothesis import strategies as st
-from numba.core.caching import IndexDataCacheFile
-from numba.core.registry import cpu_target
+from llvmlite import binding as llvm
 
-from gpunetio.jit import cache, prebuilt
-from gpunetio.jit.stamps import stamp_of
+from compiled import fresh, watched
+from gpunetio.jit import cache, frozen, prebuilt, processor
 from repository import ROOT, environment
 
-PLAIN = """
-from gpunetio.device import device_function
-
-@device_function
-def double(x):
-    return x + x
-"""
 HERE = prebuilt.here()
 
 
 def described(**changes: Any) -> str:
     """A description of code for this machine, except for the changes."""
-    stamped = replace(HERE, baseline="this machine", engine=stamp_of(str(prebuilt.ENGINE)))
+    stamped = replace(HERE, baseline="this machine", compiler=frozen.compiler_stamp())
     return json.dumps(asdict(replace(stamped, **changes)))
 
 
@@ -50,18 +42,14 @@ def told(caplog, monkeypatch):
 
 @pytest.fixture
 def package(tmp_path, monkeypatch):
-    """A package with a module `plain`, and its compiled code as a wheel has it. The machine's cache is empty."""
-    monkeypatch.setattr("numba.core.config.CACHE_DIR", "")
-    monkeypatch.setattr(prebuilt, "PACKAGE", tmp_path)
+    """Compiled code of `double`, which is below this folder, as a wheel has it. The machine's cache is empty."""
+    monkeypatch.setenv("GPUNETIO_CACHE_DIR", str(tmp_path / "_prebuilt"))
     monkeypatch.setattr(prebuilt, "FOLDER", tmp_path / "_prebuilt")
-    module = tmp_path / "sub" / "plain.py"
-    module.parent.mkdir()
-    module.write_text(PLAIN)
     forget()
-    assert loaded(tmp_path)(4) == 8
-    (module.parent / "__pycache__").rename(tmp_path / "made")
-    (tmp_path / "_prebuilt").mkdir()
-    (tmp_path / "made").rename(tmp_path / "_prebuilt" / "sub")
+    with watched() as done:
+        assert fresh(tmp_path)(4) == 8
+    assert done.compiled == ["double"]
+    monkeypatch.setenv("GPUNETIO_CACHE_DIR", str(tmp_path / "cache"))
     (tmp_path / "_prebuilt" / "target.json").write_text(described())
     forget()
     yield tmp_path
@@ -73,25 +61,15 @@ def forget() -> None:
         asked.cache_clear()
 
 
-def loaded(package: Path) -> Any:
-    """`double`, as a new process has it."""
-    spec = importlib.util.spec_from_file_location("plain", package / "sub" / "plain.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.double
-
-
 def is_from_the_wheel(package: Path) -> bool:
     """Whether `double` is loaded from there. Otherwise it was compiled, and is in the machine's cache."""
     forget()
-    double = loaded(package)
-    assert double(4) == 8
-    hits = sum(double.stats.cache_hits.values())
-    saved = list((package / "sub" / "__pycache__").glob("plain.double*.nbc"))
-    assert bool(saved) is (hits == 0)
-    return hits == 1
+    with watched() as done:
+        assert fresh(package)(4) == 8
+    saved = list((package / "cache").glob("double-*.o"))
+    assert len(done.compiled) == len(saved)
+    assert len(done.compiled) + done.loaded == 1
+    return bool(done.loaded)
 
 
 def test_the_wheels_code_is_used(package, told, caplog):
@@ -106,8 +84,6 @@ def test_the_wheels_code_is_used(package, told, caplog):
     [
         ({"features": HERE.features + ",+avx1024"}, "this processor lacks avx1024", ""),
         ({"triple": "riscv64-linux"}, f"it was compiled for riscv64-linux, and this is {HERE.triple}", ""),
-        ({"versions": HERE.versions | {"Numba": "0.1"}}, f"with Numba 0.1, and this is Numba {HERE.versions['Numba']}",
-         "(to use it: pip install numba==0.1)"),
         ({"versions": HERE.versions | {"Python": "cpython-399"}}, f"this is Python {sys.implementation.cache_tag}", ""),
         ({"versions": HERE.versions | {"llvmlite": "9"}}, "it was compiled with llvmlite 9",
          "(to use it: pip install llvmlite==9)"),
@@ -129,9 +105,9 @@ def test_code_that_does_not_fit_is_not_used(package, told, changes, why_not, cur
 
 def is_not_compiled_again(package: Path) -> bool:
     """Whether `double` is loaded from the machine's cache."""
-    double = loaded(package)
-    assert double(4) == 8
-    return sum(double.stats.cache_hits.values()) == 1
+    with watched() as done:
+        assert fresh(package)(4) == 8
+    return done.loaded == 1
 
 
 FEATURES = st.sets(st.sampled_from(["avx", "avx2", "bmi", "fma", "sse4.2"]))
@@ -147,13 +123,22 @@ def test_no_code_for_features_that_the_processor_lacks(needed, has, has_not):
     assert (code.why_not(host) == "") is (needed <= has - has_not)
 
 
-def test_sources_that_were_edited(package, told):
-    """Their code is compiled; the other is still the wheel's."""
-    module = package / "sub" / "plain.py"
-    module.write_text(PLAIN + "\n# edited\n")
+def test_a_function_that_was_edited(package, told):
+    """Its code is compiled, and nothing is said: what is not in the wheel is no fault of it."""
+    module = package / "plain.py"
+    module.write_text(module.read_text().replace("x + x", "x * 2"))
     assert not is_from_the_wheel(package)
+    module.write_text(module.read_text().replace("x * 2", "x + x  # edited"))
+    for file in (package / "cache").iterdir():
+        file.unlink()
+    assert is_from_the_wheel(package)
     assert told() == []
-    (package / "_prebuilt" / "target.json").write_text(described(engine="another stamp"))
+
+
+def test_a_compiler_that_was_edited(package):
+    """Then the names of all files are others."""
+    assert prebuilt.report() == ("this machine", "")
+    (package / "_prebuilt" / "target.json").write_text(described(compiler="another stamp"))
     forget()
     assert prebuilt.report() == ("this machine", "the package was changed after it was installed")
     (package / "_prebuilt" / "target.json").unlink()
@@ -164,14 +149,14 @@ def test_sources_that_were_edited(package, told):
 def test_this_machines_code_comes_first(package):
     """It may use more features than the wheel's."""
     (package / "_prebuilt" / "target.json").rename(package / "aside.json")
+    for file in (package / "_prebuilt").iterdir():
+        file.rename(package / file.name)
     assert not is_from_the_wheel(package)
     (package / "aside.json").rename(package / "_prebuilt" / "target.json")
-    for file in (package / "_prebuilt" / "sub").iterdir():
-        file.write_bytes(b"")
+    for file in package.glob("double-*.o"):
+        (package / "_prebuilt" / file.name).write_bytes(b"")
     forget()
-    double = loaded(package)
-    assert double(4) == 8
-    assert sum(double.stats.cache_hits.values()) == 1
+    assert is_not_compiled_again(package)
 
 
 def test_warm_compiles_for_this_processor(monkeypatch):
@@ -186,23 +171,24 @@ def test_warm_compiles_for_this_processor(monkeypatch):
 def test_it_can_be_ignored(package):
     with prebuilt.ignored():
         assert not is_from_the_wheel(package)
-    for file in (package / "sub" / "__pycache__").iterdir():
+    for file in (package / "cache").iterdir():
         file.unlink()
     assert is_from_the_wheel(package)
 
 
-@pytest.mark.parametrize("ending", [".nbi", ".nbc"])
-def test_a_damaged_wheel(package, told, ending):
-    for file in (package / "_prebuilt" / "sub").glob(f"*{ending}"):
+def test_a_damaged_wheel(package, told):
+    for file in (package / "_prebuilt").glob("*.o"):
         file.write_bytes(file.read_bytes()[:-1])
     assert not is_from_the_wheel(package)
     (message,) = told()
-    assert f"the wheel's compiled code in {package}/_prebuilt/sub cannot be read" in message
+    assert message.startswith(f"compiled code in {package}/_prebuilt cannot be read")
+    assert message.endswith("it is compiled again")
+    assert is_not_compiled_again(package)
 
 
 def test_a_wheel_in_which_others_write(package, told):
     """Its code is not executed."""
-    (package / "_prebuilt" / "sub").chmod(0o777)
+    (package / "_prebuilt").chmod(0o777)
     assert not is_from_the_wheel(package)
     (message,) = told()
     assert "can be written by others (mode 777)" in message
@@ -218,39 +204,40 @@ def test_a_damaged_description(package, told, text):
 
 def test_no_folder_can_be_written_to(package, told, monkeypatch):
     """What the wheel has needs none."""
-    monkeypatch.setattr("numba.core.caching.CacheImpl._locator_classes", [])
+    (package / "file").write_text("")
+    monkeypatch.setenv("GPUNETIO_CACHE_DIR", str(package / "file" / "cache"))
     assert is_from_the_wheel(package)
     assert told() == []
 
 
 def test_descriptors_that_run_out_are_not_the_wheels_fault(package, told, monkeypatch):
-    load_index = IndexDataCacheFile._load_index
+    read_kept = cache.read_kept
 
-    def none_left(self):
-        if "_prebuilt" in str(self._index_path):
+    def none_left(path, **named):
+        if "_prebuilt" in str(path):
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-        return load_index(self)
+        return read_kept(path, **named)
 
-    double = loaded(package)
-    monkeypatch.setattr(IndexDataCacheFile, "_load_index", none_left)
+    monkeypatch.setattr(cache, "read_kept", none_left)
     with pytest.raises(OSError, match="Too many open files"):
-        double(4)
+        is_from_the_wheel(package)
     assert told() == []
 
 
 OTHER_CPU = """
-from numba.core.registry import cpu_target
-from gpunetio.jit import prebuilt
-assert prebuilt.here().magic_tuple() == cpu_target.target_context.codegen().magic_tuple(), prebuilt.here()
-assert prebuilt.here().features == "+sse3"
+from gpunetio.jit import prebuilt, processor
+assert prebuilt.here().key()[1:] == ("generic", "+sse3"), prebuilt.here()
+assert (processor.cpu_name(), processor.cpu_features()) == ("generic", "+sse3")
 """
 
 
 def test_what_this_process_compiles_for():
-    """It is what Numba says, also if the user has chosen a processor: then code for more is not loaded."""
-    compiler: Any = cpu_target.target_context
-    assert compiler.codegen().magic_tuple() == HERE.magic_tuple()
-    chosen = environment(NUMBA_CPU_NAME="generic", NUMBA_CPU_FEATURES="+sse3")
+    """It is this processor, unless the user has chosen another: then code for more is not loaded."""
+    if not {processor.CPU_NAME, processor.CPU_FEATURES} & os.environ.keys():
+        assert prebuilt.Target(**asdict(HERE)).key() == (
+            llvm.get_default_triple(), llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()
+        )
+    chosen = environment(GPUNETIO_CPU_NAME="generic", GPUNETIO_CPU_FEATURES="+sse3")
     done = subprocess.run([sys.executable, "-c", OTHER_CPU], env=chosen, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
 
@@ -333,11 +320,11 @@ def test_nothing_is_compiled_unasked(hatch_build, monkeypatch, asked, version):
 
 OPEN = """
 import gpunetio as gn
-from gpunetio.nic import engine
+from gpunetio.jit import roots
 
 with gn.open("soft0"):
     pass
-print("compiled" if engine.run.stats.cache_misses else "loaded", gn.__file__)
+print("loaded" if roots.stats["loaded"] and not roots.compiled else roots.compiled, gn.__file__)
 """
 
 
@@ -365,11 +352,11 @@ def test_a_wheel_with_compiled_code(hatch_build, tmp_path):
         archive.extractall(installed)
     sees_wheel = {"PYTHONPATH": os.pathsep.join([str(installed), environment()["PYTHONPATH"]])}
 
-    how, where = run("-c", OPEN, NUMBA_CACHE_DIR="empty", **sees_wheel).split()
+    how, where = run("-c", OPEN, GPUNETIO_CACHE_DIR=str(tmp_path / "empty"), **sees_wheel).split()
     assert Path(where).is_relative_to(installed)
     assert how == "loaded"
-    assert not list((tmp_path / "empty").rglob("*.nbc"))
+    assert not list((tmp_path / "empty").rglob("*.o"))
     if platform.machine() == "x86_64":  # elsewhere, the baseline is what every processor has
         usable = "from gpunetio.jit import prebuilt; print(prebuilt.usable())"
-        lesser = {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": "+sse4.2,+pclmul"}
+        lesser = {"GPUNETIO_CPU_NAME": "generic", "GPUNETIO_CPU_FEATURES": "+sse4.2,+pclmul"}
         assert run("-c", usable, **sees_wheel, **lesser) == "None\n"

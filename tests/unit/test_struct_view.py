@@ -9,6 +9,7 @@ from gpunetio.formats.layout import Entry
 from gpunetio.jit.compile import engine_function
 from gpunetio.jit.ops import ld64, st64
 from gpunetio.jit.struct_view import struct_view
+from gpunetio.jit.values import CompileError
 
 ALL = Entry("all_kinds", 80, """
     byte      0  u8
@@ -104,7 +105,7 @@ def _of_no_field(address):
 
 
 def test_a_field_that_is_no_integer():
-    with pytest.raises(Exception, match="Unknown attribute 'rest' of type all_kinds_at"):
+    with pytest.raises(CompileError, match="the structure all_kinds has no field rest; it has byte, b16, "):
         _of_no_field(0)
 
 

@@ -97,6 +97,9 @@ def test_the_stub_says_what_is_returned(module, stated):
     if written is None:
         return
     (function,) = ast.parse(inspect.getsource(written)).body
+    if function.returns is not None:
+        assert ast.unparse(stated.returns) == ast.unparse(function.returns)
+        return
     returned = [one.value for one in ast.walk(function) if isinstance(one, ast.Return)]
     assert ast.unparse(stated.returns or ast.Constant(None)) == type_of(returned)
 
@@ -130,13 +133,15 @@ UNTYPED = {
     "__init__.py": "modules that are loaded when they are asked for",
     "bench/remote.py": "fields of a message, by their names",
     "cli": "click's values",
-    "device/library.py": "NVVM",
+    "dlpack.py": "objects with memory, of any library",
+    "foreign.py": "functions of Numba",
     "formats/layout.py": "fields of a structure, by their names",
     "gpu/cuda_backend.py": "what CUDA's runtime returns",
+    "gpu/memory.py": "arrays of NumPy, or what describes one",
     "interrupts.py": "handlers of signals",
-    "jit": "Numba and llvmlite",
+    "jit": "llvmlite, and values of programs",
     "memory.py": "objects with memory, of any library",
-    "nic/dma/lost_memory.py": "ctypes and Numba",
+    "nic/dma/lost_memory.py": "ctypes",
     "nic/observe/running.py": "JSON of another process",
     "providers/mlx5": "functions of ctypes",
     "providers/sdk": "functions of ctypes",
@@ -199,7 +204,7 @@ def test_a_typed_program_is_right_and_what_is_wrong_is_found(tmp_path, checker):
 
 @pytest.mark.slow
 def test_the_types_of_the_package_are_known():
-    """Without those of numba and others that have no stubs."""
+    """Without those of llvmlite and others that have no stubs."""
     options = ("--verifytypes", "gpunetio", "--ignoreexternal", "--outputjson", "--pythonpath", sys.executable)
     told = json.loads(run("-m", tool("pyright"), *options).stdout)["typeCompleteness"]
     unknown = [one["name"] for one in told["symbols"] if one["isExported"] and not one["isTypeKnown"]]

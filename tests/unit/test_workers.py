@@ -31,4 +31,4 @@ def test_each_has_a_loopback_interface_of_its_own() -> None:
 def test_one_process_where_there_are_no_namespaces(command: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "_namespace", lambda: command)
     assert workers.python() is None
-    assert workers.count() == 0
+    assert workers.count("auto") == workers.count("logical") == 0

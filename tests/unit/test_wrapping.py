@@ -38,8 +38,8 @@ def test_overflow(function):
     assert not function(edge)
 
 
-def test_overflow_in_a_part():
-    """A function that is linked into its caller, with a number that comes from memory."""
+def test_overflow_in_a_callee():
+    """A function that is inlined into its caller, with a number that comes from memory."""
     numbers = np.array([5, MOST])
     assert of_a_caller(numbers.ctypes.data)
     assert not of_a_caller(numbers.ctypes.data + 8)

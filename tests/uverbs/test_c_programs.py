@@ -79,6 +79,7 @@ def test_what_is_missing_is_told(tmp_path: Path):
         assert what in told, done.stderr
 
 
+@pytest.mark.slow
 def test_events_that_nobody_reads_yet(tmp_path: Path):
     """All come, in order, but for those of what was destroyed. A pipe of the kernel holds 16."""
     done = run(c_programs.build("unread_events", tmp_path))
@@ -99,8 +100,10 @@ def test_counters_in_sysfs(tmp_path: Path):
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("how", ["exit", "cancel"])
-@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize(("how", "when"), [
+    ("exit", "before"), ("cancel", "after"), pytest.param("exit", "after", marks=pytest.mark.slow),
+    pytest.param("cancel", "before", marks=pytest.mark.slow),
+])  # fmt: skip
 def test_a_process_ends_with_its_last_thread(tmp_path: Path, how: str, when: str):
     """pthread_exit(3): it performs exit(3) with 0. The first thread ends, before or after a device is opened."""
     done = run(c_programs.build("first_thread_ends", tmp_path), how, when)

@@ -172,6 +172,7 @@ def test_a_virtual_machine_moves(address, port, tmp_path, pinned):
     assert (tmp_path / "moved").read_bytes() == payload.read_bytes()
 
 
+@pytest.mark.slow
 def test_nobody_listens(address, port):
     """The NIC is there, and another port is open."""
     with serving_at(address, "rping", "-s", "-p", port):

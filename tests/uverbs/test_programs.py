@@ -207,6 +207,7 @@ def test_faults_are_retried(port):
     both("ibv_rc_pingpong", "-g", 0, "-n", 100, "-p", port, "-c", options=("--faults", "loss=0.02,seed=3"))
 
 
+@pytest.mark.slow
 def test_captures_of_all_nics(port, tmp_path):
     """In a folder, each NIC of each process has a file: that of the server and that of the client."""
     both("ibv_rc_pingpong", "-g", 0, "-n", 10, "-p", port, "-c", options=("--pcap", str(tmp_path)))
@@ -278,7 +279,7 @@ def test_the_status_is_the_programs():
     assert run("sh", "-c", "kill -9 $$").returncode == -signal.SIGKILL
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGTERM, marks=pytest.mark.slow), signal.SIGKILL])
 def test_nothing_is_left_of_a_run(number):
     """Its folder is removed when the program has ended, even by SIGKILL, and also a daemon that it has left behind."""
     daemon = "setsid sleep 1000 >/dev/null 2>&1 &"
@@ -399,9 +400,13 @@ import threading, time
 def compile_again_and_again():
     while not any("soft0 engine" in thread.name for thread in threading.enumerate()):
         time.sleep(0.01)
-    from numba import njit
+    from gpunetio.compiler import compiling
+    from gpunetio.jit import roots
+    from gpunetio.uverbs.pump_loop import _fill_eqe
     while True:
-        njit(lambda x: x * x + 1).compile("(int64,)")
+        with compiling():
+            roots._compile(_fill_eqe, (roots.INT, roots.INT), (), "again-0.o")
+        time.sleep(0.001)  # or who waits for the lock would never get it
 
 threading.Thread(target=compile_again_and_again, daemon=True).start()
 """
@@ -465,8 +470,11 @@ print(opened)
 """
 
 
-@pytest.mark.parametrize("when", ["at once", "while gpunetio is imported"])
-@pytest.mark.parametrize("first", ["PyDLL", "CDLL"])
+@pytest.mark.parametrize(("first", "when"), [
+    ("PyDLL", "at once"), ("CDLL", "while gpunetio is imported"),
+    pytest.param("CDLL", "at once", marks=pytest.mark.slow),
+    pytest.param("PyDLL", "while gpunetio is imported", marks=pytest.mark.slow),
+])  # fmt: skip
 def test_two_threads_that_open_the_first_devices(first, when):
     """With Python's lock, as pyverbs does, or without. The second one waits while the first call runs Python."""
     done = run(sys.executable, "-c", AT_ONCE, first, when)

@@ -208,6 +208,7 @@ def test_requests_in_flight(ctx):
     assert len(names) >= 4 * 49
 
 
+@pytest.mark.slow
 def test_several_threads(ctx):
     """Each makes and drops its own, and what it holds stays."""
     failed: list[BaseException] = []
@@ -544,6 +545,7 @@ with gn.open("soft3") as ctx:
 """
 
 
+@pytest.mark.slow
 def test_interrupts_between_making_and_naming():
     """Each may lose an object, of which a NIC has 1,023. Some are lost for good: an interrupt ends a finalizer."""
     ended = run(INTERRUPTED, "-W", "ignore")

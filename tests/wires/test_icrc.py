@@ -23,6 +23,7 @@ from gpunetio import device
 from gpunetio.fabric import icrc
 from gpunetio.formats.packet import ROCE_UDP_PORT, PacketOpcode
 from gpunetio.jit import ops
+from gpunetio.jit.processor import CPU_FEATURES, CPU_NAME
 
 ipv4 = st.integers(0, 2**32 - 1).map(ipaddress.IPv4Address)
 ipv6 = st.integers(0, 2**128 - 1).map(ipaddress.IPv6Address)
@@ -92,7 +93,7 @@ def test_crc32_on_other_cpus(features, lanes):
     flags = {0: set(), 1: {"pclmulqdq"}, 2: {"vpclmulqdq", "avx2"}}[lanes]
     if platform.machine() != "x86_64" or not flags <= set(Path("/proc/cpuinfo").read_text().split()):
         pytest.skip("this CPU has no such instructions")
-    environment = {**os.environ, "NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": features}
+    environment = {**os.environ, CPU_NAME: "generic", CPU_FEATURES: features}
     code = OTHER_CPU.format(lanes=lanes)
     ran = subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=100, check=False
@@ -176,7 +177,7 @@ def kernel(scratch, packet, nbytes, version, high, low, port, ip_id, out):
 
 def test_compiles_for_cuda():
     """With integers alone, nothing left to link, and no spills."""
-    pytest.importorskip("numba_cuda", reason="needs numba-cuda (extra 'cuda')")
+    pytest.importorskip("cuda.bindings", reason="needs cuda-bindings (extra 'cuda')")
     from cuda_kernels import SM_90, assemble, ptx_of
 
     ptx = ptx_of(kernel, 9)

@@ -99,7 +99,7 @@ def post_stamped(rings, control, fence, timeout_ns):
     ring = rings + dev.block_idx() * _RING_BYTES
     lane, lanes = dev.lane_id(), dev.warp_size()
     first = dev.ld64(ring + RING.doorbell)
-    consumed = dev.ld64(ring + RING.consumed)
+    consumed = dev.warp_broadcast(dev.ld64(ring + RING.consumed), 0)  # the reader may go on meanwhile
     while True:
         if first + lanes - consumed > _DEPTH:
             if lane == 0:

@@ -9,6 +9,7 @@ import numpy as np
 
 from ..enums import Access, MemType
 from ..gpu import ExportedQp, Gpu, GpuMemory
+from ..jit.cuda_launch import capability_of
 from ..verbs import MR, PD, Context
 from . import launches
 from .ends import End
@@ -22,11 +23,7 @@ _RIGHTS = Access.all() | Access.RELAXED_ORDERING  # as perftest registers memory
 
 def _before_hopper(gpu: Gpu) -> bool:
     """Return whether a GPU may see a completion before the data that the NIC wrote into its memory."""
-    if gpu.target != "cuda":
-        return False
-    from numba import cuda
-
-    return cuda.get_current_device().compute_capability < (9, 0)
+    return gpu.target == "cuda" and capability_of(gpu.ordinal) < (9, 0)
 
 
 @dataclass(frozen=True)

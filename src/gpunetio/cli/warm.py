@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from multiprocessing import get_context
+from typing import Protocol
 
 import click
 
 from .failures import guarded
 
 REST_SECONDS = 600.0  # what is not compiled by then, this process compiles
+MOST_PROCESSES = 6  # more have nothing to do before the slowest function is compiled
+
+
+class Names(Protocol):
+    """A queue of names."""
+
+    def get(self) -> str:
+        """Return the next one, when there is one."""
+        ...
 
 
 @click.command()
@@ -31,24 +42,18 @@ def warm() -> None:
 
 def _warm() -> None:
     start = time.monotonic()
-    from ..bench.litmus import Litmus
-    from ..bench.loopback import Loopback
-    from ..bench.measure import measure
-    from ..bench.options import BENCHMARKS, Options
-    from ..bench.pingpong import PingPong, PingPongOptions
-    from ..dpa import Dpa
-    from ..gpu import Gpu
-    from ..nic import helping
-    from ..nic.engine import compile_engine, compile_extensions
-    from ..samples import verbs_dpa
-    from ..uverbs.pump_loop import compile_pump
-    from ..verbs import open as open_device
-
-    with _kernels_compiled_elsewhere():  # the NIC here, beside them
-        compile_engine()
-        compile_extensions()
-        compile_pump()
-        helping.address()
+    with _all_compiled_elsewhere():  # and imported here meanwhile
+        from ..bench.litmus import Litmus
+        from ..bench.loopback import Loopback
+        from ..bench.measure import measure
+        from ..bench.options import BENCHMARKS, Options
+        from ..bench.pingpong import PingPong, PingPongOptions
+        from ..dpa import Dpa
+        from ..gpu import Gpu
+        from ..samples import verbs_dpa
+        from ..verbs import open as open_device
+    for compile_one in _all_that_is_compiled().values():
+        compile_one()  # by now, the code is in the cache
     for benchmark in BENCHMARKS.values():
         with Loopback(Options(benchmark=benchmark, sizes=(64,), gpu="host", iterations=8)) as run:
             measure(run, 0, 64)
@@ -68,21 +73,43 @@ def _warm() -> None:
 
 
 @contextlib.contextmanager
-def _kernels_compiled_elsewhere() -> Iterator[None]:
-    """Compile the kernels in a process of its own, on another core; wait for it at the end."""
-    other = get_context("spawn").Process(target=_compile_kernels)
-    other.start()
+def _all_compiled_elsewhere() -> Iterator[None]:
+    """Compile in processes of their own, one for each core: LLVM uses one. Wait for them at the end."""
+    made = get_context("spawn")
+    names = made.SimpleQueue()
+    count = min(MOST_PROCESSES, len(os.sched_getaffinity(0)))
+    others = [made.Process(target=_compile, args=(names,)) for _ in range(count)]
     try:
+        for other in others:
+            other.start()
+        for name in (*_all_that_is_compiled(), *[""] * len(others)):
+            names.put(name)
         yield
-        other.join(REST_SECONDS)
+        end = time.monotonic() + REST_SECONDS
+        for other in others:
+            other.join(max(0.0, end - time.monotonic()))
     finally:
-        other.kill()
-        other.join()
+        for other in others:
+            if other.pid is not None:
+                other.kill()
+                other.join()
 
 
-def _compile_kernels() -> None:
-    """Compile the kernels of the benchmarks and the samples."""
+def _compile(names: Names) -> None:
+    """Compile what has these names, up to an empty one."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # the terminal interrupts all, and one of them tells
+    known = _all_that_is_compiled()
+    while name := names.get():
+        known[name]()
+
+
+def _all_that_is_compiled() -> dict[str, Callable[[], object]]:
+    """Return what compiles the NIC, and the kernels of the benchmarks and the samples, the slowest first."""
     from ..bench.kernels.catalog import KERNELS
+    from ..bench.kernels.pingpong import pingpong
+    from ..bench.litmus import post_stamped
+    from ..nic import extensions, helping
+    from ..nic.engine import compile_engine
     from ..packet_processing.http_server import serve_http
     from ..packet_processing.receive_icmp import receive_icmp
     from ..packet_processing.receive_tcp import receive_tcp
@@ -91,11 +118,17 @@ def _compile_kernels() -> None:
     from ..samples.send_wait_time import send_bursts
     from ..samples.simple_receive import receive
     from ..samples.simple_send import send_alone, send_shared
+    from ..samples.verbs_dpa import write_and_wait
+    from ..uverbs.pump_loop import compile_pump
 
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # the terminal interrupts both, and one of them tells
-    samples = receive, send_alone, send_shared, send_bursts, send, serve
-    for kernel in (*KERNELS.values(), *samples, receive_udp, receive_tcp, receive_icmp, serve_http):
-        kernel.compile_for_the_host()
+    samples = pingpong, receive, serve, send, write_and_wait, send_shared, send_bursts, send_alone, post_stamped
+    return {
+        "engine": compile_engine, serve_http.name: serve_http.compile_for_the_host,
+        **{extension.name: extension.load for extension in extensions.ALL}, "helping": helping.address,
+        **{kernel.name: kernel.compile_for_the_host
+           for kernel in (receive_icmp, *KERNELS.values(), receive_tcp, receive_udp, *samples)},
+        "pump": compile_pump,
+    }  # fmt: skip
 
 
 def _post() -> None:

@@ -11,7 +11,7 @@ from ..jit.ops import be16, ld8, ld16, ld32, ld64, st16
 
 
 @device_function
-def fold(total):
+def fold(total: int):
     """Return the ones' complement sum of 16 bits for a sum of up to 48 bits (RFC 1071)."""
     total = (total & 0xFFFF_FFFF) + (total >> 32)
     total = (total & 0xFFFF) + (total >> 16)
@@ -20,7 +20,7 @@ def fold(total):
 
 
 @device_function
-def raw_sum(address, nbytes):
+def raw_sum(address: int, nbytes: int):
     """Return the sum of the words of up to 64 KiB as they are loaded: `fold` it, then swap its bytes.
 
     Address and length may be odd. Loads are aligned, and no byte outside is read. The order of bytes within words does
@@ -57,13 +57,13 @@ def internet_sum(address, nbytes):
 
 
 @device_function
-def checksum(address, nbytes):
+def checksum(address: int, nbytes: int):
     """Return the checksum of up to 64 KiB in which the checksum's own field is 0."""
     return internet_sum(address, nbytes) ^ 0xFFFF
 
 
 @device_function
-def update_checksum(checksum, old, new):
+def update_checksum(checksum: int, old: int, new: int):
     """Return a checksum after a field has changed from `old` to `new` (RFC 1624).
 
     The field has up to 48 bits, and begins and ends at even offsets: a port, an address, or a MAC. For a single byte,
@@ -73,7 +73,7 @@ def update_checksum(checksum, old, new):
 
 
 @device_function
-def pseudo_sum(ip, protocol, nbytes):
+def pseudo_sum(ip: int, protocol: int, nbytes: int):
     """Return a sum over the pseudo header of `nbytes` of TCP or UDP (RFC 9293 3.1, RFC 768, RFC 8200 8.1)."""
     if ld8(ip) >> 4 == 4:
         return be16(fold(raw_sum(ip + IPV4.source, 8))) + protocol + nbytes
@@ -81,7 +81,7 @@ def pseudo_sum(ip, protocol, nbytes):
 
 
 @device_function
-def store_checksum(at, total, protocol):
+def store_checksum(at: int, total: int, protocol: int):
     """Store the checksum for a sum. Of the two zeros, UDP has 0xFFFF, and so have bytes that are all 0."""
     value = 0xFFFF - total % 0xFFFF
     st16(at, be16(0 if value == 0xFFFF and total != 0 and protocol != IP_PROTOCOL_UDP else value))

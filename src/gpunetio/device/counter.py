@@ -10,7 +10,7 @@ queue.
 
 from __future__ import annotations
 
-from ..formats.device_structs import DEV_CQ
+from ..formats.device_structs import VerbsCq, VerbsQp
 from ..formats.wqe import MAX_TRANSFER
 from ..jit.compile import device_function
 from .cq import cq_of
@@ -25,7 +25,7 @@ _WQES = 2  # on the companion, for each operation
 
 
 @device_function
-def _reserve_both(qp, count, companion, sharing, code_opt, scope, lanes):
+def _reserve_both(qp: VerbsQp, count: int, companion: VerbsQp, sharing: int, code_opt: int, scope: int, lanes: int):
     """Reserve slots in both queues. Return the first slot of each, or a negative status in place of the main queue's.
 
     After a negative status, nothing is posted but NOPs. The companion's slots come first: a thread that held slots of
@@ -43,14 +43,15 @@ def _reserve_both(qp, count, companion, sharing, code_opt, scope, lanes):
 
 @device_function
 def _post_counted(
-    qp, first, count, companion, beside, counter_raddr, counter_rkey, counter_laddr, counter_lkey, counter_value,
-    valid, sharing, code_opt, scope, lanes,
+    qp: VerbsQp, first: int, count: int, companion: VerbsQp, beside: int, counter_raddr: int, counter_rkey: int,
+    counter_laddr: int, counter_lkey: int, counter_value: int, valid: int, sharing: int, code_opt: int, scope: int,
+    lanes: int,
 ):  # fmt: skip
     """Post the filled slots, then the companion's WQEs. Return the ticket, or a negative status."""
     if valid:
         cq = cq_of(qp)
-        position = first + count - 1 + ld_fixed64(cq + DEV_CQ.cqe_rsvd)
-        prepare_wait(companion, beside, position, ld_fixed32(cq + DEV_CQ.cq_num))
+        position = first + count - 1 + ld_fixed64(cq + VerbsCq.cqe_rsvd)
+        prepare_wait(companion, beside, position, ld_fixed32(cq + VerbsCq.cq_num))
         prepare_atomic(
             companion, beside + 1, ATOMIC_FA, counter_raddr, counter_rkey, counter_laddr, counter_lkey, 0,
             counter_value,
@@ -66,8 +67,9 @@ def _post_counted(
 
 @device_function
 def _transfer_counter(
-    reading, qp, raddr, rkey, laddr, lkey, nbytes, companion, counter_raddr, counter_rkey, counter_laddr, counter_lkey,
-    counter_value, sharing, code_opt, scope,
+    reading: int, qp: VerbsQp, raddr: int, rkey: int, laddr: int, lkey: int, nbytes: int, companion: VerbsQp,
+    counter_raddr: int, counter_rkey: int, counter_laddr: int, counter_lkey: int, counter_value: int, sharing: int,
+    code_opt: int, scope: int,
 ):  # fmt: skip
     valid = nbytes >= 0 and (scope == THREAD or nbytes <= MAX_TRANSFER)
     if scope == THREAD and not valid:
@@ -86,8 +88,9 @@ def _transfer_counter(
 
 @device_function
 def put_counter(
-    qp, raddr, rkey, laddr, lkey, nbytes, companion, counter_raddr, counter_rkey, counter_laddr, counter_lkey,
-    counter_value, sharing=GPU, code_opt=DEFAULT, scope=THREAD,
+    qp: VerbsQp, raddr: int, rkey: int, laddr: int, lkey: int, nbytes: int, companion: VerbsQp, counter_raddr: int,
+    counter_rkey: int, counter_laddr: int, counter_lkey: int, counter_value: int, sharing: int = GPU,
+    code_opt: int = DEFAULT, scope: int = THREAD,
 ):  # fmt: skip
     """Post a `put`. When it is complete, the NIC adds `counter_value` at `counter_raddr`
     (`doca_gpu_dev_verbs_put_counter`)."""
@@ -99,8 +102,9 @@ def put_counter(
 
 @device_function
 def get_counter(
-    qp, raddr, rkey, laddr, lkey, nbytes, companion, counter_raddr, counter_rkey, counter_laddr, counter_lkey,
-    counter_value, sharing=GPU, code_opt=DEFAULT, scope=THREAD,
+    qp: VerbsQp, raddr: int, rkey: int, laddr: int, lkey: int, nbytes: int, companion: VerbsQp, counter_raddr: int,
+    counter_rkey: int, counter_laddr: int, counter_lkey: int, counter_value: int, sharing: int = GPU,
+    code_opt: int = DEFAULT, scope: int = THREAD,
 ):  # fmt: skip
     """Post a `get`. When it is complete, the NIC adds `counter_value` at `counter_raddr`
     (`doca_gpu_dev_verbs_get_counter`)."""
@@ -112,8 +116,9 @@ def get_counter(
 
 @device_function
 def p_counter(
-    qp, raddr, rkey, value, nbytes, companion, counter_raddr, counter_rkey, counter_laddr, counter_lkey, counter_value,
-    sharing=GPU, code_opt=DEFAULT, scope=THREAD,
+    qp: VerbsQp, raddr: int, rkey: int, value: int, nbytes: int, companion: VerbsQp, counter_raddr: int,
+    counter_rkey: int, counter_laddr: int, counter_lkey: int, counter_value: int, sharing: int = GPU,
+    code_opt: int = DEFAULT, scope: int = THREAD,
 ):  # fmt: skip
     """Post a `p`. When it is complete, the NIC adds `counter_value` at `counter_raddr`
     (`doca_gpu_dev_verbs_p_counter`)."""
@@ -136,8 +141,9 @@ def p_counter(
 
 @device_function
 def signal_counter(
-    qp, sig_raddr, sig_rkey, sig_laddr, sig_lkey, sig_value, companion, counter_raddr, counter_rkey, counter_laddr,
-    counter_lkey, counter_value, sharing=GPU, code_opt=DEFAULT, scope=THREAD,
+    qp: VerbsQp, sig_raddr: int, sig_rkey: int, sig_laddr: int, sig_lkey: int, sig_value: int, companion: VerbsQp,
+    counter_raddr: int, counter_rkey: int, counter_laddr: int, counter_lkey: int, counter_value: int,
+    sharing: int = GPU, code_opt: int = DEFAULT, scope: int = THREAD,
 ):  # fmt: skip
     """Post a `signal`. When it is complete, the NIC adds `counter_value` at `counter_raddr`
     (`doca_gpu_dev_verbs_signal_counter`)."""
@@ -154,8 +160,10 @@ def signal_counter(
 
 @device_function
 def put_signal_counter(
-    qp, raddr, rkey, laddr, lkey, nbytes, sig_raddr, sig_rkey, sig_laddr, sig_lkey, sig_value, companion, counter_raddr,
-    counter_rkey, counter_laddr, counter_lkey, counter_value, sharing=GPU, code_opt=DEFAULT, scope=THREAD,
+    qp: VerbsQp, raddr: int, rkey: int, laddr: int, lkey: int, nbytes: int, sig_raddr: int, sig_rkey: int,
+    sig_laddr: int, sig_lkey: int, sig_value: int, companion: VerbsQp, counter_raddr: int, counter_rkey: int,
+    counter_laddr: int, counter_lkey: int, counter_value: int, sharing: int = GPU, code_opt: int = DEFAULT,
+    scope: int = THREAD,
 ):  # fmt: skip
     """Post a `put_signal`. When it is complete, the NIC adds `counter_value` at `counter_raddr`
     (`doca_gpu_dev_verbs_put_signal_counter`)."""

@@ -8,9 +8,9 @@ before it.
 
 from __future__ import annotations
 
-from ..formats.core_device import DEV_BUF
-from ..formats.device_structs import DEV_QP
-from ..formats.dma_device import DEV_DMA
+from ..formats.core_device import DevBuf
+from ..formats.device_structs import VerbsQp
+from ..formats.dma_device import DevDma
 from ..jit.compile import device_function
 from ..jit.ops import cas_gpu64, fence_acquire_gpu, ld_fixed16, ld_fixed32, ld_fixed64, ld_relaxed_gpu64
 from .buf import buf_at
@@ -25,17 +25,17 @@ _UNSIGNALLED = 0
 
 
 @device_function
-def _local_at(buf, offset, nbytes):
+def _local_at(buf: int, offset: int, nbytes: int):
     """Return the address of a range of a buf, or EINVAL: not inside, memory of a peer, or the status of `buf_get`."""
-    if buf <= 0 or ld_fixed32(buf + DEV_BUF.lkey) == 0:
+    if buf <= 0 or ld_fixed32(buf + DevBuf.lkey) == 0:
         return EINVAL
     return buf_at(buf, offset, nbytes)
 
 
 @device_function
-def _take_slot(qp):
+def _take_slot(qp: VerbsQp):
     """Take the next slot: its index, or a status. ENOBUFS: copies that were not committed fill the queue."""
-    slots = ld_fixed16(qp + DEV_QP.sq_wqe_num)
+    slots = ld_fixed16(qp + VerbsQp.sq_wqe_num)
     index = ld_relaxed_gpu64(qp + RSVD)
     while True:
         if index - slots >= ld_relaxed_gpu64(qp + PI):
@@ -53,37 +53,37 @@ def _take_slot(qp):
 
 
 @device_function
-def dma_memcpy(dma, src_buf, src_offset, dst_buf, dst_offset, nbytes):
+def dma_memcpy(dma: DevDma, src_buf: int, src_offset: int, dst_buf: int, dst_offset: int, nbytes: int):
     """Enqueue a copy of 1 byte or more from one buf to another (`doca_gpu_dev_dma_memcpy`).
 
     Return a ticket, or a status. EINVAL: the bytes are not inside their buf, or more than the device copies at a time
     (`Dma.max_buf_size`). ENOBUFS: the queue is full of copies that were not committed. EIO: an earlier copy failed.
     Bytes of the target that belong to the source, too, may be anything afterwards.
     """
-    if nbytes < 1 or nbytes > ld_fixed64(dma + DEV_DMA.max_nbytes):
+    if nbytes < 1 or nbytes > ld_fixed64(dma + DevDma.max_nbytes):
         return EINVAL
     source, target = _local_at(src_buf, src_offset, nbytes), _local_at(dst_buf, dst_offset, nbytes)
     if source < 0 or target < 0:
         return EINVAL
-    qp = ld_fixed64(dma + DEV_DMA.qp)
+    qp = ld_fixed64(dma + DevDma.qp)
     index = _take_slot(qp)
     if index < 0:
         return index
     prepare_memcpy(
-        qp, index, target, ld_fixed32(dst_buf + DEV_BUF.lkey), source, ld_fixed32(src_buf + DEV_BUF.lkey), nbytes,
-        ld_fixed64(dma + DEV_DMA.opaque_addr), ld_fixed32(dma + DEV_DMA.opaque_lkey), _UNSIGNALLED,
+        qp, index, target, ld_fixed32(dst_buf + DevBuf.lkey), source, ld_fixed32(src_buf + DevBuf.lkey), nbytes,
+        ld_fixed64(dma + DevDma.opaque_addr), ld_fixed32(dma + DevDma.opaque_lkey), _UNSIGNALLED,
     )  # fmt: skip
     status = mark_ready(qp, index, index, GPU)
     return index if status == OK else status
 
 
 @device_function
-def dma_commit(dma):
+def dma_commit(dma: DevDma):
     """Let the NIC execute all copies that were enqueued (`doca_gpu_dev_dma_commit`).
 
     Return the ticket of the last one, or a status. EINVAL: no copy was ever enqueued.
     """
-    qp = ld_fixed64(dma + DEV_DMA.qp)
+    qp = ld_fixed64(dma + DevDma.qp)
     ready = ld_relaxed_gpu64(qp + READY)
     if ready == 0:
         return EINVAL
@@ -97,19 +97,19 @@ def dma_commit(dma):
 
 
 @device_function
-def dma_wait(dma, ticket):
+def dma_wait(dma: DevDma, ticket: int):
     """Wait until the copy of a ticket and all before it are complete, and committed: OK, EIO or ETIMEDOUT.
 
     A negative ticket, which is a status, is returned as it is. The deadline is that of the context.
     """
     if ticket < 0:
         return ticket
-    return poll_at(ld_fixed64(dma + DEV_DMA.qp), ticket)
+    return poll_at(ld_fixed64(dma + DevDma.qp), ticket)
 
 
 @device_function
-def dma_wait_all(dma):
+def dma_wait_all(dma: DevDma):
     """Wait until all copies that were committed so far are complete: OK, EIO or ETIMEDOUT."""
-    qp = ld_fixed64(dma + DEV_DMA.qp)
+    qp = ld_fixed64(dma + DevDma.qp)
     committed = ld_relaxed_gpu64(qp + PI)
     return OK if committed == 0 else poll_at(qp, committed - 1)

@@ -11,9 +11,9 @@ from ..formats.cqe import (
     CQE64, ERR_CQE64, FILLER, FLOW_TAG_MASK, INIT_OP_OWN, OPCODE_SHIFT, OWNER_MASK, STRIDES_MASK, STRIDES_SHIFT,
     STRIDING_LENGTH_MASK, CqeOpcode, Syndrome,
 )  # fmt: skip
-from ..formats.device_structs import DEV_CQ
+from ..formats.device_structs import VerbsCq
 from ..formats.doorbell import PI_MASK
-from ..formats.eth_device import DEV_ETH_RXQ, PACKET_ATTR
+from ..formats.eth_device import EthRxq, PacketAttr
 from ..jit.compile import device_function
 from ..jit.ops import (
     be16, be32, be64, clock_ns, fence_acquire_sys, fence_release_sys, ld8, ld16, ld32, ld64, ld_fixed32, ld_fixed64,
@@ -26,7 +26,7 @@ from .scope import ALONE, count_in, from_leader, rank_in, size_of
 from .status import EINVAL, EIO, OK
 from .waiting import LONGEST_NAP_NS, nap
 
-_CQ = DEV_ETH_RXQ.cq
+_CQ = EthRxq.cq
 _INVALID = INIT_OP_OWN >> OPCODE_SHIFT
 _SECOND = 1_000_000_000  # ns
 _SECOND_SHIFT, _NANOSECONDS = 32, (1 << 32) - 1  # of a real-time timestamp
@@ -35,83 +35,83 @@ _LONGER, _SKIPPED = 1, 2  # a packet of several strides; strides without a packe
 
 
 @device_function
-def rxq_packet(rxq, index):
+def rxq_packet(rxq: EthRxq, index: int):
     """Return the address of a packet (`doca_gpu_dev_eth_rxq_get_pkt_addr`). The buffer is a ring: any index has one."""
-    slot = index & ld_fixed32(rxq + DEV_ETH_RXQ.packet_mask)
-    return ld_fixed64(rxq + DEV_ETH_RXQ.packet_address) + (slot << ld_fixed32(rxq + DEV_ETH_RXQ.stride_shift))
+    slot = index & ld_fixed32(rxq + EthRxq.packet_mask)
+    return ld_fixed64(rxq + EthRxq.packet_address) + (slot << ld_fixed32(rxq + EthRxq.stride_shift))
 
 
 @device_function
-def rxq_lkey(rxq):
+def rxq_lkey(rxq: EthRxq):
     """Return the key of the buffer, for a `txq_send` of a packet from where it is
     (`doca_gpu_dev_eth_rxq_get_pkt_mkey`)."""
-    return ld_fixed32(rxq + DEV_ETH_RXQ.lkey)
+    return ld_fixed32(rxq + EthRxq.lkey)
 
 
 @device_function
-def rxq_first(rxq):
+def rxq_first(rxq: EthRxq):
     """Return the index of the first packet of the last `rxq_recv`. The others follow it."""
-    return ld64(rxq + DEV_ETH_RXQ.first)
+    return ld64(rxq + EthRxq.first)
 
 
 @device_function
-def rxq_give_back(rxq, index):
+def rxq_give_back(rxq: EthRxq, index: int):
     """Let the NIC fill the places of all packets before `index` again (`doca_gpu_dev_eth_rxq_submit_dbr`).
 
     `rxq_recv` does so unless told to keep them. The NIC takes whole WQEs back: places that share one with packet
     `index` or a later packet follow with those.
     """
-    wqes = index >> ld_fixed32(rxq + DEV_ETH_RXQ.strides_shift)
-    if wqes > ld64(rxq + DEV_ETH_RXQ.given_back):
-        st64(rxq + DEV_ETH_RXQ.given_back, wqes)
+    wqes = index >> ld_fixed32(rxq + EthRxq.strides_shift)
+    if wqes > ld64(rxq + EthRxq.given_back):
+        st64(rxq + EthRxq.given_back, wqes)
         fence_release_sys()  # what was loaded from these places was loaded before
-        posted = ld_fixed32(rxq + DEV_ETH_RXQ.wqe_num) + wqes
-        st_relaxed32(ld_fixed64(rxq + DEV_ETH_RXQ.dbrec), be32(posted & PI_MASK))
+        posted = ld_fixed32(rxq + EthRxq.wqe_num) + wqes
+        st_relaxed32(ld_fixed64(rxq + EthRxq.dbrec), be32(posted & PI_MASK))
 
 
 @device_function
-def _cqe(rxq, number):
-    return cqe_address(rxq + _CQ, number + ld_fixed64(rxq + _CQ + DEV_CQ.cqe_rsvd))
+def _cqe(rxq: EthRxq, number: int):
+    return cqe_address(rxq + _CQ, number + ld_fixed64(rxq + _CQ + VerbsCq.cqe_rsvd))
 
 
 @device_function
-def _opcode(rxq, number):
+def _opcode(rxq: EthRxq, number: int):
     """Return the opcode of CQE `number`, or INVALID if it has not arrived."""
-    position = number + ld_fixed64(rxq + _CQ + DEV_CQ.cqe_rsvd)
+    position = number + ld_fixed64(rxq + _CQ + VerbsCq.cqe_rsvd)
     word = be32(ld_relaxed32(cqe_address(rxq + _CQ, position) + CQE64.wqe_counter))
-    new = (word & OWNER_MASK) == ((position & ld_fixed32(rxq + _CQ + DEV_CQ.cqe_num)) != 0)
+    new = (word & OWNER_MASK) == ((position & ld_fixed32(rxq + _CQ + VerbsCq.cqe_num)) != 0)
     return (word & 0xFF) >> OPCODE_SHIFT if new else _INVALID
 
 
 @device_function
-def _byte_count(rxq, number):
+def _byte_count(rxq: EthRxq, number: int):
     return be32(ld32(_cqe(rxq, number) + CQE64.byte_cnt))
 
 
 @device_function
-def _is_plain(rxq, number, opcode):
+def _is_plain(rxq: EthRxq, number: int, opcode: int):
     """Return whether a CQE reports a packet of one stride, as all do but for packets that do not fit into one."""
     if opcode == _INVALID or opcode == CqeOpcode.RESP_ERR or opcode == CqeOpcode.REQ_ERR:
         return False
-    if ld_fixed32(rxq + DEV_ETH_RXQ.striding) == 0:
+    if ld_fixed32(rxq + EthRxq.striding) == 0:
         return True
     return _byte_count(rxq, number) >> STRIDES_SHIFT == 1
 
 
 @device_function
-def _timestamp(rxq, cqe):
+def _timestamp(rxq: EthRxq, cqe: int):
     stamp = be64(ld64(cqe + CQE64.timestamp))
-    if ld_fixed32(rxq + DEV_ETH_RXQ.real_time):
+    if ld_fixed32(rxq + EthRxq.real_time):
         return (stamp >> _SECOND_SHIFT) * _SECOND + (stamp & _NANOSECONDS)
     return stamp
 
 
 @device_function
-def _describe(rxq, number, attr):
-    """Write the PACKET_ATTR of a packet."""
+def _describe(rxq: EthRxq, number: int, attr: PacketAttr):
+    """Write the PacketAttr of a packet."""
     cqe = _cqe(rxq, number)
     nbytes = be32(ld32(cqe + CQE64.byte_cnt))
-    if ld_fixed32(rxq + DEV_ETH_RXQ.striding):
+    if ld_fixed32(rxq + EthRxq.striding):
         nbytes &= STRIDING_LENGTH_MASK
     tag = be32(ld32(cqe + CQE64.sop_drop_qpn)) & FLOW_TAG_MASK
     st128(attr, _timestamp(rxq, cqe), pack64(nbytes, tag))
@@ -119,20 +119,20 @@ def _describe(rxq, number, attr):
     seen |= be16(ld16(cqe + CQE64.vlan_info)) << 16
     sums = ld8(cqe + CQE64.rss_hash_type) | be16(ld16(cqe + CQE64.check_sum)) << 16
     words = pack64(be32(ld32(cqe + CQE64.rss_hash_result)), be32(ld32(cqe + CQE64.imm_inval_pkey)))
-    st128(attr + PACKET_ATTR.hash, words, pack64(seen, sums))
+    st128(attr + PacketAttr.hash, words, pack64(seen, sums))
 
 
 @device_function
-def _note(rxq, number):
+def _note(rxq: EthRxq, number: int):
     """Keep the error that a CQE reports for the host."""
     cqe = _cqe(rxq, number)
-    st64(rxq + DEV_ETH_RXQ.err_index, number)
-    st64(rxq + DEV_ETH_RXQ.err_vendor, ld8(cqe + ERR_CQE64.vendor_err_synd))
-    st64(rxq + DEV_ETH_RXQ.err_syndrome, ld8(cqe + ERR_CQE64.syndrome))
+    st64(rxq + EthRxq.err_index, number)
+    st64(rxq + EthRxq.err_vendor, ld8(cqe + ERR_CQE64.vendor_err_synd))
+    st64(rxq + EthRxq.err_syndrome, ld8(cqe + ERR_CQE64.syndrome))
 
 
 @device_function
-def _run(rxq, number, count):
+def _run(rxq: EthRxq, number: int, count: int):
     """Return how many CQEs from `number` on are plain, one behind another, up to `count`."""
     for i in range(count):
         opcode = _opcode(rxq, number + i)
@@ -143,7 +143,7 @@ def _run(rxq, number, count):
 
 
 @device_function
-def _take_run(rxq, number, most, attrs, scope, rank):
+def _take_run(rxq: EthRxq, number: int, most: int, attrs: int, scope: int, rank: int):
     """Return how many CQEs from `number` on have arrived and are plain, up to `most`. Each thread looks at one.
 
     _OTHER: some have arrived, but the first is not plain.
@@ -160,12 +160,12 @@ def _take_run(rxq, number, most, attrs, scope, rank):
         # One of them is not plain; or a thread looked before its CQE came, and another at a later one after both came.
         run = from_leader(_run(rxq, number, arrived) if rank == 0 else 0, scope, ALONE)
     if attrs != 0 and rank < run:
-        _describe(rxq, mine, attrs + PACKET_ATTR.size * rank)
+        _describe(rxq, mine, attrs + PacketAttr.size * rank)
     return run if run != 0 else _OTHER
 
 
 @device_function
-def _kind_of(rxq, number):
+def _kind_of(rxq: EthRxq, number: int):
     """Return what a CQE that is not plain reports: OK if it has not arrived, _LONGER, _SKIPPED, or EIO."""
     opcode = _opcode(rxq, number)
     if opcode == _INVALID:
@@ -179,66 +179,66 @@ def _kind_of(rxq, number):
 
 
 @device_function
-def _behind(rxq, number, index):
+def _behind(rxq: EthRxq, number: int, index: int):
     """Return the index behind the strides of a CQE that is not plain."""
     if _opcode(rxq, number) != CqeOpcode.RESP_ERR:
         return index + (_byte_count(rxq, number) >> STRIDES_SHIFT & STRIDES_MASK)
-    st64(rxq + DEV_ETH_RXQ.too_long, ld64(rxq + DEV_ETH_RXQ.too_long) + 1)
-    shift = ld_fixed32(rxq + DEV_ETH_RXQ.strides_shift)  # the packet has ended its WQE
+    st64(rxq + EthRxq.too_long, ld64(rxq + EthRxq.too_long) + 1)
+    shift = ld_fixed32(rxq + EthRxq.strides_shift)  # the packet has ended its WQE
     return ((index >> shift) + 1) << shift
 
 
 @device_function
-def _finish(rxq, index, following, number, keep):
+def _finish(rxq: EthRxq, index: int, following: int, number: int, keep: int):
     """Record what was received: packets from `index` on, and that the next one has the index `following`."""
-    st64(rxq + DEV_ETH_RXQ.first, index)
-    st64(rxq + DEV_ETH_RXQ.next, following)
-    st64(rxq + _CQ + DEV_CQ.cqe_ci, number)
-    if ld_fixed32(rxq + DEV_ETH_RXQ.tells_cq):
+    st64(rxq + EthRxq.first, index)
+    st64(rxq + EthRxq.next, following)
+    st64(rxq + _CQ + VerbsCq.cqe_ci, number)
+    if ld_fixed32(rxq + EthRxq.tells_cq):
         update_cq_record(rxq + _CQ, EXCLUSIVE)
     if keep == 0:
         rxq_give_back(rxq, following)
-    qp = ld_fixed64(rxq + DEV_ETH_RXQ.mcst_qp)
+    qp = ld_fixed64(rxq + EthRxq.mcst_qp)
     if qp == 0 or index == following:
         return OK
-    address, lkey = ld_fixed64(rxq + DEV_ETH_RXQ.packet_address), ld_fixed32(rxq + DEV_ETH_RXQ.lkey)
+    address, lkey = ld_fixed64(rxq + EthRxq.packet_address), ld_fixed32(rxq + EthRxq.lkey)
     return wait(qp, mcst(qp, address, lkey, EXCLUSIVE, DEFAULT, THREAD), EXCLUSIVE, THREAD)
 
 
 @device_function
-def _nap(rxq, quiet, left_ns):
+def _nap(rxq: EthRxq, quiet: int, left_ns: int):
     """Do a step of a thread of the host that has found no packet in the last `quiet` looks."""
-    if ld_fixed32(rxq + DEV_ETH_RXQ.wakes):
-        nap(quiet, rxq + DEV_ETH_RXQ.wakeup, left_ns)
+    if ld_fixed32(rxq + EthRxq.wakes):
+        nap(quiet, rxq + EthRxq.wakeup, left_ns)
     else:
         nap(quiet, 0, min(left_ns, LONGEST_NAP_NS))
 
 
 @device_function
-def rxq_recv(rxq, max_packets, timeout_ns, attrs=0, scope=THREAD, keep=0):
+def rxq_recv(rxq: EthRxq, max_packets: int, timeout_ns: int, attrs: int = 0, scope: int = THREAD, keep: int = 0):
     """Wait until `max_packets` have arrived or `timeout_ns` have passed. Return how many have, or a negative status
     (`doca_gpu_dev_eth_rxq_recv`).
 
     `rxq_first` is the index of the first. At most the packets of the ring are received at once; `max_packets` 0 means
     that many. In warp and block scope, all threads call this with the same arguments, and get the same result. `attrs`:
-    address of a PACKET_ATTR for each packet up to the maximum, or 0. `keep`: the NIC does not get the packets' places
+    address of a PacketAttr for each packet up to the maximum, or 0. `keep`: the NIC does not get the packets' places
     back until `rxq_give_back`; otherwise it overwrites a packet once it has filled the rest of the ring.
     EIO: the queue has failed. EINVAL: a negative argument.
     """
     if max_packets < 0 or timeout_ns < 0:
         return EINVAL
-    most = ld_fixed32(rxq + DEV_ETH_RXQ.packet_mask) + 1
+    most = ld_fixed32(rxq + EthRxq.packet_mask) + 1
     if max_packets != 0:
         most = min(max_packets, most)
     rank, size = rank_in(scope, ALONE), size_of(scope, ALONE)
-    index, begun = ld64(rxq + DEV_ETH_RXQ.next), ld64(rxq + _CQ + DEV_CQ.cqe_ci)
+    index, begun = ld64(rxq + EthRxq.next), ld64(rxq + _CQ + VerbsCq.cqe_ci)
     number, found, longer = begun, 0, 0
     kind = OK
     polls = 0
     start = 0
-    quiet = ld64(rxq + DEV_ETH_RXQ.quiet)
+    quiet = ld64(rxq + EthRxq.quiet)
     while found < most and kind == OK:
-        run = _take_run(rxq, number, most - found, attrs + PACKET_ATTR.size * found if attrs != 0 else 0, scope, rank)
+        run = _take_run(rxq, number, most - found, attrs + PacketAttr.size * found if attrs != 0 else 0, scope, rank)
         if run == _OTHER:
             run = 0
             kind = from_leader(_kind_of(rxq, number) if rank == 0 else 0, scope, ALONE)
@@ -265,7 +265,7 @@ def rxq_recv(rxq, max_packets, timeout_ns, attrs=0, scope=THREAD, keep=0):
             if count_in(late, scope) != 0:
                 break
     if on_host() and rank == 0:
-        st64(rxq + DEV_ETH_RXQ.quiet, quiet)
+        st64(rxq + EthRxq.quiet, quiet)
     if found == 0 and kind == _LONGER:
         longer = 1
     following = index + found

@@ -8,9 +8,9 @@ with `notify` are counted. The threads that look for a completion take CQEs for 
 from __future__ import annotations
 
 from ..formats.cqe import CQE64, ERR_CQE64, INIT_OP_OWN, OPCODE_SHIFT, OWNER_MASK, CqeOpcode
-from ..formats.device_structs import DEV_CQ, DEV_QP, DEV_SIDE
+from ..formats.device_structs import VerbsCq, VerbsQp, VerbsSide
 from ..formats.doorbell import PI_MASK
-from ..formats.eth_device import DEV_ETH_TXQ
+from ..formats.eth_device import EthTxq
 from ..formats.packet import ETHERNET
 from ..formats.wqe import CTRL_SEG
 from ..jit.compile import device_function
@@ -31,7 +31,7 @@ from .submit import post
 from .waiting import patience
 from .wqe import wqe_address
 
-_COMPLETED, _NOTIFIED, _TAKEN = DEV_ETH_TXQ.completed, DEV_ETH_TXQ.notified, DEV_ETH_TXQ.taken
+_COMPLETED, _NOTIFIED, _TAKEN = EthTxq.completed, EthTxq.notified, EthTxq.taken
 _INVALID = INIT_OP_OWN >> OPCODE_SHIFT
 
 
@@ -39,38 +39,38 @@ _INVALID = INIT_OP_OWN >> OPCODE_SHIFT
 
 
 @device_function
-def _note(txq, index, cqe):
+def _note(txq: EthTxq, index: int, cqe: int):
     """Keep the first error completion for the host."""
-    side = ld_fixed64(txq + DEV_QP.side)
-    if ld64(side + DEV_SIDE.err_syndrome) == 0:
-        st64(side + DEV_SIDE.err_index, index)
-        st64(side + DEV_SIDE.err_vendor, ld8(cqe + ERR_CQE64.vendor_err_synd))
-        st64(side + DEV_SIDE.err_syndrome, ld8(cqe + ERR_CQE64.syndrome))
+    side = ld_fixed64(txq + VerbsQp.side)
+    if ld64(side + VerbsSide.err_syndrome) == 0:
+        st64(side + VerbsSide.err_index, index)
+        st64(side + VerbsSide.err_vendor, ld8(cqe + ERR_CQE64.vendor_err_synd))
+        st64(side + VerbsSide.err_syndrome, ld8(cqe + ERR_CQE64.syndrome))
 
 
 @device_function
-def _was_notified(txq, index):
+def _was_notified(txq: EthTxq, index: int):
     """Return 1 if a WQE that has completed was to notify, 0 if it completed only to free slots.
 
     Its slot is not used again before its completion is taken.
     """
-    mask = ld_fixed32(txq + DEV_ETH_TXQ.signal_mask)
+    mask = ld_fixed32(txq + EthTxq.signal_mask)
     if (index & mask) + MAX_BLOCKS <= mask:
         return 1  # no other reason
     return ld_relaxed32(wqe_address(txq, index) + CTRL_SEG.imm) & 1
 
 
 @device_function
-def _take_completion(txq, sharing):
+def _take_completion(txq: EthTxq, sharing: int):
     """Take the next CQE: OK if this thread or another has, EBUSY if there is none, EIO if it reports an error."""
     number = load_index(txq + CI, sharing)
     completed = load_index(txq + _COMPLETED, sharing)
     cq = cq_of(txq)
-    position = number + ld_fixed64(cq + DEV_CQ.cqe_rsvd)
+    position = number + ld_fixed64(cq + VerbsCq.cqe_rsvd)
     cqe = cqe_address(cq, position)
     word = be32(ld_relaxed32(cqe + CQE64.wqe_counter))
     opcode = (word & 0xFF) >> OPCODE_SHIFT
-    new = (word & OWNER_MASK) == ((position & ld_fixed32(cq + DEV_CQ.cqe_num)) != 0)
+    new = (word & OWNER_MASK) == ((position & ld_fixed32(cq + VerbsCq.cqe_num)) != 0)
     if not new or opcode == _INVALID:
         return EBUSY
     fence_acquire_sys()
@@ -91,7 +91,7 @@ def _take_completion(txq, sharing):
 
 
 @device_function
-def _await(txq, index, sharing, blocking=1):
+def _await(txq: EthTxq, index: int, sharing: int, blocking: int = 1):
     """Wait until all WQEs up to `index` are complete: OK, EIO or ETIMEDOUT. Without `blocking`, EBUSY: not yet."""
     polls = 0
     start = 0
@@ -112,7 +112,7 @@ def _await(txq, index, sharing, blocking=1):
 
 
 @device_function
-def txq_wait(txq, ticket, sharing=GPU, blocking=1):
+def txq_wait(txq: EthTxq, ticket: int, sharing: int = GPU, blocking: int = 1):
     """Wait until the packet of a ticket and all before it were sent: OK, or a negative status
     (`doca_gpu_dev_eth_txq_poll_completion_at`).
 
@@ -124,7 +124,7 @@ def txq_wait(txq, ticket, sharing=GPU, blocking=1):
 
 
 @device_function
-def txq_poll(txq, count=1, sharing=GPU, blocking=1):
+def txq_poll(txq: EthTxq, count: int = 1, sharing: int = GPU, blocking: int = 1):
     """Take completions of packets sent with `notify`, up to `count`. Return how many, or a negative status
     (`doca_gpu_dev_eth_txq_poll_completion`).
 
@@ -164,13 +164,13 @@ def txq_poll(txq, count=1, sharing=GPU, blocking=1):
 
 
 @device_function
-def txq_reserve(txq, count, sharing=GPU, code_opt=DEFAULT):
+def txq_reserve(txq: EthTxq, count: int, sharing: int = GPU, code_opt: int = DEFAULT):
     """Reserve `count` basic blocks, at most half of the ring. Return the index of the first, or a negative status
     (`doca_gpu_dev_eth_txq_reserve_wq_slots`).
 
     Unless SKIP_AVAILABILITY_CHECK is set, wait until the blocks are free.
     """
-    depth = ld_fixed16(txq + DEV_QP.sq_wqe_num)
+    depth = ld_fixed16(txq + VerbsQp.sq_wqe_num)
     if count < 1 or count > depth >> 1:
         return EINVAL  # more may wait for WQEs that do not complete
     completed = load_index(txq + _COMPLETED, sharing)
@@ -188,7 +188,7 @@ def txq_reserve(txq, count, sharing=GPU, code_opt=DEFAULT):
 
 
 @device_function
-def _reserve_group(txq, before, sharing, code_opt, scope, lanes):
+def _reserve_group(txq: EthTxq, before: int, sharing: int, code_opt: int, scope: int, lanes: int):
     """Reserve a slot for each thread of the group behind `before` slots of all. Return the first, or a status."""
     first = 0
     if rank_in(scope, lanes) == 0:
@@ -197,7 +197,7 @@ def _reserve_group(txq, before, sharing, code_opt, scope, lanes):
 
 
 @device_function
-def _fill(txq, index, laddr, lkey, nbytes, notify, valid):
+def _fill(txq: EthTxq, index: int, laddr: int, lkey: int, nbytes: int, notify: int, valid: int):
     if valid:
         txq_prepare_send(txq, index, laddr, lkey, nbytes, notify)
     else:
@@ -205,7 +205,10 @@ def _fill(txq, index, laddr, lkey, nbytes, notify, valid):
 
 
 @device_function
-def txq_send(txq, laddr, lkey, nbytes, notify=0, sharing=GPU, code_opt=DEFAULT, scope=THREAD):
+def txq_send(
+    txq: EthTxq, laddr: int, lkey: int, nbytes: int, notify: int = 0, sharing: int = GPU, code_opt: int = DEFAULT,
+    scope: int = THREAD,
+):  # fmt: skip
     """Send a packet of `nbytes`, 14 to 65535, at `laddr`. Return a ticket, or a negative status
     (`doca_gpu_dev_eth_txq_send`).
 
@@ -226,7 +229,8 @@ def txq_send(txq, laddr, lkey, nbytes, notify=0, sharing=GPU, code_opt=DEFAULT, 
 
 @device_function
 def txq_send_headers(
-    txq, headers, header_bytes, laddr, lkey, nbytes, mss=0, notify=0, sharing=GPU, code_opt=DEFAULT
+    txq: EthTxq, headers: int, header_bytes: int, laddr: int, lkey: int, nbytes: int, mss: int = 0, notify: int = 0,
+    sharing: int = GPU, code_opt: int = DEFAULT,
 ):  # fmt: skip
     """Send a packet of two parts: headers, which are copied into the WQE, and `nbytes` at `laddr`, which may be 0.
 
@@ -248,23 +252,26 @@ def txq_send_headers(
 
 
 @device_function
-def txq_wait_send(txq, timestamp, laddr, lkey, nbytes, notify=0, sharing=GPU, code_opt=DEFAULT, scope=THREAD):
+def txq_wait_send(
+    txq: EthTxq, timestamp: int, laddr: int, lkey: int, nbytes: int, notify: int = 0, sharing: int = GPU,
+    code_opt: int = DEFAULT, scope: int = THREAD,
+):  # fmt: skip
     """Send like `txq_send`, but not before a time (`doca_gpu_dev_eth_txq_wait_send`).
 
     `timestamp` is in the format of the device, and the same for the threads of a warp or block: they wait as one. What
     is posted to the queue later also waits. EINVAL: the queue cannot wait for a time.
     """
-    valid = ETHERNET.size <= nbytes <= LONGEST and ld_fixed64(txq + DEV_ETH_TXQ.wait_mask) != 0
+    valid = ETHERNET.size <= nbytes <= LONGEST and ld_fixed64(txq + EthTxq.wait_mask) != 0
     if scope == THREAD and not valid:
         return EINVAL
     other = 2 * timestamp + 1  # never 0: all lanes compare it
-    lanes = group_with(txq, other, ld_fixed16(txq + DEV_QP.sq_wqe_num), sharing, code_opt, scope)
+    lanes = group_with(txq, other, ld_fixed16(txq + VerbsQp.sq_wqe_num), sharing, code_opt, scope)
     first = _reserve_group(txq, 1, sharing, code_opt, scope, lanes)
     if first < 0:
         return first
     rank = rank_in(scope, lanes)
     if rank == 0:
-        if ld_fixed64(txq + DEV_ETH_TXQ.wait_mask) != 0:
+        if ld_fixed64(txq + EthTxq.wait_mask) != 0:
             txq_prepare_wait(txq, first, timestamp)
         else:
             fill_nop(txq, first)

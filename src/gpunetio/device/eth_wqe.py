@@ -2,14 +2,14 @@
 
 Each fills the basic blocks from an index on in the ring of an Ethernet send queue. The queue's checksum offloads apply
 to each packet. `notify`: the WQE completes with a CQE that `txq_poll` counts. Some others complete, too, so that
-`txq_reserve` learns which slots are free (`DEV_ETH_TXQ.signal_mask`). Addresses and keys are in host byte order.
+`txq_reserve` learns which slots are free (`EthTxq.signal_mask`). Addresses and keys are in host byte order.
 """
 
 from __future__ import annotations
 
-from ..formats.device_structs import DEV_QP
+from ..formats.device_structs import VerbsQp
 from ..formats.doorbell import PI_MASK, WQE_IDX_SHIFT
-from ..formats.eth_device import DEV_ETH_TXQ
+from ..formats.eth_device import EthTxq
 from ..formats.packet import ETHERNET
 from ..formats.wqe import (
     ETH_SEG, OPMOD_SHIFT, SEGMENT, WQEBB_SHIFT, EthChecksum, WaitMode, WaitOperation, WqeOpcode,
@@ -33,32 +33,32 @@ _TIME = int(WaitMode.TIME) << OPMOD_SHIFT | int(WqeOpcode.WAIT)
 
 
 @device_function
-def _start(txq, index, opcode, ds, notify):
+def _start(txq: EthTxq, index: int, opcode: int, ds: int, notify: int):
     """Write the control segment, and return the WQE's address. Its immediate says whether `notify` was set."""
     wqe = wqe_address(txq, index)
     blocks = (ds + _IN_BLOCK) >> _BLOCK_SHIFT
-    mask = ld_fixed32(txq + DEV_ETH_TXQ.signal_mask)
+    mask = ld_fixed32(txq + EthTxq.signal_mask)
     signalled = notify != 0 or (index & mask) + blocks > mask
     first = be32((index & PI_MASK) << WQE_IDX_SHIFT | opcode)
-    number = be32(ld_fixed32(txq + DEV_QP.sq_num_shift8) | ds)
+    number = be32(ld_fixed32(txq + VerbsQp.sq_num_shift8) | ds)
     flags = (CQ_UPDATE if signalled else 0) << 24
     st128(wqe, pack64(first, number), pack64(flags, 1 if notify != 0 else 0))
     return wqe
 
 
 @device_function
-def _ethernet(txq, segment):
-    st128(segment, ld_fixed32(txq + DEV_ETH_TXQ.cs_flags) << 32, 0)
+def _ethernet(txq: EthTxq, segment: int):
+    st128(segment, ld_fixed32(txq + EthTxq.cs_flags) << 32, 0)
 
 
 @device_function
-def fill_nop(txq, index):
+def fill_nop(txq: EthTxq, index: int):
     """Fill a reserved slot that has no valid packet."""
     _start(txq, index, WqeOpcode.NOP, 1, 0)
 
 
 @device_function
-def txq_prepare_send(txq, index, laddr, lkey, nbytes, notify=0):
+def txq_prepare_send(txq: EthTxq, index: int, laddr: int, lkey: int, nbytes: int, notify: int = 0):
     """Build a SEND of one packet: 1 basic block (`doca_gpu_dev_eth_txq_wqe_prepare_send`)."""
     wqe = _start(txq, index, WqeOpcode.SEND, _HEAD + 1, notify)
     _ethernet(txq, wqe + SEGMENT)
@@ -66,35 +66,38 @@ def txq_prepare_send(txq, index, laddr, lkey, nbytes, notify=0):
 
 
 @device_function
-def _segment(txq, index, number):
+def _segment(txq: EthTxq, index: int, number: int):
     """Return the address of segment `number` of the WQE at `index`. A WQE goes on at the beginning of the ring."""
     return wqe_address(txq, index + (number >> _BLOCK_SHIFT)) + (number & _IN_BLOCK) * SEGMENT
 
 
 @device_function
-def _inline_segments(header_bytes):
+def _inline_segments(header_bytes: int):
     """Return how many segments behind the Ethernet segment the headers take."""
     return (header_bytes - _IN_SEGMENT + SEGMENT - 1) // SEGMENT
 
 
 @device_function
-def is_valid(txq, header_bytes, nbytes, mss):
+def is_valid(txq: EthTxq, header_bytes: int, nbytes: int, mss: int):
     """Return whether a WQE can hold so many bytes of headers, and the queue sends so much behind them."""
     if header_bytes < ETHERNET.size or header_bytes > MAX_HEADERS or nbytes < 0:
         return False
     if mss == 0:
         return header_bytes + nbytes <= LONGEST
-    return 0 < mss <= LARGEST_MSS and 0 < nbytes <= ld_fixed32(txq + DEV_ETH_TXQ.max_lso)
+    return 0 < mss <= LARGEST_MSS and 0 < nbytes <= ld_fixed32(txq + EthTxq.max_lso)
 
 
 @device_function
-def txq_headers_blocks(header_bytes, nbytes):
+def txq_headers_blocks(header_bytes: int, nbytes: int):
     """Return how many basic blocks a WQE with so many bytes of headers, and `nbytes` behind them, takes: 1 to 4."""
     return (_HEAD + _inline_segments(header_bytes) + (nbytes > 0) + _IN_BLOCK) >> _BLOCK_SHIFT
 
 
 @device_function
-def txq_prepare_headers(txq, index, headers, header_bytes, laddr, lkey, nbytes, mss=0, notify=0):
+def txq_prepare_headers(
+    txq: EthTxq, index: int, headers: int, header_bytes: int, laddr: int, lkey: int, nbytes: int, mss: int = 0,
+    notify: int = 0,
+):  # fmt: skip
     """Build a packet whose first `header_bytes` are copied into the WQE, and whose other `nbytes` are at `laddr`.
 
     `headers` is an address in any memory that the kernel reads. With `mss`, this is a TSO: the device cuts the payload
@@ -107,7 +110,7 @@ def txq_prepare_headers(txq, index, headers, header_bytes, laddr, lkey, nbytes, 
     data = _HEAD + more
     opcode = WqeOpcode.SEND if mss == 0 else WqeOpcode.TSO
     wqe = _start(txq, index, opcode, data + (nbytes > 0), notify)
-    flags = ld_fixed32(txq + DEV_ETH_TXQ.cs_flags) if mss == 0 else _ALL_CHECKSUMS
+    flags = ld_fixed32(txq + EthTxq.cs_flags) if mss == 0 else _ALL_CHECKSUMS
     first = ld8(headers) | ld8(headers + 1) << 8
     st128(wqe + SEGMENT, pack64(0, flags | be16(mss) << 16), pack64(0, be16(header_bytes) | first << 16))
     left = header_bytes - _IN_SEGMENT
@@ -122,13 +125,15 @@ def txq_prepare_headers(txq, index, headers, header_bytes, laddr, lkey, nbytes, 
 
 
 @device_function
-def txq_multi_blocks(packets):
+def txq_multi_blocks(packets: int):
     """Return how many basic blocks a WQE of so many packets takes: 1 for 2, and 1 more for each 4."""
     return (_HEAD + packets + _IN_BLOCK) >> _BLOCK_SHIFT
 
 
 @device_function
-def txq_prepare_multi(txq, index, packets, rank, laddr, lkey, nbytes, notify=0):
+def txq_prepare_multi(
+    txq: EthTxq, index: int, packets: int, rank: int, laddr: int, lkey: int, nbytes: int, notify: int = 0,
+):  # fmt: skip
     """Build packet number `rank` of `packets` in one WQE (`doca_gpu_dev_eth_txq_wqe_prepare_send_empw`).
 
     `index` is that of the WQE's first block, and `notify` that of packet 0. Each packet may be another thread's. Return
@@ -144,7 +149,7 @@ def txq_prepare_multi(txq, index, packets, rank, laddr, lkey, nbytes, notify=0):
 
 
 @device_function
-def txq_prepare_wait(txq, index, timestamp, notify=0):
+def txq_prepare_wait(txq: EthTxq, index: int, timestamp: int, notify: int = 0):
     """Build a WAIT until a time: 1 basic block (`doca_gpu_dev_eth_txq_wqe_prepare_wait_time`).
 
     `timestamp` is in the format of the device. A time that has passed, or that is more than half of the range of
@@ -152,4 +157,4 @@ def txq_prepare_wait(txq, index, timestamp, notify=0):
     """
     wqe = _start(txq, index, _TIME, 1 + 2, notify)
     st128(wqe + SEGMENT, be32(WaitOperation.CYCLIC_SMALLER), 0)
-    st128(wqe + 2 * SEGMENT, be64(timestamp), be64(ld_fixed64(txq + DEV_ETH_TXQ.wait_mask)))
+    st128(wqe + 2 * SEGMENT, be64(timestamp), be64(ld_fixed64(txq + EthTxq.wait_mask)))

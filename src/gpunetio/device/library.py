@@ -7,39 +7,36 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import graphlib
-import importlib.util
 import inspect
-import os
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum, IntFlag
 from pathlib import Path
-from typing import Any
 
-from numba.core.dispatcher import Dispatcher
-
+from ..compiler import compiling, little_garbage_collection
 from ..enums import CodeOpt, ExecScope, SharingMode, SyncScope
 from ..errors import InvalidValueError, NotSupportedError, TimedOutError, UnexpectedError
 from ..formats.eth_device import PACKET_ATTR, SemaphoreStatus
 from ..formats.layout import Entry
 from ..formats.wqe import CtrlFlags, WqeOpcode
-from ..jit import ops
+from ..jit import machine, nvvm, ops
+from ..jit.compile import DeviceFunction, device_function
+from ..jit.kinds import INT
+from ..jit.launch import tell_observers
+from ..jit.unit import Unit
 from . import status
 from .rdma import RDMA_IMM
-from ..jit.compile import device_function
-from ..jit.launch import tell_observers
 
 KINDS = ("ltoir", "ptx", "cubin")
 STEM = "gpunetio_device"  # of the file names of the images and the header
 _ARCH = re.compile(r"(sm|compute)_(\d+)(\d)")
-_COMPILE_SECONDS = 300.0
+_ASSEMBLE_SECONDS = 300.0
 
 # C prefix, values, and the parameter that takes them. A default of this parameter is written by name.
 _ENUMS: tuple[tuple[str, type[IntEnum] | type[IntFlag], str], ...] = (
@@ -58,6 +55,7 @@ def clock_ns():
     """Return the ns of the clock that deadlines use (`doca_gpu_dev_verbs_query_globaltimer`)."""
     return ops.clock_ns()
 
+
 _WITH_SEVERAL_RESULTS = ("rdma_get_info", "rdma_recv_get_info")  # a C function has one
 
 
@@ -67,7 +65,7 @@ class Function:
 
     name: str
     chapter: str
-    python: Callable[..., object]
+    compiled: DeviceFunction
     parameters: tuple[str, ...]
     defaults: tuple[int, ...]
 
@@ -83,15 +81,15 @@ def functions() -> tuple[Function, ...]:
     from .. import device
 
     public = {name: getattr(device, name) for name in device.__all__ if name not in _WITH_SEVERAL_RESULTS}
-    found = [_function(name, value.py_func) for name, value in public.items() if isinstance(value, Dispatcher)]
-    found.append(_function("clock_ns", clock_ns.py_func, ops.__name__))
+    found = [_function(name, value) for name, value in public.items() if isinstance(value, DeviceFunction)]
+    found.append(_function("clock_ns", clock_ns, ops.__name__))
     return tuple(sorted(found, key=lambda one: (one.chapter, one.name)))
 
 
-def _function(name: str, python: Callable[..., int], chapter: str | None = None) -> Function:
-    parameters = inspect.signature(python).parameters
+def _function(name: str, compiled: DeviceFunction, chapter: str | None = None) -> Function:
+    parameters = compiled.signature.parameters
     defaults = tuple(int(p.default) for p in parameters.values() if p.default is not p.empty)
-    return Function(name, chapter or python.__module__, python, tuple(parameters), defaults)
+    return Function(name, chapter or compiled.py_func.__module__, compiled, tuple(parameters), defaults)
 
 
 # --- the header ----------------------------------------------------------------------------------------------------
@@ -163,7 +161,7 @@ def _prototype(one: Function) -> str:
     if len(start) + len(rest) > _COLUMNS:
         unbroken = _GLUE.sub("\0", rest)  # lines end only after commas
         rest = "\n" + textwrap.indent(textwrap.fill(unbroken, _COLUMNS - 4).replace("\0", " "), "    ")
-    return f"{_comment(inspect.getdoc(one.python) or '')}{start}{rest}\n"
+    return f"{_comment(inspect.getdoc(one.compiled.py_func) or '')}{start}{rest}\n"
 
 
 def _in_c(one: Function, parameter: str, value: int) -> str:
@@ -181,21 +179,30 @@ def build(arch: str, kinds: Sequence[str] = ("ltoir",)) -> dict[str, bytes]:
     """Compile the library for `arch`, and return an image for each kind. This needs no GPU.
 
     `arch` is "sm_90", for example, or "compute_90", which has no cubin. The linker inlines "ltoir" into its callers, so
-    constant modes fold away; the functions of "ptx" and "cubin" are called. A build takes some seconds. It runs in a
-    process of its own, because Numba keeps one compilation of a function for all architectures. NotSupportedError if
-    the CUDA compiler is not installed.
+    constant modes fold away; the functions of "ptx" and "cubin" are called, and take some seconds to compile.
+    NotSupportedError if what makes a kind is not installed.
     """
-    _capability(arch)
+    capability = _capability(arch)
     for kind in kinds:
         if kind not in KINDS:
             raise InvalidValueError(f"no format {kind!r}: there are {', '.join(KINDS)}")
     if "cubin" in kinds and not arch.startswith("sm_"):
         raise InvalidValueError(f"a cubin is for one architecture: sm_{arch.partition('_')[2]}, not {arch}")
-    if importlib.util.find_spec("numba_cuda") is None:
-        raise NotSupportedError("the device library is compiled by numba-cuda: pip install gpunetio[cuda]")
-    with tempfile.TemporaryDirectory(prefix="gpunetio-") as folder:
-        _in_a_process(folder, arch, kinds)
-        return {kind: Path(folder, kind).read_bytes() for kind in kinds}
+    ptxas = _ptxas() if "cubin" in kinds else ""  # first: the rest takes longer
+    images: dict[str, bytes] = {}
+    try:
+        unit = unit_of(functions(), capability)
+        if "ltoir" in kinds:
+            images["ltoir"] = nvvm.lto_ir(unit, capability)
+        if "ptx" in kinds or "cubin" in kinds:
+            with compiling(), little_garbage_collection():
+                images["ptx"] = machine.ptx_of(unit).encode()
+        if "cubin" in kinds:
+            images["cubin"] = _assembled(ptxas, images["ptx"], arch)
+    except UnexpectedError as error:
+        said = f"the device library does not compile for {arch} with this gpunetio[cuda]: {error}"
+        raise UnexpectedError(said) from None
+    return {kind: images[kind] for kind in kinds}
 
 
 def _capability(arch: str) -> tuple[int, int]:
@@ -205,84 +212,42 @@ def _capability(arch: str) -> tuple[int, int]:
     return int(match[2]), int(match[3])
 
 
-def _in_a_process(folder: str, arch: str, kinds: Sequence[str]) -> None:
-    code = "import sys; from gpunetio.device import library; library.compile_into(*sys.argv[1:])"
-    fixed = {"PYTHONPATH": os.pathsep.join(sys.path), "PYTHONHASHSEED": "0"}  # the same bytes each time
-    try:
-        ran = subprocess.run(
-            [sys.executable, "-c", code, folder, arch, *kinds], capture_output=True, text=True, check=False,
-            env={**os.environ, **fixed}, timeout=_COMPILE_SECONDS,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        raise TimedOutError(f"the device library did not compile for {arch} within {_COMPILE_SECONDS:g} s") from None
-    if ran.returncode != 0:
-        said = re.search(r"^\S*Error: .*", ran.stderr, re.MULTILINE | re.DOTALL)
-        reason = said[0].strip() if said else f"exit status {ran.returncode}"
-        raise UnexpectedError(f"the device library does not compile for {arch} with this gpunetio[cuda]: {reason}")
-
-
-def compile_into(folder: str, arch: str, *kinds: str) -> None:
-    """Write the images to `folder`, each to a file named after its kind. `build` runs this in a process of its own."""
-    from numba.cuda.cudadrv import nvvm
-
-    capability = _capability(arch)
-    modules = _callers_first(_modules(functions(), capability))
-    for kind in kinds:
-        options: dict[str, Any] = {"gen-lto": None} if kind == "ltoir" else {}
-        image: Any = nvvm.compile_ir(modules, arch="compute_{}{}".format(*capability), opt=3, **options)
-        target = Path(folder, kind)
-        target.write_bytes(image if kind == "ltoir" else image.rstrip(b"\0"))
-        if kind == "cubin":
-            _assemble(target, arch)
-
-
-def _modules(wanted: Iterable[Function], capability: tuple[int, int]) -> list[str]:
-    """Return the LLVM modules of the functions and of everything that they call, each once."""
-    from numba import int64, types
-    from numba.cuda.compiler import compile_cuda
-
-    from ..jit.launch import offline
-
-    found: set[str] = set()
-    with offline(capability):
+def unit_of(wanted: Iterable[Function], capability: tuple[int, int]) -> Unit:
+    """Return a unit that has these functions under their names in C."""
+    with compiling(), little_garbage_collection():
+        unit = Unit(machine.cuda_library(capability))
         for one in wanted:
-            compiled = functools.partial(
-                compile_cuda, one.python, args=(int64,) * len(one.parameters), cc=capability, forceinline=True,
-                nvvm_options={"opt": 3, "fastmath": False}, abi="c", abi_info={"abi_name": one.c_name},
-            )  # fmt: skip
-            result = compiled(return_type=None)
-            if result.signature.return_type not in (int64, types.none):  # None is 0 in Numba's C ABI
-                result = compiled(return_type=int64)
-            found.update(result.library.llvm_strs)
-    return sorted(found)
+            unit.entry(one.compiled, one.c_name, (INT,) * len(one.parameters))
+    return unit
 
 
-_DEFINED = re.compile(r'^define [^@]*@"([^"]+)"', re.MULTILINE)
-_NAMED = re.compile(r'@"([^"]+)"')
-# Numba's environments, which functions with C ABI do not use.
-_ENVIRONMENT = re.compile(r'^@"_ZN08NumbaEnv.*\n', re.MULTILINE)
+def _ptxas() -> str:
+    try:
+        from cuda.pathfinder import find_nvidia_binary_utility  # type: ignore[attr-defined]
+
+        found = find_nvidia_binary_utility("ptxas")
+    except ImportError:
+        found = None
+    found = found or shutil.which("ptxas")
+    if found is None:
+        raise NotSupportedError("a cubin is made by ptxas: pip install 'gpunetio[cuda-compilers]'")
+    return found
 
 
-def _callers_first(modules: Sequence[str]) -> list[str]:
-    """Return the modules in linking order: the linker drops an inline function that no earlier module calls."""
-    owner = {name: index for index, text in enumerate(modules) for name in _DEFINED.findall(text)}
-    callers: dict[int, set[int]] = {index: set() for index in range(len(modules))}
-    for index, text in enumerate(modules):
-        for name in _NAMED.findall(text):
-            if owner.get(name, index) != index:
-                callers[owner[name]].add(index)
-    return [_ENVIRONMENT.sub("", modules[index]) for index in graphlib.TopologicalSorter(callers).static_order()]
-
-
-def _assemble(ptx: Path, arch: str) -> None:
-    """Assemble a file of PTX into a linkable cubin, in place."""
-    from cuda.pathfinder import find_nvidia_binary_utility  # type: ignore[attr-defined]
-
-    ptxas = find_nvidia_binary_utility("ptxas") or shutil.which("ptxas")
-    if ptxas is None:
-        raise NotSupportedError("a cubin is made by ptxas: pip install gpunetio[cuda]")
-    command = [ptxas, "-c", f"-arch={arch}", str(ptx), "-o", str(ptx)]
-    subprocess.run(command, check=True, stdout=sys.stderr, timeout=_COMPILE_SECONDS)
+def _assembled(ptxas: str, ptx: bytes, arch: str) -> bytes:
+    """Return PTX as a linkable cubin."""
+    with tempfile.TemporaryDirectory(prefix="gpunetio-") as folder:
+        source, target = Path(folder, "ptx"), Path(folder, "cubin")
+        source.write_bytes(ptx)
+        command = [ptxas, "-c", f"-arch={arch}", str(source), "-o", str(target)]
+        try:
+            ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_ASSEMBLE_SECONDS)
+        except subprocess.TimeoutExpired:
+            raise TimedOutError(f"ptxas took more than {_ASSEMBLE_SECONDS:g} s for {arch}") from None
+        if ran.returncode != 0:
+            said = (ran.stdout + ran.stderr).strip() or f"ptxas: exit status {ran.returncode}"
+            raise UnexpectedError(said.splitlines()[0])
+        return target.read_bytes()
 
 
 # --- running ---------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ order.
 
 from __future__ import annotations
 
-from ..formats.device_structs import DEV_QP
+from ..formats.device_structs import VerbsQp
 from ..formats.wqe import MAX_TRANSFER, MAX_TRANSFER_SHIFT, CtrlFlags
 from ..jit.compile import device_function
 from .cq import load_index, poll_at, timeout_of
@@ -27,13 +27,13 @@ from .wqe import (
 
 
 @device_function
-def chunks(nbytes):
+def chunks(nbytes: int):
     """Return the number of WQEs for a transfer: one per GiB, or one NOP for 0 bytes."""
     return max(1, (nbytes + MAX_TRANSFER - 1) >> MAX_TRANSFER_SHIFT)
 
 
 @device_function
-def fill(reading, qp, first, raddr, rkey, laddr, lkey, nbytes):
+def fill(reading: int, qp: VerbsQp, first: int, raddr: int, rkey: int, laddr: int, lkey: int, nbytes: int):
     """Fill the slots from `first` on with READs or WRITEs of the range, or with a NOP if it is empty."""
     if nbytes == 0:
         prepare_nop(qp, first)
@@ -50,14 +50,17 @@ def fill(reading, qp, first, raddr, rkey, laddr, lkey, nbytes):
 
 
 @device_function
-def fill_nops(qp, first, count):
+def fill_nops(qp: VerbsQp, first: int, count: int):
     """Fill reserved slots that have no valid operation, for example those of a thread with an invalid argument."""
     for i in range(count):
         prepare_nop(qp, first + i)
 
 
 @device_function
-def put(qp, raddr, rkey, laddr, lkey, nbytes, sharing=GPU, code_opt=DEFAULT, scope=THREAD):
+def put(
+    qp: VerbsQp, raddr: int, rkey: int, laddr: int, lkey: int, nbytes: int, sharing: int = GPU,
+    code_opt: int = DEFAULT, scope: int = THREAD,
+):  # fmt: skip
     """Write `nbytes` from `laddr` to `raddr`; 0 bytes post a NOP (`doca_gpu_dev_verbs_put`)."""
     valid = nbytes >= 0 and (scope == THREAD or nbytes <= MAX_TRANSFER)
     if scope == THREAD and not valid:
@@ -73,7 +76,7 @@ def put(qp, raddr, rkey, laddr, lkey, nbytes, sharing=GPU, code_opt=DEFAULT, sco
 
 
 @device_function
-def mcst(qp, daddr, dlkey, sharing=GPU, code_opt=DEFAULT, scope=THREAD):
+def mcst(qp: VerbsQp, daddr: int, dlkey: int, sharing: int = GPU, code_opt: int = DEFAULT, scope: int = THREAD):
     """Make the NIC read the byte at `daddr`, after all WQEs before it (`doca_gpu_dev_verbs_mcst`).
 
     Once that is complete, the data of earlier READs are visible, also on GPUs before Hopper, which may see a completion
@@ -89,8 +92,9 @@ def mcst(qp, daddr, dlkey, sharing=GPU, code_opt=DEFAULT, scope=THREAD):
 
 @device_function
 def get(
-    qp, raddr, rkey, laddr, lkey, nbytes, sharing=GPU, code_opt=DEFAULT, scope=THREAD, daddr=0, dlkey=0, blocking=0
-):
+    qp: VerbsQp, raddr: int, rkey: int, laddr: int, lkey: int, nbytes: int, sharing: int = GPU,
+    code_opt: int = DEFAULT, scope: int = THREAD, daddr: int = 0, dlkey: int = 0, blocking: int = 0,
+):  # fmt: skip
     """Read `nbytes` from `raddr` into `laddr`; 0 bytes post a NOP (`doca_gpu_dev_verbs_get`, as corrected in 2.0.2).
 
     `daddr`, `dlkey`: post a `mcst` of that byte after the READs. All threads of a warp or block pass them, or none.
@@ -101,7 +105,7 @@ def get(
         return EINVAL
     reads = chunks(nbytes) if scope == THREAD else 1
     count = reads + 1 if daddr != 0 else reads
-    slots = ld_fixed16(qp + DEV_QP.sq_wqe_num)
+    slots = ld_fixed16(qp + VerbsQp.sq_wqe_num)
     lanes = group_with(qp, count, slots, sharing, code_opt, scope) if reads == 1 else ALONE
     first = reserve_own(qp, count, sharing, code_opt, scope, lanes)
     if first < 0:
@@ -117,7 +121,10 @@ def get(
 
 
 @device_function
-def p(qp, raddr, rkey, value, nbytes=8, sharing=GPU, code_opt=DEFAULT, scope=THREAD):
+def p(
+    qp: VerbsQp, raddr: int, rkey: int, value: int, nbytes: int = 8, sharing: int = GPU, code_opt: int = DEFAULT,
+    scope: int = THREAD,
+):  # fmt: skip
     """Write the low `nbytes` (1 to 8) of `value` to `raddr`, inline (`doca_gpu_dev_verbs_p`)."""
     valid = 1 <= nbytes <= 8
     if scope == THREAD and not valid:
@@ -136,8 +143,9 @@ def p(qp, raddr, rkey, value, nbytes=8, sharing=GPU, code_opt=DEFAULT, scope=THR
 
 @device_function
 def signal(
-    qp, sig_raddr, sig_rkey, sig_laddr, sig_lkey, sig_value, sharing=GPU, code_opt=DEFAULT, scope=THREAD
-):
+    qp: VerbsQp, sig_raddr: int, sig_rkey: int, sig_laddr: int, sig_lkey: int, sig_value: int, sharing: int = GPU,
+    code_opt: int = DEFAULT, scope: int = THREAD,
+):  # fmt: skip
     """Add `sig_value` to the 64-bit word at `sig_raddr`; the old value is written to `sig_laddr`
     (`doca_gpu_dev_verbs_signal`)."""
     lanes = group_of(qp, 0, sharing, code_opt, scope)
@@ -150,8 +158,8 @@ def signal(
 
 @device_function
 def put_signal(
-    qp, raddr, rkey, laddr, lkey, nbytes, sig_raddr, sig_rkey, sig_laddr, sig_lkey, sig_value, sharing=GPU,
-    code_opt=DEFAULT, scope=THREAD,
+    qp: VerbsQp, raddr: int, rkey: int, laddr: int, lkey: int, nbytes: int, sig_raddr: int, sig_rkey: int,
+    sig_laddr: int, sig_lkey: int, sig_value: int, sharing: int = GPU, code_opt: int = DEFAULT, scope: int = THREAD,
 ):  # fmt: skip
     """Post a `put`, then a `signal`: the target sees them in this order (`doca_gpu_dev_verbs_put_signal`)."""
     valid = nbytes >= 0 and (scope == THREAD or nbytes <= MAX_TRANSFER)
@@ -173,8 +181,8 @@ def put_signal(
 
 @device_function
 def p_signal(
-    qp, raddr, rkey, value, nbytes, sig_raddr, sig_rkey, sig_laddr, sig_lkey, sig_value, sharing=GPU, code_opt=DEFAULT,
-    scope=THREAD,
+    qp: VerbsQp, raddr: int, rkey: int, value: int, nbytes: int, sig_raddr: int, sig_rkey: int, sig_laddr: int,
+    sig_lkey: int, sig_value: int, sharing: int = GPU, code_opt: int = DEFAULT, scope: int = THREAD,
 ):  # fmt: skip
     """Post a `p` of `value`, then a `signal`: the target sees them in this order (`doca_gpu_dev_verbs_p_signal`)."""
     valid = 1 <= nbytes <= 8
@@ -194,7 +202,7 @@ def p_signal(
 
 
 @device_function
-def fence(qp, sharing=GPU, code_opt=DEFAULT, scope=THREAD):
+def fence(qp: VerbsQp, sharing: int = GPU, code_opt: int = DEFAULT, scope: int = THREAD):
     """Post a NOP that makes later WQEs wait until all READs and atomics before it are complete.
 
     The C function (`doca_gpu_dev_verbs_fence`) does nothing. WRITEs and SENDs need no fence: they arrive in order.
@@ -208,7 +216,7 @@ def fence(qp, sharing=GPU, code_opt=DEFAULT, scope=THREAD):
 
 
 @device_function
-def wait(qp, ticket, sharing=GPU, scope=THREAD):
+def wait(qp: VerbsQp, ticket: int, sharing: int = GPU, scope: int = THREAD):
     """Wait for a ticket and all before it: OK or a negative status (`doca_gpu_dev_verbs_wait`).
 
     In warp and block scope, pass the tickets that one call in that scope returned. The last thread waits for all of
@@ -226,14 +234,14 @@ def wait(qp, ticket, sharing=GPU, scope=THREAD):
 
 
 @device_function
-def wait_all(qp, sharing=GPU):
+def wait_all(qp: VerbsQp, sharing: int = GPU):
     """Wait for everything that any thread has reserved so far (`doca_gpu_dev_verbs_wait` without a ticket)."""
     reserved = load_index(qp + RSVD, sharing)
     return OK if reserved == 0 else poll_at(qp, reserved - 1, sharing)
 
 
 @device_function
-def get_wait(qp, ticket, sharing=GPU, scope=THREAD, daddr=0, dlkey=0):
+def get_wait(qp: VerbsQp, ticket: int, sharing: int = GPU, scope: int = THREAD, daddr: int = 0, dlkey: int = 0):
     """Wait for a `get`: its data are then visible (`doca_gpu_dev_verbs_get_wait`).
 
     `daddr`, `dlkey`: first post a `mcst` of that byte, and wait for that, too. GPUs before Hopper need this.
@@ -246,7 +254,7 @@ def get_wait(qp, ticket, sharing=GPU, scope=THREAD, daddr=0, dlkey=0):
 
 
 @device_function
-def wait_word(qp, address, value):
+def wait_word(qp: VerbsQp, address: int, value: int):
     """Wait until the 64-bit word at `address`, which peers write or add to, is at least `value`: OK or ETIMEDOUT.
 
     Everything that was sent before its last change is then visible. The deadline is that of waits on `qp`.

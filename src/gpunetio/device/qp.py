@@ -8,7 +8,7 @@ Slots become ready in the order of their reservation, so a doorbell never announ
 
 from __future__ import annotations
 
-from ..formats.device_structs import DEV_QP, DEV_SIDE
+from ..formats.device_structs import VerbsQp, VerbsSide
 from ..jit.compile import device_function
 from .cq import CI, has_failed, load_index, poll_at, poll_one, timeout_of
 from .modes import CTA, DEFAULT, EXCLUSIVE, GPU, SKIP_AVAILABILITY_CHECK
@@ -19,16 +19,16 @@ from ..jit.ops import (
 from .status import EINVAL, EIO, ENOTRECOVERABLE, ETIMEDOUT, OK
 from .waiting import patience
 
-RSVD, READY = DEV_QP.sq_rsvd_index, DEV_QP.sq_ready_index
+RSVD, READY = VerbsQp.sq_rsvd_index, VerbsQp.sq_ready_index
 
 
 @device_function
-def _broken(qp):
-    return ld_fixed64(qp + DEV_QP.side) + DEV_SIDE.broken
+def _broken(qp: VerbsQp):
+    return ld_fixed64(qp + VerbsQp.side) + VerbsSide.broken
 
 
 @device_function
-def take(address, count, sharing):
+def take(address: int, count: int, sharing: int):
     """Add `count` to an index, and return the old index (`doca_gpu_dev_verbs_atomic_add`)."""
     if sharing == EXCLUSIVE:
         first = ld64(address)
@@ -40,7 +40,7 @@ def take(address, count, sharing):
 
 
 @device_function
-def give_back(qp, first, count, sharing):
+def give_back(qp: VerbsQp, first: int, count: int, sharing: int):
     """Undo a reservation. If others have reserved behind it, nobody can fill the hole: mark the queue broken."""
     if sharing == EXCLUSIVE:
         st64(qp + RSVD, first)
@@ -49,7 +49,7 @@ def give_back(qp, first, count, sharing):
 
 
 @device_function
-def make_room(qp, previous, depth, sharing):
+def make_room(qp: VerbsQp, previous: int, depth: int, sharing: int):
     """Wait until WQE `previous`, whose slot is wanted, is complete.
 
     First check the WQE half a ring further. If that is complete, too, the next half ring needs no check at all.
@@ -60,13 +60,13 @@ def make_room(qp, previous, depth, sharing):
 
 
 @device_function
-def reserve(qp, count, sharing=GPU, code_opt=DEFAULT):
+def reserve(qp: VerbsQp, count: int, sharing: int = GPU, code_opt: int = DEFAULT):
     """Reserve `count` slots: the index of the first, or a negative status (`doca_gpu_dev_verbs_reserve_wq_slots`).
 
     Unless SKIP_AVAILABILITY_CHECK is set, wait until the previous WQEs of the slots are complete. So every WQE must be
     signalled.
     """
-    depth = ld_fixed16(qp + DEV_QP.sq_wqe_num)
+    depth = ld_fixed16(qp + VerbsQp.sq_wqe_num)
     if count < 1 or count > depth:
         return EINVAL
     completed = load_index(qp + CI, sharing)  # in flight while the slots are taken
@@ -83,7 +83,7 @@ def reserve(qp, count, sharing=GPU, code_opt=DEFAULT):
 
 
 @device_function
-def await_turn(qp, ready, first, sharing):
+def await_turn(qp: VerbsQp, ready: int, first: int, sharing: int):
     """Wait until the index at `ready` reaches `first`. Return OK, or a negative status: then the queue is broken."""
     polls = 0
     start = 0
@@ -99,7 +99,7 @@ def await_turn(qp, ready, first, sharing):
 
 
 @device_function
-def hand_on(qp, ready, seen, first, next_index, sharing):
+def hand_on(qp: VerbsQp, ready: int, seen: int, first: int, next_index: int, sharing: int):
     """Wait until the index at `ready` is `first`, then set it to `next_index`. `seen` is its value before a fence."""
     if seen != first:
         status = await_turn(qp, ready, first, sharing)
@@ -114,7 +114,7 @@ def hand_on(qp, ready, seen, first, next_index, sharing):
 
 
 @device_function
-def mark_ready(qp, first, last, sharing=GPU):
+def mark_ready(qp: VerbsQp, first: int, last: int, sharing: int = GPU):
     """Declare slots `first` to `last` filled, in the order of reservation (`doca_gpu_dev_verbs_mark_wqes_ready`)."""
     if sharing == EXCLUSIVE:
         st64(qp + READY, last + 1)

@@ -11,9 +11,9 @@ not inside its buf. Then nothing is enqueued.
 
 from __future__ import annotations
 
-from ..formats.core_device import DEV_BUF
-from ..formats.device_structs import DEV_QP
-from ..formats.rdma_device import COMMITS_BITS, DEV_RDMA, DEV_RDMA_QUEUE
+from ..formats.core_device import DevBuf
+from ..formats.device_structs import VerbsQp
+from ..formats.rdma_device import COMMITS_BITS, DevRdma, DevRdmaQueue
 from ..formats.wqe import MAX_INLINE, MAX_TRANSFER
 from ..jit.compile import device_function
 from ..jit.ops import (
@@ -39,38 +39,38 @@ from .wqe import (
 
 RDMA_IMM = 1
 _UNSIGNALLED = 0
-_POSTED, _TAKEN = DEV_RDMA_QUEUE.posted, DEV_RDMA_QUEUE.taken
+_POSTED, _TAKEN = DevRdmaQueue.posted, DevRdmaQueue.taken
 _COMMITS = (1 << COMMITS_BITS) - 1
 _LONGEST_VALUE = 8
 
 
 @device_function
-def queue_of(rdma, conn):
+def queue_of(rdma: DevRdma, conn: int) -> DevRdmaQueue:
     """Return the send queue of a connection."""
-    return rdma + DEV_RDMA.size + DEV_RDMA_QUEUE.size * conn
+    return DevRdmaQueue(rdma + DevRdma.size + DevRdmaQueue.size * conn)
 
 
 @device_function
-def qp_of(rdma, conn):
+def qp_of(rdma: DevRdma, conn: int) -> VerbsQp:
     """Return the queue pair of a connection, or 0: there is none with this number."""
-    if conn < 0 or conn >= ld_fixed32(rdma + DEV_RDMA.connections):
-        return 0
-    return ld_fixed64(queue_of(rdma, conn) + DEV_RDMA_QUEUE.qp)
+    if conn < 0 or conn >= ld_fixed32(rdma + DevRdma.connections):
+        return VerbsQp(0)
+    return VerbsQp(ld_fixed64(queue_of(rdma, conn) + DevRdmaQueue.qp))
 
 
 @device_function
-def local_key(buf):
+def local_key(buf: int):
     """Return the key for accesses by this end's NIC."""
-    return ld_fixed32(buf + DEV_BUF.lkey)
+    return ld_fixed32(buf + DevBuf.lkey)
 
 
 @device_function
-def _remote_key(buf):
-    return ld_fixed32(buf + DEV_BUF.rkey)
+def _remote_key(buf: int):
+    return ld_fixed32(buf + DevBuf.rkey)
 
 
 @device_function
-def address_in(buf, offset, nbytes):
+def address_in(buf: int, offset: int, nbytes: int):
     """Return the address of a range of a buf, or EINVAL: it is not inside, or `buf` is the status of `buf_get`."""
     if buf <= 0 or nbytes < 1 or nbytes > MAX_TRANSFER:
         return EINVAL
@@ -81,9 +81,9 @@ def address_in(buf, offset, nbytes):
 
 
 @device_function
-def _room(qp, index, completed):
+def _room(qp: VerbsQp, index: int, completed: int):
     """Wait until the slot of `index` is free: OK, or a status. ENOBUFS: it is one of this batch."""
-    slots = ld_fixed16(qp + DEV_QP.sq_wqe_num)
+    slots = ld_fixed16(qp + VerbsQp.sq_wqe_num)
     previous = index - slots
     if previous < completed:
         return OK
@@ -93,7 +93,7 @@ def _room(qp, index, completed):
 
 
 @device_function
-def _take(queue, qp, count):
+def _take(queue: DevRdmaQueue, qp: VerbsQp, count: int):
     """Take the next slots of a strong batch. Return the index of the first, or a status."""
     polls = 0
     start = 0
@@ -114,7 +114,7 @@ def _take(queue, qp, count):
 
 
 @device_function
-def _begin(strong, rdma, conn, position, valid):
+def _begin(strong: int, rdma: DevRdma, conn: int, position: int, valid: int):
     """Return the index of a slot to fill, or a status; and the threads that take slots together.
 
     EINVAL if an argument is not `valid`, or there is no such connection.
@@ -140,13 +140,13 @@ def _begin(strong, rdma, conn, position, valid):
 
 
 @device_function
-def told(status):
+def told(status: int):
     """Return a status as the caller gets it."""
     return EBUSY if status == OTHER_BLOCK else status
 
 
 @device_function
-def _end(strong, rdma, conn, index, lanes):
+def _end(strong: int, rdma: DevRdma, conn: int, index: int, lanes: int):
     """Note that the slot is filled: OK. If `_begin` has returned a status instead, return that."""
     if index < 0:
         return told(index)
@@ -164,7 +164,10 @@ def _end(strong, rdma, conn, index, lanes):
 
 
 @device_function
-def _write(strong, rdma, conn, rbuf, roff, lbuf, loff, nbytes, imm, flags, position):
+def _write(
+    strong: int, rdma: DevRdma, conn: int, rbuf: int, roff: int, lbuf: int, loff: int, nbytes: int, imm: int,
+    flags: int, position: int,
+):  # fmt: skip
     qp, raddr, laddr = qp_of(rdma, conn), address_in(rbuf, roff, nbytes), address_in(lbuf, loff, nbytes)
     index, lanes = _begin(strong, rdma, conn, position, raddr >= 0 and laddr >= 0)
     if index >= 0:
@@ -174,7 +177,9 @@ def _write(strong, rdma, conn, rbuf, roff, lbuf, loff, nbytes, imm, flags, posit
 
 
 @device_function
-def rdma_write_strong(rdma, conn, rbuf, roff, lbuf, loff, nbytes, imm=0, flags=0):
+def rdma_write_strong(
+    rdma: DevRdma, conn: int, rbuf: int, roff: int, lbuf: int, loff: int, nbytes: int, imm: int = 0, flags: int = 0,
+):  # fmt: skip
     """Enqueue a WRITE of `nbytes` from `lbuf` to `rbuf` in the next slot (`doca_gpu_dev_rdma_write_strong`).
 
     EBUSY: another block fills a batch. ENOBUFS: the batch is as long as the queue; commit it.
@@ -183,7 +188,10 @@ def rdma_write_strong(rdma, conn, rbuf, roff, lbuf, loff, nbytes, imm=0, flags=0
 
 
 @device_function
-def rdma_write_weak(rdma, conn, rbuf, roff, lbuf, loff, nbytes, imm=0, flags=0, position=0):
+def rdma_write_weak(
+    rdma: DevRdma, conn: int, rbuf: int, roff: int, lbuf: int, loff: int, nbytes: int, imm: int = 0, flags: int = 0,
+    position: int = 0,
+):  # fmt: skip
     """Enqueue a WRITE at a position of a weak batch (`doca_gpu_dev_rdma_write_weak`).
 
     `position` counts from that of `rdma_get_info` on, and may wrap around at its mask. EBUSY: a strong batch was not
@@ -193,7 +201,10 @@ def rdma_write_weak(rdma, conn, rbuf, roff, lbuf, loff, nbytes, imm=0, flags=0, 
 
 
 @device_function
-def _write_inline(strong, rdma, conn, rbuf, roff, pointer, nbytes, imm, flags, position):
+def _write_inline(
+    strong: int, rdma: DevRdma, conn: int, rbuf: int, roff: int, pointer: int, nbytes: int, imm: int, flags: int,
+    position: int,
+):  # fmt: skip
     qp, raddr = qp_of(rdma, conn), address_in(rbuf, roff, nbytes)
     index, lanes = _begin(strong, rdma, conn, position, raddr >= 0 and nbytes <= MAX_INLINE)
     if index >= 0:
@@ -203,20 +214,28 @@ def _write_inline(strong, rdma, conn, rbuf, roff, pointer, nbytes, imm, flags, p
 
 
 @device_function
-def rdma_write_inline_strong(rdma, conn, rbuf, roff, pointer, nbytes, imm=0, flags=0):
+def rdma_write_inline_strong(
+    rdma: DevRdma, conn: int, rbuf: int, roff: int, pointer: int, nbytes: int, imm: int = 0, flags: int = 0,
+):  # fmt: skip
     """Enqueue a WRITE of 1 to 28 bytes, which are copied from `pointer` at once
     (`doca_gpu_dev_rdma_write_inline_strong`)."""
     return _write_inline(True, rdma, conn, rbuf, roff, pointer, nbytes, imm, flags, 0)
 
 
 @device_function
-def rdma_write_inline_weak(rdma, conn, rbuf, roff, pointer, nbytes, imm=0, flags=0, position=0):
+def rdma_write_inline_weak(
+    rdma: DevRdma, conn: int, rbuf: int, roff: int, pointer: int, nbytes: int, imm: int = 0, flags: int = 0,
+    position: int = 0,
+):  # fmt: skip
     """Enqueue such a WRITE at a position of a weak batch (`doca_gpu_dev_rdma_write_inline_weak`)."""
     return _write_inline(False, rdma, conn, rbuf, roff, pointer, nbytes, imm, flags, position)
 
 
 @device_function
-def _write_value(strong, rdma, conn, rbuf, roff, value, nbytes, imm, flags, position):
+def _write_value(
+    strong: int, rdma: DevRdma, conn: int, rbuf: int, roff: int, value: int, nbytes: int, imm: int, flags: int,
+    position: int,
+):  # fmt: skip
     qp, raddr = qp_of(rdma, conn), address_in(rbuf, roff, nbytes)
     index, lanes = _begin(strong, rdma, conn, position, raddr >= 0 and nbytes <= _LONGEST_VALUE)
     if index >= 0:
@@ -226,19 +245,26 @@ def _write_value(strong, rdma, conn, rbuf, roff, value, nbytes, imm, flags, posi
 
 
 @device_function
-def rdma_write_value_strong(rdma, conn, rbuf, roff, value, nbytes=8, imm=0, flags=0):
+def rdma_write_value_strong(
+    rdma: DevRdma, conn: int, rbuf: int, roff: int, value: int, nbytes: int = 8, imm: int = 0, flags: int = 0,
+):  # fmt: skip
     """Enqueue a WRITE of the low `nbytes`, 1 to 8, of `value`. The C function takes a pointer to it."""
     return _write_value(True, rdma, conn, rbuf, roff, value, nbytes, imm, flags, 0)
 
 
 @device_function
-def rdma_write_value_weak(rdma, conn, rbuf, roff, value, nbytes=8, imm=0, flags=0, position=0):
+def rdma_write_value_weak(
+    rdma: DevRdma, conn: int, rbuf: int, roff: int, value: int, nbytes: int = 8, imm: int = 0, flags: int = 0,
+    position: int = 0,
+):  # fmt: skip
     """Enqueue such a WRITE at a position of a weak batch."""
     return _write_value(False, rdma, conn, rbuf, roff, value, nbytes, imm, flags, position)
 
 
 @device_function
-def _read(strong, rdma, conn, rbuf, roff, lbuf, loff, nbytes, position):
+def _read(
+    strong: int, rdma: DevRdma, conn: int, rbuf: int, roff: int, lbuf: int, loff: int, nbytes: int, position: int,
+):  # fmt: skip
     qp, raddr, laddr = qp_of(rdma, conn), address_in(rbuf, roff, nbytes), address_in(lbuf, loff, nbytes)
     index, lanes = _begin(strong, rdma, conn, position, raddr >= 0 and laddr >= 0)
     if index >= 0:
@@ -247,19 +273,23 @@ def _read(strong, rdma, conn, rbuf, roff, lbuf, loff, nbytes, position):
 
 
 @device_function
-def rdma_read_strong(rdma, conn, rbuf, roff, lbuf, loff, nbytes):
+def rdma_read_strong(rdma: DevRdma, conn: int, rbuf: int, roff: int, lbuf: int, loff: int, nbytes: int):
     """Enqueue a READ of `nbytes` from `rbuf` into `lbuf` in the next slot (`doca_gpu_dev_rdma_read_strong`)."""
     return _read(True, rdma, conn, rbuf, roff, lbuf, loff, nbytes, 0)
 
 
 @device_function
-def rdma_read_weak(rdma, conn, rbuf, roff, lbuf, loff, nbytes, position=0):
+def rdma_read_weak(
+    rdma: DevRdma, conn: int, rbuf: int, roff: int, lbuf: int, loff: int, nbytes: int, position: int = 0,
+):  # fmt: skip
     """Enqueue a READ at a position of a weak batch (`doca_gpu_dev_rdma_read_weak`)."""
     return _read(False, rdma, conn, rbuf, roff, lbuf, loff, nbytes, position)
 
 
 @device_function
-def _send(strong, rdma, conn, lbuf, loff, nbytes, imm, flags, position):
+def _send(
+    strong: int, rdma: DevRdma, conn: int, lbuf: int, loff: int, nbytes: int, imm: int, flags: int, position: int,
+):  # fmt: skip
     qp, laddr = qp_of(rdma, conn), address_in(lbuf, loff, nbytes)
     index, lanes = _begin(strong, rdma, conn, position, laddr >= 0)
     if index >= 0:
@@ -269,13 +299,15 @@ def _send(strong, rdma, conn, lbuf, loff, nbytes, imm, flags, position):
 
 
 @device_function
-def rdma_send_strong(rdma, conn, lbuf, loff, nbytes, imm=0, flags=0):
+def rdma_send_strong(rdma: DevRdma, conn: int, lbuf: int, loff: int, nbytes: int, imm: int = 0, flags: int = 0):
     """Enqueue a SEND of `nbytes` from `lbuf` to the peer's next receive (`doca_gpu_dev_rdma_send_strong`)."""
     return _send(True, rdma, conn, lbuf, loff, nbytes, imm, flags, 0)
 
 
 @device_function
-def rdma_send_weak(rdma, conn, lbuf, loff, nbytes, imm=0, flags=0, position=0):
+def rdma_send_weak(
+    rdma: DevRdma, conn: int, lbuf: int, loff: int, nbytes: int, imm: int = 0, flags: int = 0, position: int = 0,
+):  # fmt: skip
     """Enqueue a SEND at a position of a weak batch (`doca_gpu_dev_rdma_send_weak`)."""
     return _send(False, rdma, conn, lbuf, loff, nbytes, imm, flags, position)
 
@@ -284,7 +316,7 @@ def rdma_send_weak(rdma, conn, lbuf, loff, nbytes, imm=0, flags=0, position=0):
 
 
 @device_function
-def _commit(strong, rdma, conn, num):
+def _commit(strong: int, rdma: DevRdma, conn: int, num: int):
     qp = qp_of(rdma, conn)
     if qp == 0:
         return EINVAL
@@ -314,7 +346,7 @@ def _commit(strong, rdma, conn, num):
 
 
 @device_function
-def rdma_commit_strong(rdma, conn):
+def rdma_commit_strong(rdma: DevRdma, conn: int):
     """Let the NIC execute the strong batch of this block (`doca_gpu_dev_rdma_commit_strong`).
 
     First wait for threads that are still enqueuing. OK without a commit if nothing was enqueued. EBUSY: the batch is
@@ -324,7 +356,7 @@ def rdma_commit_strong(rdma, conn):
 
 
 @device_function
-def rdma_commit_weak(rdma, conn, num):
+def rdma_commit_weak(rdma: DevRdma, conn: int, num: int):
     """Let the NIC execute the next `num` positions (`doca_gpu_dev_rdma_commit_weak`).
 
     The caller has waited for the threads that enqueued them, in this block with `block_sync`. EINVAL: one of the
@@ -335,7 +367,7 @@ def rdma_commit_weak(rdma, conn, num):
 
 
 @device_function
-def rdma_get_info(rdma, conn):
+def rdma_get_info(rdma: DevRdma, conn: int):
     """Return the next position, and the mask of positions (`doca_gpu_dev_rdma_get_info`): slots of the queue, less 1.
 
     The position is EINVAL if there is no such connection.
@@ -348,17 +380,17 @@ def rdma_get_info(rdma, conn):
 
 
 @device_function
-def rdma_wait_all(rdma):
+def rdma_wait_all(rdma: DevRdma):
     """Wait until all commits, of all connections, are complete (`doca_gpu_dev_rdma_wait_all`).
 
     Return how many are complete that no call has returned before, or a negative status: EIO if a connection has
     failed, whose `last_error()` says why, and ETIMEDOUT after the deadline. What is complete then counts in a later
     call.
     """
-    uncounted = rdma + DEV_RDMA.uncounted
+    uncounted = rdma + DevRdma.uncounted
     left = ld_relaxed_gpu64(uncounted)  # used at the end: nothing waits for the load
     count = 0
-    for conn in range(ld_fixed32(rdma + DEV_RDMA.connections)):
+    for conn in range(ld_fixed32(rdma + DevRdma.connections)):
         qp = qp_of(rdma, conn)
         if qp != 0:
             queue = queue_of(rdma, conn)

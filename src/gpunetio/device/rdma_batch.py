@@ -10,7 +10,8 @@ slot, so that who changes it has taken that slot and no other. An index that was
 
 from __future__ import annotations
 
-from ..formats.rdma_device import DEV_RDMA_QUEUE, TURN_BLOCK_BITS, TURN_INDEX_BITS, TURN_OPEN_BITS
+from ..formats.device_structs import VerbsQp
+from ..formats.rdma_device import DevRdmaQueue, TURN_BLOCK_BITS, TURN_INDEX_BITS, TURN_OPEN_BITS
 from ..jit.compile import device_function
 from ..jit.ops import (
     block_idx, cas_acquire_gpu64, cas_gpu64, fence_cta, fetch_add_gpu64, ld_fixed32, ld_fixed64, ld_relaxed_gpu64,
@@ -20,7 +21,7 @@ from .cq import timeout_of
 from .status import EBUSY, EINVAL, ETIMEDOUT, OK
 from .waiting import patience
 
-TURN = DEV_RDMA_QUEUE.turn
+TURN = DevRdmaQueue.turn
 _INDEX = (1 << TURN_INDEX_BITS) - 1
 _OPEN_SHIFT, _BLOCK_SHIFT = TURN_INDEX_BITS, TURN_INDEX_BITS + TURN_OPEN_BITS
 _OPEN = ((1 << TURN_OPEN_BITS) - 1) << _OPEN_SHIFT
@@ -36,30 +37,30 @@ def _mine():
 
 
 @device_function
-def _next_index(word, committed):
+def _next_index(word: int, committed: int):
     """Return the index of the next slot. `committed` is an index that was committed at most 16 million slots ago."""
     return committed + (word - committed & _INDEX)
 
 
 @device_function
-def slots_of(queue):
+def slots_of(queue: DevRdmaQueue):
     """Return the slots of the ring."""
-    return ld_fixed32(queue + DEV_RDMA_QUEUE.slots)
+    return ld_fixed32(queue + DevRdmaQueue.slots)
 
 
 @device_function
-def _mark(queue, index):
-    return ld_fixed64(queue + DEV_RDMA_QUEUE.marks) + 8 * (index & slots_of(queue) - 1)
+def _mark(queue: DevRdmaQueue, index: int):
+    return ld_fixed64(queue + DevRdmaQueue.marks) + 8 * (index & slots_of(queue) - 1)
 
 
 @device_function
-def _filled(queue, index):
+def _filled(queue: DevRdmaQueue, index: int):
     """Return the mark of a slot that was filled as often as it was used, the last time for `index`."""
-    return (index >> ld_fixed32(queue + DEV_RDMA_QUEUE.shift)) + 1
+    return (index >> ld_fixed32(queue + DevRdmaQueue.shift)) + 1
 
 
 @device_function
-def next_strong(queue, word, committed):
+def next_strong(queue: DevRdmaQueue, word: int, committed: int):
     """Return the index that a thread of this block may take next, or OTHER_BLOCK: another block fills a batch."""
     if word & _BLOCK != 0 and word & _BLOCK != _mine():
         return OTHER_BLOCK
@@ -67,7 +68,7 @@ def next_strong(queue, word, committed):
 
 
 @device_function
-def take_strong(queue, word, count):
+def take_strong(queue: DevRdmaQueue, word: int, count: int):
     """Take the next `count` slots, if the word is still the same. Return 1 if it was."""
     if word < 0:
         return 0  # a thread commits
@@ -76,7 +77,7 @@ def take_strong(queue, word, count):
 
 
 @device_function
-def close_strong(queue, first, count):
+def close_strong(queue: DevRdmaQueue, first: int, count: int):
     """Note that `count` slots from `first` on are filled, by threads that have waited for each other."""
     for i in range(first, first + count):
         st_relaxed_gpu64(_mark(queue, i), _filled(queue, i))
@@ -85,7 +86,7 @@ def close_strong(queue, first, count):
 
 
 @device_function
-def next_weak(queue, position, committed):
+def next_weak(queue: DevRdmaQueue, position: int, committed: int):
     """Return the index of a position of a weak batch, or OTHER_BLOCK while a strong batch is being filled."""
     word = ld_relaxed_gpu64(queue + TURN)
     if word > _INDEX:
@@ -95,19 +96,19 @@ def next_weak(queue, position, committed):
 
 
 @device_function
-def close_weak(queue, index):
+def close_weak(queue: DevRdmaQueue, index: int):
     """Note that a slot is filled. Whoever commits waits for that by itself."""
     fetch_add_gpu64(_mark(queue, index), 1)
 
 
 @device_function
-def free_index(queue, committed):
+def free_index(queue: DevRdmaQueue, committed: int):
     """Return the index of the first slot that nobody has taken."""
     return _next_index(ld_relaxed_gpu64(queue + TURN), committed)
 
 
 @device_function
-def begin_commit(strong, queue, qp):
+def begin_commit(strong: int, queue: DevRdmaQueue, qp: VerbsQp):
     """Take the right to commit: 1, or 0 if there is no strong batch, or a status. Nobody else changes `turn` then."""
     polls = 0
     start = 0
@@ -130,13 +131,13 @@ def begin_commit(strong, queue, qp):
 
 
 @device_function
-def end_commit(queue, next_index):
+def end_commit(queue: DevRdmaQueue, next_index: int):
     """Free the queue for the next batch, which begins at `next_index`. The caller has fenced what it stored."""
     st_relaxed_gpu64(queue + TURN, next_index & _INDEX)
 
 
 @device_function
-def check_weak(queue, first, count):
+def check_weak(queue: DevRdmaQueue, first: int, count: int):
     """Return OK if each of `count` slots from `first` on was filled once, else EINVAL: nothing of the batch is left."""
     wrong = 0
     if 1 <= count <= slots_of(queue):

@@ -7,8 +7,8 @@ oldest receive. Whoever waits for messages learns the immediate data and the con
 from __future__ import annotations
 
 from ..formats.cqe import CQE64, OPCODE_SHIFT, CqeOpcode
-from ..formats.device_structs import DEV_RQ
-from ..formats.rdma_device import DEV_RDMA, DEV_RDMA_QUEUE
+from ..formats.device_structs import VerbsQp, VerbsRq
+from ..formats.rdma_device import DevRdma, DevRdmaQueue
 from ..jit.compile import device_function
 from ..jit.ops import (
     cas_gpu64, fence_acquire_gpu, fence_release_gpu, ld8, ld64, ld_fixed32, ld_fixed64, ld_relaxed_gpu64, st32, st64,
@@ -26,19 +26,19 @@ from .status import EBUSY, EINVAL, EIO, ENOBUFS, ETIMEDOUT, OK
 from .twosided import fill_receive, has_room, message_cqe, publish, recv_imm, recv_poll, rq_of
 from .waiting import patience
 
-_POSTED = DEV_RQ.ready
+_POSTED = VerbsRq.ready
 _LOOK_EVERY = 256  # polls between looks for a failed connection
-_TAKEN, _LOOKING = DEV_RDMA_QUEUE.taken, DEV_RDMA_QUEUE.looking
+_TAKEN, _LOOKING = DevRdmaQueue.taken, DevRdmaQueue.looking
 
 
 @device_function
-def rdma_get_recv(rdma):
+def rdma_get_recv(rdma: DevRdma) -> DevRdmaQueue:
     """Return the receives of an `Rdma`, for the functions below (`doca_gpu_dev_rdma_get_recv`)."""
-    return queue_of(rdma, ld_fixed32(rdma + DEV_RDMA.connections))
+    return queue_of(rdma, ld_fixed32(rdma + DevRdma.connections))
 
 
 @device_function
-def _take(recv, qp, rq, count):
+def _take(recv: DevRdmaQueue, qp: VerbsQp, rq: VerbsRq, count: int):
     """Take the next slots of a strong batch. Return the index of the first, or a status."""
     polls = 0
     start = 0
@@ -58,14 +58,14 @@ def _take(recv, qp, rq, count):
 
 
 @device_function
-def _parts(recv):
+def _parts(recv: DevRdmaQueue) -> tuple[VerbsQp, VerbsRq]:
     """Return a queue pair that receives there, and the structure of its receive queue; 0 if there are none."""
-    qp = ld_fixed64(recv + DEV_RDMA_QUEUE.qp)
-    return qp, (rq_of(qp) if qp != 0 else 0)
+    qp = VerbsQp(ld_fixed64(recv + DevRdmaQueue.qp))
+    return qp, (rq_of(qp) if qp != 0 else VerbsRq(0))
 
 
 @device_function
-def _address(buf, offset, nbytes):
+def _address(buf: int, offset: int, nbytes: int):
     """Return the address of a range of a buf, or EINVAL. Without a buf there are no bytes."""
     if buf == 0 and nbytes == 0:
         return 0
@@ -73,7 +73,7 @@ def _address(buf, offset, nbytes):
 
 
 @device_function
-def _fill(rq, index, buf, laddr, nbytes):
+def _fill(rq: VerbsRq, index: int, buf: int, laddr: int, nbytes: int):
     lkey = 0
     if nbytes != 0:
         lkey = local_key(buf)
@@ -81,7 +81,7 @@ def _fill(rq, index, buf, laddr, nbytes):
 
 
 @device_function
-def rdma_recv_strong(recv, buf=0, nbytes=0, offset=0):
+def rdma_recv_strong(recv: DevRdmaQueue, buf: int = 0, nbytes: int = 0, offset: int = 0):
     """Enqueue a receive of up to `nbytes` into `buf` in the next slot (`doca_gpu_dev_rdma_recv_strong`).
 
     Without a buf, it is for a WRITE with immediate data. ENOBUFS: all receives are posted or enqueued; wait for a
@@ -107,7 +107,7 @@ def rdma_recv_strong(recv, buf=0, nbytes=0, offset=0):
 
 
 @device_function
-def rdma_recv_weak(recv, buf=0, nbytes=0, offset=0, position=0):
+def rdma_recv_weak(recv: DevRdmaQueue, buf: int = 0, nbytes: int = 0, offset: int = 0, position: int = 0):
     """Enqueue a receive at a position of a weak batch (`doca_gpu_dev_rdma_recv_weak`).
 
     Positions count from that of `rdma_recv_get_info` on.
@@ -127,7 +127,7 @@ def rdma_recv_weak(recv, buf=0, nbytes=0, offset=0, position=0):
 
 
 @device_function
-def _commit(strong, recv, num):
+def _commit(strong: int, recv: DevRdmaQueue, num: int):
     qp, rq = _parts(recv)
     if rq == 0:
         return EINVAL
@@ -144,14 +144,14 @@ def _commit(strong, recv, num):
             end_commit(recv, first)
             return status
     publish(qp, rq, first, first + num, EXCLUSIVE)
-    st_relaxed_gpu64(rq + DEV_RQ.rsvd, first + num)
+    st_relaxed_gpu64(rq + VerbsRq.rsvd, first + num)
     fence_release_gpu()
     end_commit(recv, first + num)
     return OK
 
 
 @device_function
-def rdma_recv_commit_strong(recv):
+def rdma_recv_commit_strong(recv: DevRdmaQueue):
     """Post the strong batch of this block (`doca_gpu_dev_rdma_recv_commit_strong`).
 
     OK and EBUSY are as in `rdma_commit_strong`.
@@ -160,7 +160,7 @@ def rdma_recv_commit_strong(recv):
 
 
 @device_function
-def rdma_recv_commit_weak(recv, num):
+def rdma_recv_commit_weak(recv: DevRdmaQueue, num: int):
     """Post the receives at the next `num` positions (`doca_gpu_dev_rdma_recv_commit_weak`).
 
     The statuses are those of `rdma_commit_weak`.
@@ -169,7 +169,7 @@ def rdma_recv_commit_weak(recv, num):
 
 
 @device_function
-def rdma_recv_get_info(recv):
+def rdma_recv_get_info(recv: DevRdmaQueue):
     """Return the next position of receives, and the mask of positions. The position is EINVAL if there are none."""
     _, rq = _parts(recv)
     if rq == 0:
@@ -178,9 +178,9 @@ def rdma_recv_get_info(recv):
 
 
 @device_function
-def _take_message(recv, conn, qp, queue, number, imms, conns):
+def _take_message(recv: DevRdmaQueue, conn: int, qp: VerbsQp, queue: DevRdmaQueue, number: int, imms: int, conns: int):
     """Take the next message of a connection: OK, EBUSY if there is none, or EIO."""
-    arrival = ld64(queue + DEV_RDMA_QUEUE.received)
+    arrival = ld64(queue + DevRdmaQueue.received)
     status = recv_poll(qp, arrival, GPU)
     if status != OK:
         return status
@@ -190,16 +190,16 @@ def _take_message(recv, conn, qp, queue, number, imms, conns):
         st32(imms + 4 * number, recv_imm(qp, arrival) if has_imm else 0)
     if conns != 0:
         st32(conns + 4 * number, conn)
-    st64(queue + DEV_RDMA_QUEUE.received, arrival + 1)
+    st64(queue + DevRdmaQueue.received, arrival + 1)
     st64(recv + _TAKEN, ld64(recv + _TAKEN) + 1)
     return OK
 
 
 @device_function
-def _take_messages(recv, posted, count, imms, conns):
+def _take_messages(recv: DevRdmaQueue, posted: int, count: int, imms: int, conns: int):
     """Take what has arrived on any connection. Return `count` and how many these are, or EIO."""
-    rdma = ld_fixed64(recv + DEV_RDMA_QUEUE.rdma)
-    for conn in range(ld_fixed32(rdma + DEV_RDMA.connections)):
+    rdma = ld_fixed64(recv + DevRdmaQueue.rdma)
+    for conn in range(ld_fixed32(rdma + DevRdma.connections)):
         qp = qp_of(rdma, conn)
         status = OK if qp != 0 else EBUSY
         while status == OK and ld64(recv + _TAKEN) < posted:
@@ -212,10 +212,10 @@ def _take_messages(recv, posted, count, imms, conns):
 
 
 @device_function
-def _any_failed(recv):
+def _any_failed(recv: DevRdmaQueue):
     """Return whether a thread has seen an error completion of a connection: a shared queue keeps its receives then."""
-    rdma = ld_fixed64(recv + DEV_RDMA_QUEUE.rdma)
-    for conn in range(ld_fixed32(rdma + DEV_RDMA.connections)):
+    rdma = ld_fixed64(recv + DevRdmaQueue.rdma)
+    for conn in range(ld_fixed32(rdma + DevRdma.connections)):
         qp = qp_of(rdma, conn)
         if qp != 0 and has_failed(qp):
             return True
@@ -223,7 +223,7 @@ def _any_failed(recv):
 
 
 @device_function
-def _await_messages(recv, qp, posted, imms, conns, blocking):
+def _await_messages(recv: DevRdmaQueue, qp: VerbsQp, posted: int, imms: int, conns: int, blocking: int):
     count = 0
     polls = 0
     start = 0
@@ -242,7 +242,7 @@ def _await_messages(recv, qp, posted, imms, conns, blocking):
 
 
 @device_function
-def rdma_recv_wait_all(recv, imms=0, conns=0, blocking=1):
+def rdma_recv_wait_all(recv: DevRdmaQueue, imms: int = 0, conns: int = 0, blocking: int = 1):
     """Wait until all posted receives have their messages (`doca_gpu_dev_rdma_recv_wait_all`).
 
     Return how many messages there are that no call has returned before, or a negative status: EIO if a connection has

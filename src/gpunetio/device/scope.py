@@ -12,7 +12,7 @@ Each thread posts `count` WQEs of its own, the same number in the whole group. I
 
 from __future__ import annotations
 
-from ..formats.device_structs import DEV_QP
+from ..formats.device_structs import VerbsQp
 from ..jit.compile import device_function
 from .modes import BLOCK, EXCLUSIVE, THREAD, WARP
 from ..jit.ops import (
@@ -29,7 +29,7 @@ _PART = 8  # ring slots for each thread of a group: operations of two WQEs then 
 
 
 @device_function
-def group_with(key, other, slots, sharing, code_opt, scope):
+def group_with(key: int, other: int, slots: int, sharing: int, code_opt: int, scope: int):
     """Return the converged lanes with the same `key`, which is an address, `other` and `code_opt`.
 
     ALONE if queues are not shared, or if a ring of `slots` is too small for all these lanes.
@@ -44,16 +44,16 @@ def group_with(key, other, slots, sharing, code_opt, scope):
 
 
 @device_function
-def group_of(qp, companion, sharing, code_opt, scope):
+def group_of(qp: VerbsQp, companion: VerbsQp, sharing: int, code_opt: int, scope: int):
     """Return the converged lanes with the same queue, companion (or 0) and `code_opt`, as `group_with` does."""
-    slots = ld_fixed16(qp + DEV_QP.sq_wqe_num)
+    slots = ld_fixed16(qp + VerbsQp.sq_wqe_num)
     if companion != 0:
-        slots = min(slots, ld_fixed16(companion + DEV_QP.sq_wqe_num))
+        slots = min(slots, ld_fixed16(companion + VerbsQp.sq_wqe_num))
     return group_with(qp, companion, slots, sharing, code_opt, scope)
 
 
 @device_function
-def rank_in(scope, lanes):
+def rank_in(scope: int, lanes: int):
     """Return the rank of the thread in its group. Rank 0 leads: it reserves, marks ready and submits for all."""
     if scope == WARP:
         return lane_id()
@@ -63,7 +63,7 @@ def rank_in(scope, lanes):
 
 
 @device_function
-def size_of(scope, lanes):
+def size_of(scope: int, lanes: int):
     """Return the number of threads in the group."""
     if scope == WARP:
         return warp_size()
@@ -73,7 +73,7 @@ def size_of(scope, lanes):
 
 
 @device_function
-def from_leader(value, scope, lanes):
+def from_leader(value: int, scope: int, lanes: int):
     """Return the leader's `value` in all threads of the group."""
     if scope == WARP:
         return warp_broadcast(value, 0)
@@ -83,13 +83,13 @@ def from_leader(value, scope, lanes):
 
 
 @device_function
-def from_last(value, scope):
+def from_last(value: int, scope: int):
     """Return the last thread's `value` in all threads of a warp or block."""
     return warp_broadcast(value, warp_size() - 1) if scope == WARP else block_broadcast(value, block_dim() - 1)
 
 
 @device_function
-def count_in(which, scope):
+def count_in(which: int, scope: int):
     """Return in how many threads of a warp or block `which` is 1, and not 0. They wait for each other."""
     if scope == WARP:
         return warp_count(which)
@@ -97,7 +97,7 @@ def count_in(which, scope):
 
 
 @device_function
-def gather(scope, lanes):
+def gather(scope: int, lanes: int):
     """Wait for the group, so that its leader may announce what the threads have stored."""
     if scope == WARP:
         warp_sync()
@@ -108,7 +108,7 @@ def gather(scope, lanes):
 
 
 @device_function
-def reserve_own(qp, count, sharing, code_opt, scope, lanes):
+def reserve_own(qp: VerbsQp, count: int, sharing: int, code_opt: int, scope: int, lanes: int):
     """Reserve `count` slots for each thread of the group. Return the thread's first slot, or the group's status."""
     first = 0
     rank = rank_in(scope, lanes)
@@ -119,7 +119,7 @@ def reserve_own(qp, count, sharing, code_opt, scope, lanes):
 
 
 @device_function
-def post_own(qp, first, count, sharing, code_opt, scope, lanes):
+def post_own(qp: VerbsQp, first: int, count: int, sharing: int, code_opt: int, scope: int, lanes: int):
     """Mark ready and submit the slots of the group: `count` slots of each thread, from its `first` on.
 
     Return the index of the thread's last slot, its ticket, or a negative status, the same for the whole group.

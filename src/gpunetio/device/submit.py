@@ -20,7 +20,7 @@ slots of many. The word is 2p − 1 while p is wanted or is being announced, and
 
 from __future__ import annotations
 
-from ..formats.device_structs import DEV_QP, DEV_SIDE
+from ..formats.device_structs import VerbsQp, VerbsSide
 from ..formats.doorbell import PI_MASK, WQE_IDX_SHIFT
 from ..jit.compile import device_function
 from .cq import load_index
@@ -36,14 +36,14 @@ from ..jit.ops import (
 from .qp import READY, RSVD, hand_on, mark_ready
 from .status import OK
 
-PI = DEV_QP.sq_wqe_pi
+PI = VerbsQp.sq_wqe_pi
 _REGISTER_WORDS = 8  # of 64 bits, in a BlueFlame register
 _COVERED = -1
 _BF = GPU_SM_BF & ~GPU_SM_DB  # the flag of this handler
 
 
 @device_function
-def fence_release(sync=SYNC_SYS):
+def fence_release(sync: int = SYNC_SYS):
     """Order earlier accesses before later stores, within a scope (`doca_gpu_dev_verbs_fence_release`).
 
     Before a doorbell, use SYNC_SYS: the queue and the payload may be in host memory, and a GPU-scope fence does not
@@ -58,13 +58,13 @@ def fence_release(sync=SYNC_SYS):
 
 
 @device_function
-def is_near(qp):
+def is_near(qp: VerbsQp):
     """Return whether the NIC makes its turns on this GPU: then fences of its scope are enough, wherever memory is."""
-    return ld_fixed64(ld_fixed64(qp + DEV_QP.side) + DEV_SIDE.near) != 0
+    return ld_fixed64(ld_fixed64(qp + VerbsQp.side) + VerbsSide.near) != 0
 
 
 @device_function
-def _fence_for_nic(qp):
+def _fence_for_nic(qp: VerbsQp):
     """Order all accesses before later ones, for the NIC."""
     if is_near(qp):
         fence_gpu()
@@ -73,50 +73,50 @@ def _fence_for_nic(qp):
 
 
 @device_function
-def update_dbr(qp, producer):
+def update_dbr(qp: VerbsQp, producer: int):
     """Write the doorbell record (`doca_gpu_dev_verbs_update_dbr`, without its fence)."""
-    st_relaxed32(ld_fixed64(qp + DEV_QP.sq_dbrec), be32(producer & PI_MASK))
+    st_relaxed32(ld_fixed64(qp + VerbsQp.sq_dbrec), be32(producer & PI_MASK))
 
 
 @device_function
-def _doorbell(qp, producer):
+def _doorbell(qp: VerbsQp, producer: int):
     """Return the eight bytes that announce an index."""
-    return pack64(be32((producer & PI_MASK) << WQE_IDX_SHIFT), ld_fixed32(qp + DEV_QP.sq_num_shift8_be))
+    return pack64(be32((producer & PI_MASK) << WQE_IDX_SHIFT), ld_fixed32(qp + VerbsQp.sq_num_shift8_be))
 
 
 @device_function
-def ring_db(qp, producer, sync=SYNC_SYS, code_opt=DEFAULT):
+def ring_db(qp: VerbsQp, producer: int, sync: int = SYNC_SYS, code_opt: int = DEFAULT):
     """Ring the doorbell register after a release fence of scope `sync` (`doca_gpu_dev_verbs_ring_db`).
 
     With ASYNC_STORE_RELEASE, the store is its own fence from sm_100 on. Elsewhere this fences and stores.
     """
     value = _doorbell(qp, producer)
     if code_opt & ASYNC_STORE_RELEASE:
-        st_mmio_release64(ld_fixed64(qp + DEV_QP.sq_db), value)
+        st_mmio_release64(ld_fixed64(qp + VerbsQp.sq_db), value)
     else:
         fence_release(sync)
-        st_mmio64(ld_fixed64(qp + DEV_QP.sq_db), value)
+        st_mmio64(ld_fixed64(qp + VerbsQp.sq_db), value)
 
 
 @device_function
-def _ring_near(qp, producer, handler, sync):
+def _ring_near(qp: VerbsQp, producer: int, handler: int, sync: int):
     """Ring the register of a NIC that makes its turns on this GPU. It misses no ring, and the record comes first."""
     if handler != GPU_SM_NO_DBR:
         update_dbr(qp, producer)
     if sync != SYNC_THREAD:
         fence_release_gpu()
-    st_relaxed_gpu64(ld_fixed64(qp + DEV_QP.sq_db), _doorbell(qp, producer))
+    st_relaxed_gpu64(ld_fixed64(qp + VerbsQp.sq_db), _doorbell(qp, producer))
 
 
 @device_function
-def ring_proxy(qp, producer, sync=SYNC_SYS):
+def ring_proxy(qp: VerbsQp, producer: int, sync: int = SYNC_SYS):
     """Store the index for the CPU proxy after a release fence of scope `sync` (`doca_gpu_dev_verbs_ring_proxy`)."""
     fence_release(sync)
-    st_relaxed64(ld_fixed64(qp + DEV_QP.sq_db), producer)
+    st_relaxed64(ld_fixed64(qp + VerbsQp.sq_db), producer)
 
 
 @device_function
-def _record_and_ring(qp, producer, code_opt):
+def _record_and_ring(qp: VerbsQp, producer: int, code_opt: int):
     if code_opt & ASYNC_STORE_RELEASE:
         fence_release()  # a doorbell that was its own fence orders no later stores
     update_dbr(qp, producer)
@@ -124,8 +124,8 @@ def _record_and_ring(qp, producer, code_opt):
 
 
 @device_function
-def _announce(qp, producer, sync, code_opt):
-    handler = ld_fixed32(qp + DEV_QP.nic_handler)
+def _announce(qp: VerbsQp, producer: int, sync: int, code_opt: int):
+    handler = ld_fixed32(qp + VerbsQp.nic_handler)
     if handler == CPU_PROXY:
         ring_proxy(qp, producer, sync)
     elif is_near(qp):
@@ -137,13 +137,13 @@ def _announce(qp, producer, sync, code_opt):
 
 
 @device_function
-def _let_it_ring(qp):
+def _let_it_ring(qp: VerbsQp):
     """Wait until a doorbell without a record is on its way: 0.2 µs on an H200, with a proxy 0.4 µs.
 
     Usually a poll for the completion follows. In host memory a poll takes 1.2 µs, and a poll that comes before the NIC
     has answered costs as much again. With a record, and on shared queues, there is such a fence already.
     """
-    handler = ld_fixed32(qp + DEV_QP.nic_handler)
+    handler = ld_fixed32(qp + VerbsQp.nic_handler)
     if handler == CPU_PROXY:
         fence_release_sys()
     elif handler == GPU_SM_NO_DBR:
@@ -151,12 +151,12 @@ def _let_it_ring(qp):
 
 
 @device_function
-def _word(qp):
-    return ld_fixed64(qp + DEV_QP.side) + DEV_SIDE.submit
+def _word(qp: VerbsQp):
+    return ld_fixed64(qp + VerbsQp.side) + VerbsSide.submit
 
 
 @device_function
-def _begin(qp, producer, sharing):
+def _begin(qp: VerbsQp, producer: int, sharing: int):
     """Return the index to announce, or _COVERED if another thread has announced it or will do so."""
     if sharing == EXCLUSIVE:
         return _COVERED if ld64(qp + PI) >= producer else producer
@@ -168,7 +168,7 @@ def _begin(qp, producer, sharing):
 
 
 @device_function
-def _end(qp, producer, sharing, code_opt):
+def _end(qp: VerbsQp, producer: int, sharing: int, code_opt: int):
     """Record what was announced, and announce what other threads have left in the meantime."""
     st_relaxed_gpu64(qp + PI, producer)
     if sharing == EXCLUSIVE:
@@ -182,7 +182,7 @@ def _end(qp, producer, sharing, code_opt):
 
 
 @device_function
-def submit(qp, producer, sharing=GPU, sync=SYNC_SYS, code_opt=DEFAULT):
+def submit(qp: VerbsQp, producer: int, sharing: int = GPU, sync: int = SYNC_SYS, code_opt: int = DEFAULT):
     """Tell the NIC that it may execute all slots below `producer` (`doca_gpu_dev_verbs_submit`).
 
     `sync` is the scope of the fence before the doorbell. With SKIP_DB_RINGING nothing happens, and a later call
@@ -198,7 +198,7 @@ def submit(qp, producer, sharing=GPU, sync=SYNC_SYS, code_opt=DEFAULT):
 
 
 @device_function
-def submit_bf(qp, producer, wqe, sharing=GPU, code_opt=DEFAULT):
+def submit_bf(qp: VerbsQp, producer: int, wqe: int, sharing: int = GPU, code_opt: int = DEFAULT):
     """Submit, and write the last WQE to the BlueFlame register (`doca_gpu_dev_verbs_submit_bf`).
 
     `wqe` is the address of a copy of that WQE: 64 bytes in the block's shared memory (`block_slot`). The WQE must be in
@@ -207,19 +207,19 @@ def submit_bf(qp, producer, wqe, sharing=GPU, code_opt=DEFAULT):
     """
     if code_opt & SKIP_DB_RINGING:
         return OK
-    if has_bulk_copy() == 0 or ld_fixed32(qp + DEV_QP.nic_handler) & _BF == 0:
+    if has_bulk_copy() == 0 or ld_fixed32(qp + VerbsQp.nic_handler) & _BF == 0:
         return submit(qp, producer, sharing, SYNC_SYS, code_opt)
     target = _begin(qp, producer, sharing)
     if target != _COVERED:
         fence_release()
-        copy_to_register(ld_fixed64(qp + DEV_QP.sq_db), wqe)
+        copy_to_register(ld_fixed64(qp + VerbsQp.sq_db), wqe)
         _record_and_ring(qp, target, code_opt)
         _end(qp, target, sharing, code_opt)
     return OK
 
 
 @device_function
-def submit_bf_warp(qp, producer, wqe, sharing=GPU, code_opt=DEFAULT):
+def submit_bf_warp(qp: VerbsQp, producer: int, wqe: int, sharing: int = GPU, code_opt: int = DEFAULT):
     """Submit like `submit_bf`, but by a whole warp: the first eight lanes write 8 bytes each
     (`doca_gpu_dev_verbs_submit_bf_warp`).
 
@@ -233,10 +233,10 @@ def submit_bf_warp(qp, producer, wqe, sharing=GPU, code_opt=DEFAULT):
     target = warp_broadcast(target, 0)
     if target == _COVERED:
         return OK
-    if ld_fixed32(qp + DEV_QP.nic_handler) & _BF:
+    if ld_fixed32(qp + VerbsQp.nic_handler) & _BF:
         wqe = warp_broadcast(wqe, 0)
         warp_sync()  # all lanes may now read what lane 0 has stored there
-        register = ld_fixed64(qp + DEV_QP.sq_db)
+        register = ld_fixed64(qp + VerbsQp.sq_db)
         fence_release()
         for i in range(lane_id(), _REGISTER_WORDS, warp_size()):
             st_mmio64(register + 8 * i, ld64(wqe + 8 * i))
@@ -251,7 +251,9 @@ def submit_bf_warp(qp, producer, wqe, sharing=GPU, code_opt=DEFAULT):
 
 
 @device_function
-def submit_multi(qps, producers, count, sharing=GPU, sync=SYNC_SYS, code_opt=DEFAULT):
+def submit_multi(
+    qps: int, producers: int, count: int, sharing: int = GPU, sync: int = SYNC_SYS, code_opt: int = DEFAULT,
+):  # fmt: skip
     """Submit several queues (`doca_gpu_dev_verbs_submit_multi_qps`).
 
     `qps` and `producers` are addresses of `count` 64-bit words: the queues, and the index of each.
@@ -263,7 +265,7 @@ def submit_multi(qps, producers, count, sharing=GPU, sync=SYNC_SYS, code_opt=DEF
 
 
 @device_function
-def announce_alone(qp, producer, sync, code_opt):
+def announce_alone(qp: VerbsQp, producer: int, sync: int, code_opt: int):
     """Submit on a shared queue where nobody else can ring, and let the next thread go on."""
     _announce(qp, producer, sync, code_opt)
     st_relaxed_gpu64(qp + PI, producer)
@@ -273,7 +275,7 @@ def announce_alone(qp, producer, sync, code_opt):
 
 
 @device_function
-def _post_shared(qp, first, last, sharing, code_opt):
+def _post_shared(qp: VerbsQp, first: int, last: int, sharing: int, code_opt: int):
     # The three loads are in flight together, and while the fence waits for the stores to the slots. The one fence then
     # also orders what the threads before us have stored.
     ready = load_index(qp + READY, GPU)
@@ -292,7 +294,7 @@ def _post_shared(qp, first, last, sharing, code_opt):
 
 
 @device_function
-def post(qp, first, last, sharing=GPU, code_opt=DEFAULT):
+def post(qp: VerbsQp, first: int, last: int, sharing: int = GPU, code_opt: int = DEFAULT):
     """Mark slots `first` to `last` ready and submit them. Return `last` as the ticket, or a negative status."""
     if code_opt & SKIP_DB_RINGING:
         status = mark_ready(qp, first, last, sharing)

@@ -9,7 +9,7 @@ returns the receive that it used.
 from __future__ import annotations
 
 from ..formats.cqe import CQE64, FORMAT_MASK, FORMAT_SHIFT, INIT_OP_OWN, OPCODE_SHIFT, OWNER_MASK, CqeFormat
-from ..formats.device_structs import DEV_CQ, DEV_QP, DEV_RQ, DEV_SIDE
+from ..formats.device_structs import VerbsCq, VerbsQp, VerbsRq, VerbsSide
 from ..formats.doorbell import PI_MASK
 from ..formats.wqe import INVALID_LKEY, MAX_TRANSFER, SEGMENT
 from ..jit.compile import device_function
@@ -29,12 +29,14 @@ from .status import EBUSY, EINVAL, EIO, ENOBUFS, EOVERFLOW, ETIMEDOUT, OK
 from .waiting import patience
 from .wqe import CQ_UPDATE, SEND, SEND_IMM, data_segment, prepare_nop, prepare_send
 
-_CQ = DEV_SIDE.cq_rq
+_CQ = VerbsSide.cq_rq
 _INVALID = INIT_OP_OWN >> OPCODE_SHIFT
 
 
 @device_function
-def _send(qp, laddr, lkey, nbytes, opcode, imm, sharing, code_opt, scope):
+def _send(
+    qp: VerbsQp, laddr: int, lkey: int, nbytes: int, opcode: int, imm: int, sharing: int, code_opt: int, scope: int,
+):  # fmt: skip
     valid = 1 <= nbytes <= MAX_TRANSFER
     if scope == THREAD and not valid:
         return EINVAL
@@ -51,13 +53,18 @@ def _send(qp, laddr, lkey, nbytes, opcode, imm, sharing, code_opt, scope):
 
 
 @device_function
-def send(qp, laddr, lkey, nbytes, sharing=GPU, code_opt=DEFAULT, scope=THREAD):
+def send(
+    qp: VerbsQp, laddr: int, lkey: int, nbytes: int, sharing: int = GPU, code_opt: int = DEFAULT, scope: int = THREAD,
+):  # fmt: skip
     """Send `nbytes`, at least 1, from `laddr` to the peer's next receive (`doca_gpu_dev_verbs_send`)."""
     return _send(qp, laddr, lkey, nbytes, SEND, 0, sharing, code_opt, scope)
 
 
 @device_function
-def send_imm(qp, laddr, lkey, nbytes, imm, sharing=GPU, code_opt=DEFAULT, scope=THREAD):
+def send_imm(
+    qp: VerbsQp, laddr: int, lkey: int, nbytes: int, imm: int, sharing: int = GPU, code_opt: int = DEFAULT,
+    scope: int = THREAD,
+):  # fmt: skip
     """Send like `send`, with 32 bits of immediate data that `recv_imm` returns at the other end."""
     return _send(qp, laddr, lkey, nbytes, SEND_IMM, imm, sharing, code_opt, scope)
 
@@ -66,18 +73,18 @@ def send_imm(qp, laddr, lkey, nbytes, imm, sharing=GPU, code_opt=DEFAULT, scope=
 
 
 @device_function
-def rq_of(qp):
+def rq_of(qp: VerbsQp) -> VerbsRq:
     """Return the structure of the receive queue, or 0."""
-    return ld_fixed64(ld_fixed64(qp + DEV_QP.side) + DEV_SIDE.rq)
+    return VerbsRq(ld_fixed64(ld_fixed64(qp + VerbsQp.side) + VerbsSide.rq))
 
 
 @device_function
-def has_room(qp, rq, first, count, sharing):
+def has_room(qp: VerbsQp, rq: VerbsRq, first: int, count: int, sharing: int):
     """Return whether the slots of receives first … first + count − 1 are free."""
-    slots = ld_fixed32(rq + DEV_RQ.wqe_num)
-    done = ld_fixed64(rq + DEV_RQ.done)
+    slots = ld_fixed32(rq + VerbsRq.wqe_num)
+    done = ld_fixed64(rq + VerbsRq.done)
     if done == 0:
-        consumed = load_index(ld_fixed64(qp + DEV_QP.side) + _CQ + DEV_CQ.cqe_ci, sharing)
+        consumed = load_index(ld_fixed64(qp + VerbsQp.side) + _CQ + VerbsCq.cqe_ci, sharing)
         return first + count <= consumed + slots
     for i in range(first, first + count):
         if i >= slots and ld_relaxed64(done + 8 * (i & (slots - 1))) != i - slots + 1:
@@ -86,23 +93,23 @@ def has_room(qp, rq, first, count, sharing):
 
 
 @device_function
-def _reserve(qp, rq, count, sharing):
+def _reserve(qp: VerbsQp, rq: VerbsRq, count: int, sharing: int):
     while True:
-        first = load_index(rq + DEV_RQ.rsvd, sharing)
+        first = load_index(rq + VerbsRq.rsvd, sharing)
         if not has_room(qp, rq, first, count, sharing):
             return ENOBUFS
         if sharing == EXCLUSIVE:
-            st64(rq + DEV_RQ.rsvd, first + count)
+            st64(rq + VerbsRq.rsvd, first + count)
             return first
-        if cas_gpu64(rq + DEV_RQ.rsvd, first, first + count) == first:
+        if cas_gpu64(rq + VerbsRq.rsvd, first, first + count) == first:
             return first
 
 
 @device_function
-def fill_receive(rq, index, laddr, lkey, nbytes):
-    size = ld_fixed32(rq + DEV_RQ.wqe_size)
-    slot = index & (ld_fixed32(rq + DEV_RQ.wqe_num) - 1)
-    wqe = ld_fixed64(rq + DEV_RQ.wqe_daddr) + slot * size
+def fill_receive(rq: VerbsRq, index: int, laddr: int, lkey: int, nbytes: int):
+    size = ld_fixed32(rq + VerbsRq.wqe_size)
+    slot = index & (ld_fixed32(rq + VerbsRq.wqe_num) - 1)
+    wqe = ld_fixed64(rq + VerbsRq.wqe_daddr) + slot * size
     used = 0
     if nbytes > 0:
         data_segment(wqe, laddr, lkey, nbytes)
@@ -112,23 +119,23 @@ def fill_receive(rq, index, laddr, lkey, nbytes):
 
 
 @device_function
-def publish(qp, rq, first, next_index, sharing):
+def publish(qp: VerbsQp, rq: VerbsRq, first: int, next_index: int, sharing: int):
     """Announce receives to the NIC, in the order of their reservation."""
     if sharing != EXCLUSIVE:
-        status = await_turn(qp, rq + DEV_RQ.ready, first, sharing)
+        status = await_turn(qp, rq + VerbsRq.ready, first, sharing)
         if status != OK:
             return status
         fence_acquire_gpu()
     fence_release_sys()
-    st_relaxed32(ld_fixed64(rq + DEV_RQ.dbrec), be32(next_index & PI_MASK))
+    st_relaxed32(ld_fixed64(rq + VerbsRq.dbrec), be32(next_index & PI_MASK))
     if sharing != EXCLUSIVE:
         fence_gpu()  # orders this record before that of the next thread
-    st_relaxed_gpu64(rq + DEV_RQ.ready, next_index)
+    st_relaxed_gpu64(rq + VerbsRq.ready, next_index)
     return OK
 
 
 @device_function
-def recv(qp, laddr, lkey, nbytes, sharing=GPU, scope=THREAD):
+def recv(qp: VerbsQp, laddr: int, lkey: int, nbytes: int, sharing: int = GPU, scope: int = THREAD):
     """Post a receive of up to `nbytes` to `laddr`. Return a ticket for `recv_wait` (`doca_gpu_dev_verbs_recv`).
 
     0 bytes are enough for a WRITE with immediate data, which brings no data here. ENOBUFS: all receives are posted.
@@ -141,7 +148,7 @@ def recv(qp, laddr, lkey, nbytes, sharing=GPU, scope=THREAD):
     valid = 0 <= nbytes <= MAX_TRANSFER
     if scope == THREAD and not valid:
         return EINVAL
-    lanes = group_with(rq, 0, ld_fixed32(rq + DEV_RQ.wqe_num), sharing, DEFAULT, scope)
+    lanes = group_with(rq, 0, ld_fixed32(rq + VerbsRq.wqe_num), sharing, DEFAULT, scope)
     rank, size = rank_in(scope, lanes), size_of(scope, lanes)
     first = 0
     if rank == 0:
@@ -164,51 +171,51 @@ def recv(qp, laddr, lkey, nbytes, sharing=GPU, scope=THREAD):
 
 
 @device_function
-def message_cqe(qp, arrival):
+def message_cqe(qp: VerbsQp, arrival: int):
     """Return the address of the completion of a message."""
-    cq = ld_fixed64(qp + DEV_QP.side) + _CQ
-    return cqe_address(cq, arrival + ld_fixed64(cq + DEV_CQ.cqe_rsvd))
+    cq = ld_fixed64(qp + VerbsQp.side) + _CQ
+    return cqe_address(cq, arrival + ld_fixed64(cq + VerbsCq.cqe_rsvd))
 
 
 @device_function
-def _slot(qp, rq, arrival):
+def _slot(qp: VerbsQp, rq: VerbsRq, arrival: int):
     """Return the slot of a shared queue that a message is in. Some devices count receives, others slots."""
-    return be16(ld16(message_cqe(qp, arrival) + CQE64.wqe_counter)) & (ld_fixed32(rq + DEV_RQ.wqe_num) - 1)
+    return be16(ld16(message_cqe(qp, arrival) + CQE64.wqe_counter)) & (ld_fixed32(rq + VerbsRq.wqe_num) - 1)
 
 
 @device_function
-def _count_shared(qp, rq, cq, arrival, sharing):
+def _count_shared(qp: VerbsQp, rq: VerbsRq, cq: VerbsCq, arrival: int, sharing: int):
     """Count a message that has arrived in a shared queue, and free the slot of its receive.
 
     EBUSY if another thread does so: meanwhile the slot may be reserved again, and name a later receive.
     """
-    counting = ld_fixed64(qp + DEV_QP.side) + DEV_SIDE.counting
+    counting = ld_fixed64(qp + VerbsQp.side) + VerbsSide.counting
     if sharing != EXCLUSIVE and cas_gpu64(counting, arrival, arrival + 1) != arrival:
         return EBUSY
     slot = _slot(qp, rq, arrival)
     # Not `ready`, which is raised after the record. No slot is reserved again before it is free.
-    newest = ld_relaxed_gpu64(rq + DEV_RQ.rsvd) - 1
-    index = newest - ((newest - slot) & (ld_fixed32(rq + DEV_RQ.wqe_num) - 1))
-    st_relaxed_gpu64(ld_fixed64(rq + DEV_RQ.done) + 8 * slot, index + 1)
+    newest = ld_relaxed_gpu64(rq + VerbsRq.rsvd) - 1
+    index = newest - ((newest - slot) & (ld_fixed32(rq + VerbsRq.wqe_num) - 1))
+    st_relaxed_gpu64(ld_fixed64(rq + VerbsRq.done) + 8 * slot, index + 1)
     if sharing != EXCLUSIVE:
         fence_gpu()  # a thread that sees the message counted finds its slot
-    raise_index(cq + DEV_CQ.cqe_ci, arrival + 1, sharing)
+    raise_index(cq + VerbsCq.cqe_ci, arrival + 1, sharing)
     return OK
 
 
 @device_function
-def recv_slot(qp, arrival):
+def recv_slot(qp: VerbsQp, arrival: int):
     """Return the ticket of the receive that message number `arrival` of the queue used. First wait for the message.
 
     On a shared receive queue, this works until the slot has received another message and a thread has waited for it.
     """
     rq = rq_of(qp)
-    done = ld_fixed64(rq + DEV_RQ.done)
+    done = ld_fixed64(rq + VerbsRq.done)
     return ld_relaxed64(done + 8 * _slot(qp, rq, arrival)) - 1 if done != 0 else arrival
 
 
 @device_function
-def recv_poll(qp, ticket, sharing=GPU):
+def recv_poll(qp: VerbsQp, ticket: int, sharing: int = GPU):
     """Check once whether a receive, or message number `ticket`, and all before it are complete: OK, EBUSY or EIO.
 
     Messages that have arrived are counted, so a shared receive queue has room again. After EIO,
@@ -216,27 +223,27 @@ def recv_poll(qp, ticket, sharing=GPU):
     """
     if ticket < 0:
         return ticket
-    side, rq = ld_fixed64(qp + DEV_QP.side), rq_of(qp)
+    side, rq = ld_fixed64(qp + VerbsQp.side), rq_of(qp)
     if rq == 0:
         return EINVAL
     cq = side + _CQ
-    shared = ld_fixed64(rq + DEV_RQ.done) != 0
+    shared = ld_fixed64(rq + VerbsRq.done) != 0
     while True:
-        ci = load_index(cq + DEV_CQ.cqe_ci, sharing)
+        ci = load_index(cq + VerbsCq.cqe_ci, sharing)
         # In parts if the ring is shorter than the wait; one by one if each message frees a slot of a shared queue.
-        part = min(ticket, ci if shared else ci + ld_fixed32(cq + DEV_CQ.cqe_num) - 1)
+        part = min(ticket, ci if shared else ci + ld_fixed32(cq + VerbsCq.cqe_num) - 1)
         status = poll_ring(side, cq, part, not shared, sharing)
         if status == OK and part >= ci:
             if shared:
                 status = _count_shared(qp, rq, cq, part, sharing)
-            if status == OK and ld_fixed64(side + DEV_SIDE.tells_cq):
+            if status == OK and ld_fixed64(side + VerbsSide.tells_cq):
                 update_cq_record(cq, sharing)
         if status != OK or part == ticket:
             return status
 
 
 @device_function
-def _await(qp, arrival, sharing):
+def _await(qp: VerbsQp, arrival: int, sharing: int):
     """Wait for the queue's message number `arrival` and all before it: OK or a negative status."""
     status = recv_poll(qp, arrival, sharing)
     polls = 0
@@ -254,7 +261,7 @@ def _await(qp, arrival, sharing):
 
 
 @device_function
-def _await_group(qp, ticket, sharing, scope):
+def _await_group(qp: VerbsQp, ticket: int, sharing: int, scope: int):
     """Wait like `_await`. In warp and block scope, the last thread waits for all, as in `wait`."""
     if scope != THREAD:
         status = ticket
@@ -268,20 +275,20 @@ def _await_group(qp, ticket, sharing, scope):
 
 
 @device_function
-def _is_there(qp, arrival):
+def _is_there(qp: VerbsQp, arrival: int):
     """Return whether the completion of a message that has arrived is still there, and not one of a later lap."""
-    cq, rq = ld_fixed64(qp + DEV_QP.side) + _CQ, rq_of(qp)
-    position = arrival + ld_fixed64(cq + DEV_CQ.cqe_rsvd)
+    cq, rq = ld_fixed64(qp + VerbsQp.side) + _CQ, rq_of(qp)
+    position = arrival + ld_fixed64(cq + VerbsCq.cqe_rsvd)
     word = be32(ld_relaxed32(cqe_address(cq, position) + CQE64.wqe_counter))
-    there = (word & OWNER_MASK) == ((position & ld_fixed32(cq + DEV_CQ.cqe_num)) != 0)
+    there = (word & OWNER_MASK) == ((position & ld_fixed32(cq + VerbsCq.cqe_num)) != 0)
     there = there and (word & 0xFF) >> OPCODE_SHIFT != _INVALID  # being overwritten
-    if ld_fixed64(rq + DEV_RQ.done) == 0:
+    if ld_fixed64(rq + VerbsRq.done) == 0:
         there = there and word >> 16 == arrival & PI_MASK
     return there
 
 
 @device_function
-def recv_bytes(qp, arrival):
+def recv_bytes(qp: VerbsQp, arrival: int):
     """Return the length of a message that has arrived, in bytes (`doca_gpu_dev_verbs_cqe_get_bytes`).
 
     This works until the ring of completions has wrapped around.
@@ -291,13 +298,13 @@ def recv_bytes(qp, arrival):
 
 
 @device_function
-def recv_imm(qp, arrival):
+def recv_imm(qp: VerbsQp, arrival: int):
     """Return the 32 bits of immediate data of a message or a WRITE."""
     return be32(ld32(message_cqe(qp, arrival) + CQE64.imm_inval_pkey))
 
 
 @device_function
-def recv_inline(qp, arrival):
+def recv_inline(qp: VerbsQp, arrival: int):
     """Return the address of a message's bytes inside its completion, or 0 if they are in the receive's buffer
     (`doca_gpu_dev_verbs_cqe_is_inline`, `…cqe_get_inl_data`).
 
@@ -308,7 +315,7 @@ def recv_inline(qp, arrival):
 
 
 @device_function
-def recv_wait(qp, ticket, sharing=GPU, scope=THREAD, daddr=0, dlkey=0):
+def recv_wait(qp: VerbsQp, ticket: int, sharing: int = GPU, scope: int = THREAD, daddr: int = 0, dlkey: int = 0):
     """Wait for a receive and all before it. Return the number of bytes received, or a negative status
     (`doca_gpu_dev_verbs_recv_wait`).
 
@@ -330,26 +337,26 @@ def recv_wait(qp, ticket, sharing=GPU, scope=THREAD, daddr=0, dlkey=0):
 
 
 @device_function
-def recv_wait_all(qp, sharing=GPU):
+def recv_wait_all(qp: VerbsQp, sharing: int = GPU):
     """Wait for all receives posted: OK or a negative status (`doca_gpu_dev_verbs_recv_wait` without a ticket).
 
     EINVAL: the queue has no receives, or shares them with other queues.
     """
     rq = rq_of(qp)
-    if rq == 0 or ld_fixed64(rq + DEV_RQ.done) != 0:
+    if rq == 0 or ld_fixed64(rq + VerbsRq.done) != 0:
         return EINVAL
-    posted = load_index(rq + DEV_RQ.rsvd, sharing)
+    posted = load_index(rq + VerbsRq.rsvd, sharing)
     return OK if posted == 0 else _await(qp, posted - 1, sharing)
 
 
 @device_function
-def recv_next(qp, sharing=GPU):
+def recv_next(qp: VerbsQp, sharing: int = GPU):
     """Wait for the queue's next message. Return its number, for `recv_bytes` and its relatives, or a negative status.
 
     Each thread that calls this gets a different message. All wait for the same one, and the first takes it, so a wait
     that ends without a message leaves no gap.
     """
-    arrivals = ld_fixed64(qp + DEV_QP.side) + DEV_SIDE.arrivals
+    arrivals = ld_fixed64(qp + VerbsQp.side) + VerbsSide.arrivals
     while True:
         arrival = load_index(arrivals, sharing)
         status = _await(qp, arrival, sharing)

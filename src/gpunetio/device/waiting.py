@@ -17,7 +17,7 @@ SHORTEST_NAP_NS, LONGEST_NAP_NS = 100_000, 1_000_000
 
 
 @device_function
-def relax(polls):
+def relax(polls: int):
     """Let others run between two polls, on the host."""
     if on_host():
         if polls < HOST_SPINS:
@@ -27,7 +27,7 @@ def relax(polls):
 
 
 @device_function
-def patience(polls, start, timeout_ns):
+def patience(polls: int, start: int, timeout_ns: int):
     """Do one step of a wait. Return its start time (0 until the clock was first read), or -1 after the deadline."""
     relax(polls)
     if polls & (CLOCK_EVERY - 1) == CLOCK_EVERY - 1:
@@ -40,7 +40,7 @@ def patience(polls, start, timeout_ns):
 
 
 @device_function
-def nap(polls, word=0, longest_ns=LONGEST_NAP_NS):
+def nap(polls: int, word: int = 0, longest_ns: int = LONGEST_NAP_NS):
     """Do one step of a loop that has found nothing to do. Threads of the host sleep, so that others get the core.
 
     `polls` counts the turns of the loop since it has last found something; the first ones spin. A nap ends after
@@ -60,7 +60,7 @@ def nap(polls, word=0, longest_ns=LONGEST_NAP_NS):
 
 
 @device_function
-def wake(word):
+def wake(word: int):
     """End the nap of the thread that sleeps at a word, which sees all that was stored before. Nothing on CUDA."""
     if on_host() and exchange64(word, 0) != 0:
         futex_wake(word)

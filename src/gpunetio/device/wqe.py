@@ -7,7 +7,7 @@ WQE at instead of the ring, for BlueFlame (`block_slot`). Addresses, keys, value
 
 from __future__ import annotations
 
-from ..formats.device_structs import DEV_QP
+from ..formats.device_structs import VerbsQp
 from ..formats.doorbell import PI_MASK, WQE_IDX_SHIFT
 from ..formats.operations import OPERATIONS
 from ..formats.wqe import (
@@ -28,7 +28,7 @@ WAIT, DUMP = int(WqeOpcode.WAIT), int(WqeOpcode.DUMP)
 def _ds(opcode: WqeOpcode, data: int, form: int = 0) -> int:
     """Return where a queue has its QPN with the segment count of a WQE, which has `data` data segments."""
     segments = 1 + len(OPERATIONS[opcode].forms[form]) + data
-    return DEV_QP.offsets[f"sq_num_shift8_be_{segments}ds"]
+    return VerbsQp.entry.offsets[f"sq_num_shift8_be_{segments}ds"]
 
 
 _NOP_DS, _WAIT_DS, _DUMP_DS = _ds(WqeOpcode.NOP, 0), _ds(WqeOpcode.WAIT, 0), _ds(WqeOpcode.DUMP, 1)
@@ -41,13 +41,13 @@ _INLINE_IN_ONE = 12  # payload bytes that share a segment with the inline header
 
 
 @device_function
-def wqe_address(qp, index):
+def wqe_address(qp: VerbsQp, index: int):
     """Return the address of the slot of `index` (`doca_gpu_dev_verbs_get_wqe_ptr`)."""
-    return ld_fixed64(qp + DEV_QP.sq_wqe_daddr) + ((index & ld_fixed16(qp + DEV_QP.sq_wqe_mask)) << WQEBB_SHIFT)
+    return ld_fixed64(qp + VerbsQp.sq_wqe_daddr) + ((index & ld_fixed16(qp + VerbsQp.sq_wqe_mask)) << WQEBB_SHIFT)
 
 
 @device_function
-def _start(qp, index, at, opcode, ds, flags, imm):
+def _start(qp: VerbsQp, index: int, at: int, opcode: int, ds: int, flags: int, imm: int):
     """Write the control segment and return the WQE's address. `ds`: the field with the QPN and the segment count."""
     wqe = at if at != 0 else wqe_address(qp, index)
     first = be32((index & PI_MASK) << WQE_IDX_SHIFT | opcode)
@@ -56,30 +56,33 @@ def _start(qp, index, at, opcode, ds, flags, imm):
 
 
 @device_function
-def signal_wqe(qp, index):
+def signal_wqe(qp: VerbsQp, index: int):
     """Request a completion of a WQE that was built without."""
     st8(wqe_address(qp, index) + CTRL_SEG.fm_ce_se, CQ_UPDATE)
 
 
 @device_function
-def _raddr(segment, raddr, rkey):
+def _raddr(segment: int, raddr: int, rkey: int):
     st128(segment, be64(raddr), pack64(be32(rkey), 0))
 
 
 @device_function
-def data_segment(segment, laddr, lkey, nbytes):
+def data_segment(segment: int, laddr: int, lkey: int, nbytes: int):
     """Write a data segment, 16 bytes of a WQE: `nbytes` at `laddr`, under `lkey`."""
     st128(segment, pack64(be32(nbytes & (INLINE_SEG - 1)), be32(lkey)), be64(laddr))
 
 
 @device_function
-def prepare_nop(qp, index, flags=CQ_UPDATE, at=0):
+def prepare_nop(qp: VerbsQp, index: int, flags: int = CQ_UPDATE, at: int = 0):
     """Build a NOP (`doca_gpu_dev_verbs_wqe_prepare_nop`)."""
     _start(qp, index, at, NOP, _NOP_DS, flags, 0)
 
 
 @device_function
-def prepare_write(qp, index, raddr, rkey, laddr, lkey, nbytes, flags=CQ_UPDATE, opcode=RDMA_WRITE, imm=0, at=0):
+def prepare_write(
+    qp: VerbsQp, index: int, raddr: int, rkey: int, laddr: int, lkey: int, nbytes: int, flags: int = CQ_UPDATE,
+    opcode: int = RDMA_WRITE, imm: int = 0, at: int = 0,
+):  # fmt: skip
     """Build an RDMA WRITE of one local segment (`doca_gpu_dev_verbs_wqe_prepare_write`)."""
     wqe = _start(qp, index, at, opcode, _WRITE_DS, flags, imm)
     _raddr(wqe + 16, raddr, rkey)
@@ -88,8 +91,8 @@ def prepare_write(qp, index, raddr, rkey, laddr, lkey, nbytes, flags=CQ_UPDATE, 
 
 @device_function
 def prepare_write2(
-    qp, index, raddr, rkey, laddr0, lkey0, nbytes0, laddr1, lkey1, nbytes1, flags=CQ_UPDATE, opcode=RDMA_WRITE, imm=0,
-    at=0,
+    qp: VerbsQp, index: int, raddr: int, rkey: int, laddr0: int, lkey0: int, nbytes0: int, laddr1: int, lkey1: int,
+    nbytes1: int, flags: int = CQ_UPDATE, opcode: int = RDMA_WRITE, imm: int = 0, at: int = 0,
 ):  # fmt: skip
     """Build an RDMA WRITE gathered from two local segments (`doca_gpu_dev_verbs_wqe_prepare_write`, second form)."""
     wqe = _start(qp, index, at, opcode, _WRITE2_DS, flags, imm)
@@ -100,8 +103,9 @@ def prepare_write2(
 
 @device_function
 def prepare_write_value(
-    qp, index, raddr, rkey, value, nbytes, flags=CQ_UPDATE, at=0, opcode=RDMA_WRITE, imm=0
-):
+    qp: VerbsQp, index: int, raddr: int, rkey: int, value: int, nbytes: int, flags: int = CQ_UPDATE, at: int = 0,
+    opcode: int = RDMA_WRITE, imm: int = 0,
+):  # fmt: skip
     """Build an inline RDMA WRITE of the low `nbytes` (1 to 8) of `value`
     (`…prepare_inl_rdma_write_wqe_header`, `_data`)."""
     wqe = _start(qp, index, at, opcode, _WRITE_DS, flags, imm)
@@ -111,8 +115,9 @@ def prepare_write_value(
 
 @device_function
 def prepare_write_inline(
-    qp, index, raddr, rkey, laddr, nbytes, flags=CQ_UPDATE, at=0, opcode=RDMA_WRITE, imm=0
-):
+    qp: VerbsQp, index: int, raddr: int, rkey: int, laddr: int, nbytes: int, flags: int = CQ_UPDATE, at: int = 0,
+    opcode: int = RDMA_WRITE, imm: int = 0,
+):  # fmt: skip
     """Build an inline RDMA WRITE of at most 28 bytes from `laddr`, which needs no key (`…wqe_prepare_write_inl`).
 
     Return OK, or EINVAL for another length. Then nothing is written.
@@ -127,7 +132,10 @@ def prepare_write_inline(
 
 
 @device_function
-def prepare_read(qp, index, raddr, rkey, laddr, lkey, nbytes, flags=CQ_UPDATE, at=0):
+def prepare_read(
+    qp: VerbsQp, index: int, raddr: int, rkey: int, laddr: int, lkey: int, nbytes: int, flags: int = CQ_UPDATE,
+    at: int = 0,
+):  # fmt: skip
     """Build an RDMA READ into one local segment (`doca_gpu_dev_verbs_wqe_prepare_read`)."""
     wqe = _start(qp, index, at, RDMA_READ, _READ_DS, flags, 0)
     _raddr(wqe + 16, raddr, rkey)
@@ -135,7 +143,10 @@ def prepare_read(qp, index, raddr, rkey, laddr, lkey, nbytes, flags=CQ_UPDATE, a
 
 
 @device_function
-def prepare_read2(qp, index, raddr, rkey, laddr0, lkey0, nbytes0, laddr1, lkey1, nbytes1, flags=CQ_UPDATE, at=0):
+def prepare_read2(
+    qp: VerbsQp, index: int, raddr: int, rkey: int, laddr0: int, lkey0: int, nbytes0: int, laddr1: int, lkey1: int,
+    nbytes1: int, flags: int = CQ_UPDATE, at: int = 0,
+):  # fmt: skip
     """Build an RDMA READ scattered to two local segments (`doca_gpu_dev_verbs_wqe_prepare_read`, second form)."""
     wqe = _start(qp, index, at, RDMA_READ, _READ2_DS, flags, 0)
     _raddr(wqe + 16, raddr, rkey)
@@ -144,14 +155,20 @@ def prepare_read2(qp, index, raddr, rkey, laddr0, lkey0, nbytes0, laddr1, lkey1,
 
 
 @device_function
-def prepare_send(qp, index, laddr, lkey, nbytes, flags=CQ_UPDATE, opcode=SEND, imm=0, at=0):
+def prepare_send(
+    qp: VerbsQp, index: int, laddr: int, lkey: int, nbytes: int, flags: int = CQ_UPDATE, opcode: int = SEND,
+    imm: int = 0, at: int = 0,
+):  # fmt: skip
     """Build a SEND of one local segment, with immediate data if `opcode` is SEND_IMM."""
     wqe = _start(qp, index, at, opcode, _SEND_DS, flags, imm)
     data_segment(wqe + 16, laddr, lkey, nbytes)
 
 
 @device_function
-def prepare_atomic(qp, index, opcode, raddr, rkey, laddr, lkey, compare, swap_add, flags=CQ_UPDATE, at=0):
+def prepare_atomic(
+    qp: VerbsQp, index: int, opcode: int, raddr: int, rkey: int, laddr: int, lkey: int, compare: int, swap_add: int,
+    flags: int = CQ_UPDATE, at: int = 0,
+):  # fmt: skip
     """Build an 8-byte ATOMIC_FA, which adds `swap_add`, or ATOMIC_CS (`…wqe_prepare_atomic`).
 
     The old value is written to `laddr`.
@@ -163,7 +180,10 @@ def prepare_atomic(qp, index, opcode, raddr, rkey, laddr, lkey, compare, swap_ad
 
 
 @device_function
-def prepare_masked_add(qp, index, nbytes, raddr, rkey, laddr, lkey, add, boundary=0, flags=CQ_UPDATE, at=0):
+def prepare_masked_add(
+    qp: VerbsQp, index: int, nbytes: int, raddr: int, rkey: int, laddr: int, lkey: int, add: int, boundary: int = 0,
+    flags: int = CQ_UPDATE, at: int = 0,
+):  # fmt: skip
     """Build a masked fetch-and-add of 4 or 8 bytes (`doca_gpu_dev_verbs_wqe_prepare_atomic_ext`, MASKED_FA).
 
     The word may have several fields: no carry leaves a bit that is set in `boundary`. Return OK, or EINVAL for another
@@ -184,8 +204,8 @@ def prepare_masked_add(qp, index, nbytes, raddr, rkey, laddr, lkey, add, boundar
 
 @device_function
 def prepare_masked_swap32(
-    qp, index, raddr, rkey, laddr, lkey, compare, swap, compare_mask=0xFFFF_FFFF, swap_mask=0xFFFF_FFFF,
-    flags=CQ_UPDATE, at=0,
+    qp: VerbsQp, index: int, raddr: int, rkey: int, laddr: int, lkey: int, compare: int, swap: int,
+    compare_mask: int = 0xFFFF_FFFF, swap_mask: int = 0xFFFF_FFFF, flags: int = CQ_UPDATE, at: int = 0,
 ):  # fmt: skip
     """Build a masked compare-and-swap of 4 bytes (`doca_gpu_dev_verbs_wqe_prepare_atomic_ext<4>`, MASKED_CS).
 
@@ -200,8 +220,9 @@ def prepare_masked_swap32(
 
 @device_function
 def prepare_masked_swap64(
-    qp, index, raddr, rkey, laddr, lkey, compare, swap, compare_mask=-1, swap_mask=-1, flags=CQ_UPDATE
-):
+    qp: VerbsQp, index: int, raddr: int, rkey: int, laddr: int, lkey: int, compare: int, swap: int,
+    compare_mask: int = -1, swap_mask: int = -1, flags: int = CQ_UPDATE,
+):  # fmt: skip
     """Build a masked compare-and-swap of 8 bytes (`doca_gpu_dev_verbs_wqe_prepare_atomic_ext<8>`, MASKED_CS).
 
     It takes two slots, `index` and the next, but generates one completion, for `index`. So waits by index need a
@@ -216,7 +237,7 @@ def prepare_masked_swap64(
 
 
 @device_function
-def prepare_wait(qp, index, max_index, cqn, flags=CQ_UPDATE, at=0):
+def prepare_wait(qp: VerbsQp, index: int, max_index: int, cqn: int, flags: int = CQ_UPDATE, at: int = 0):
     """Build a WAIT until completion `max_index` (low 32 bits, from 0) of CQ `cqn` exists (`…wqe_prepare_wait`).
 
     Only on a queue created with `core_direct_master`.
@@ -226,7 +247,7 @@ def prepare_wait(qp, index, max_index, cqn, flags=CQ_UPDATE, at=0):
 
 
 @device_function
-def prepare_dump(qp, index, laddr, lkey, nbytes=1, flags=CQ_UPDATE, at=0):
+def prepare_dump(qp: VerbsQp, index: int, laddr: int, lkey: int, nbytes: int = 1, flags: int = CQ_UPDATE, at: int = 0):
     """Build a DUMP: the NIC reads `nbytes` at `laddr`, after all WQEs before it (`…wqe_prepare_dump`)."""
     wqe = _start(qp, index, at, DUMP, _DUMP_DS, flags, 0)
     data_segment(wqe + 16, laddr, lkey, nbytes)
@@ -234,8 +255,9 @@ def prepare_dump(qp, index, laddr, lkey, nbytes=1, flags=CQ_UPDATE, at=0):
 
 @device_function
 def prepare_memcpy(
-    qp, index, daddr, dlkey, saddr, slkey, nbytes, opaque_addr, opaque_lkey, flags=CQ_UPDATE, at=0
-):
+    qp: VerbsQp, index: int, daddr: int, dlkey: int, saddr: int, slkey: int, nbytes: int, opaque_addr: int,
+    opaque_lkey: int, flags: int = CQ_UPDATE, at: int = 0,
+):  # fmt: skip
     """Build an MMO that copies 1 byte to 2 GiB of local memory, from `saddr` to `daddr`.
 
     Only on a queue created with `memcpy`, which also has the opaque buffer (`verbs.QP.opaque`).

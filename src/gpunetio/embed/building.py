@@ -12,24 +12,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..errors import DocaError, InitializationError, NotPermittedError, NotSupportedError
-from ..kept import DamagedError, read_kept, turn_to_make, write_kept
+from ..kept import DamagedError, read_kept, turn_to_make, users_folder, write_kept
 from ..trusted import make_trusted_folder
 
 HEADER = Path(__file__).with_name("python.h")
 _OPTIONS = ("-std=gnu11", "-O2", "-fPIC", "-shared", "-pthread", "-ldl", f"-I{HEADER.parent}")
 _TIMEOUT = 100
 _CURE = "set XDG_CACHE_HOME to a folder of yours that only you may write"
-
-
-def _cache() -> Path:
-    """Return the user's folder for what can be made anew (XDG Base Directory Specification)."""
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    if not os.path.isabs(base):  # the specification: then ignore it
-        try:
-            base = Path.home() / ".cache"
-        except RuntimeError:
-            raise InitializationError("this user has no home folder: set XDG_CACHE_HOME to a folder of yours") from None
-    return Path(base, "gpunetio")
 
 
 def _digest(source: Path, options: Sequence[str]) -> str:
@@ -49,7 +38,10 @@ def library(name: str, source: Path, user: str, more: Sequence[str] = (), **text
     NotPermittedError if another user may put a library of theirs in its place.
     """
     options = [*_OPTIONS, *more, *(f"-D{macro}={_literal(text)}" for macro, text in texts.items())]
-    made = _cache() / _digest(source, options) / name
+    folder = users_folder()
+    if folder is None:
+        raise InitializationError("this user has no home folder: set XDG_CACHE_HOME to a folder of yours")
+    made = folder / _digest(source, options) / name
     if _is_whole(made):
         return made
     compiler = shutil.which(os.environ.get("CC", "cc"))

@@ -86,7 +86,8 @@ static void python_leave(struct python_caller caller)
     })
 
 // A program in C ends without Python, whose threads go on while exit(3) calls the destructors of libraries. So none may use
-// LLVM any more. LLVM's destructors come later than this, as it was there before. A child of fork(2) has no other threads.
+// LLVM any more. LLVM's destructors come later than this, as it was there before, but for those of what it makes when it
+// first compiles: then Python registers this again. A child of fork(2) has no other threads.
 static void python_end(void)
 {
     if (getpid() != python_process || !python_lives()) return;
@@ -150,9 +151,14 @@ static bool python_start(const struct python *how, const char *statement)
     int state = ours ? 0 : python_ensure();
     int failed = python_execute(code);
     if (ours) {
+        if (!failed) {  // else nothing of gpunetio runs
+            snprintf(code, sizeof code, "import gpunetio.compiler\ngpunetio.compiler.ends_by(%llu)\n",
+                     (unsigned long long)(uintptr_t)python_end);
+            python_execute(code);
+        }
         python_save();
         python_process = getpid();
-        if (!failed) atexit(python_end);  // else nothing of gpunetio runs
+        if (!failed) atexit(python_end);
     } else python_release(state);
     if (failed) how->fail("gpunetio cannot be imported: see the traceback on stderr", "");
     return !failed;

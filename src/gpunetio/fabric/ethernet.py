@@ -14,7 +14,6 @@ import threading
 from collections.abc import Callable, Container, Sequence
 
 import numpy as np
-from numba import types
 
 from ..errors import NoMemoryError
 from ..formats.packet import IPV4_MAPPED, ROCE_UDP_PORT
@@ -51,7 +50,7 @@ def _put(end, frame, nbytes):
 
 
 class EthernetWire:
-    """The record that nopython code uses, at `address`, for frames through the descriptor `fd`; `record` is a view.
+    """The record that compiled code uses, at `address`, for frames through the descriptor `fd`; `record` is a view.
 
     `reading` is FILE, SOCKET, STREAM or DATAGRAM_SOCKET (ethernet_records.py), which sends to the socket address
     `send_to`. `offloads`: a VIRTIO_NET is before each frame, in both directions. `name` is what messages call the wire.
@@ -74,7 +73,7 @@ class EthernetWire:
         self._egresses: dict[tuple[bytes, int, int], int] = {}  # by MAC, GID index, and UDP port
         self._lock, self._on_gone = threading.Lock(), on_gone
         self._closed = self._lost = False
-        _put.compile((types.int64,) * 3)
+        _put.compile()
         with contextlib.ExitStack() as undo:
             self._lay_out(fd, reading, send_to, VIRTIO_NET.size if offloads else 0)
             self.record["promiscuous"] = promiscuous

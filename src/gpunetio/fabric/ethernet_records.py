@@ -1,10 +1,10 @@
-"""The data of the nopython code of wires that carry Ethernet frames, and what the kernel's calls for them take."""
+"""The data of the compiled code of wires that carry Ethernet frames, and what the kernel's calls for them take."""
 
 from __future__ import annotations
 
-from numba import types
 
 from ..jit.struct_view import View, struct_view
+from ..jit.ops.calls import External, external
 from ..formats.layout import Entry
 
 BATCH = 32  # frames that are taken at a time
@@ -167,9 +167,9 @@ arrived_at: View = struct_view(ARRIVED)
 send_slot_at: View = struct_view(SEND_SLOT)
 virtio_net_at: View = struct_view(VIRTIO_NET)
 
-read = types.ExternalFunction("read", types.int64(types.int32, types.int64, types.uint64))
-write = types.ExternalFunction("write", types.int64(types.int32, types.int64, types.uint64))
-writev = types.ExternalFunction("writev", types.int64(types.int32, types.int64, types.int32))
-recv = types.ExternalFunction("recv", types.int64(types.int32, types.int64, types.uint64, types.int32))
-sendmsg = types.ExternalFunction("sendmsg", types.int64(types.int32, types.int64, types.int32))
-send = types.ExternalFunction("send", types.int64(types.int32, types.int64, types.uint64, types.int32))
+read: External = external("read", 32, 64, 64, ret=64)
+write: External = external("write", 32, 64, 64, ret=64)
+writev: External = external("writev", 32, 64, 32, ret=64)
+recv: External = external("recv", 32, 64, 64, 32, ret=64)
+sendmsg: External = external("sendmsg", 32, 64, 32, ret=64)
+send: External = external("send", 32, 64, 64, 32, ret=64)

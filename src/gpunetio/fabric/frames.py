@@ -12,18 +12,18 @@ from __future__ import annotations
 
 import numpy as np
 
+from ..formats.layout import Entry
+from ..formats.packet import BTH, FLOW_LABEL_MASK, ICRC_SIZE, QPN_MASK
 from ..jit.compile import device_function, engine_function
 from ..jit.ops import be32, ld32, ld_acquire64, ld_relaxed64, prefetch, st_release64
 from ..jit.struct_view import View, struct_view
-from ..formats.layout import Entry
-from ..formats.packet import BTH, FLOW_LABEL_MASK, ICRC_SIZE, QPN_MASK
 
 # Positions count bytes and never wrap. `asleep` is set by a consumer that waits in the kernel and wants to be woken;
 # `takes_frames` by one that takes Ethernet frames, too.
 #
-# Where the consumer reaches memory of the producer's NIC without frames (nic/dma/reach.py), the producer counts in
-# `withdrawn` how often it took back a right, and in `failed` how many of its queue pairs have failed. `answered` is the
-# value of `withdrawn` that the consumer has taken in.
+# Where the consumer reaches memory of the producer's NIC without frames (nic/dma/reach.py), the producer
+# counts in `withdrawn` how often it took back a right, and in `failed` how many of its queue pairs have failed.
+# `answered` is the value of `withdrawn` that the consumer has taken in.
 PIPE = Entry("pipe", 192, """
     head           0  i64
     tail          64  i64

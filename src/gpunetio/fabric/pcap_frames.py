@@ -5,7 +5,6 @@ The file is read in pieces and not mapped: whoever shortens a mapped file ends t
 
 from __future__ import annotations
 
-from numba import types
 
 from ..formats.layout import Entry
 from ..formats.packet import ETHERNET
@@ -104,8 +103,8 @@ class PcapFrames:
         self._record["swapped"], self._record["unit"] = file.big_endian, file.unit
         self._record["begin"] = self._record["end"] = self._filled = self._memory.address
         self._at = file.rewind()  # where in the file the bytes come from that are first in memory
-        _find_end.compile((types.int64,) * 2)  # not while frames have to keep to their times
-        _put_frames.compile((types.int64,) * 3)
+        _find_end.compile()  # not while frames have to keep to their times
+        _put_frames.compile()
 
     def close(self) -> None:
         """Free the memory."""

@@ -69,7 +69,7 @@ def gid_of(address: Address) -> tuple[int, int]:
 
 
 class UdpWire:
-    """Sockets, buffers and the record that nopython code uses, at `address`; `record` is a view of it.
+    """Sockets, buffers and the record that compiled code uses, at `address`; `record` is a view of it.
 
     `tx_end` is the address of the PIPE_END that `transmit` consumes. `gid_indices` are the addresses' indices in the
     GID table, by default 0, 1, …  `gso=False` and `gro=False` turn the kernel's batching off.

@@ -1,4 +1,4 @@
-"""The data of the UDP wire's nopython code: its own records, and the kernel's structures for sendmmsg and recvmmsg.
+"""The data of the UDP wire's compiled code: its own records, and the kernel's structures for sendmmsg and recvmmsg.
 
 The kernel's structures are those of 64-bit little-endian Linux: socket(7), recvmmsg(2), udp(7), ip(7), ipv6(7).
 """
@@ -6,9 +6,9 @@ The kernel's structures are those of 64-bit little-endian Linux: socket(7), recv
 from __future__ import annotations
 
 
-from numba import types
 
 from ..jit.ops import ld32
+from ..jit.ops.calls import External, external
 from ..jit.compile import device_function
 from ..jit.struct_view import View, struct_view
 from ..formats.layout import Entry
@@ -178,11 +178,9 @@ tx_slot_at: View = struct_view(TX_SLOT)
 mmsghdr_at: View = struct_view(MMSGHDR)
 iovec_at: View = struct_view(IOVEC)
 
-sendmmsg = types.ExternalFunction("sendmmsg", types.int32(types.int32, types.int64, types.uint32, types.int32))
-recvmmsg = types.ExternalFunction(
-    "recvmmsg", types.int32(types.int32, types.int64, types.uint32, types.int32, types.int64)
-)
-_errno_location = types.ExternalFunction("__errno_location", types.int64())
+sendmmsg: External = external("sendmmsg", 32, 64, 32, 32, ret=32)
+recvmmsg: External = external("recvmmsg", 32, 64, 32, 32, 64, ret=32)
+_errno_location = external("__errno_location", ret=64)
 
 
 @device_function

@@ -4,25 +4,34 @@ GPUNetIO's own are not public, so these are ours. Kernels only read the first tw
 host; the third one travels, and is big-endian.
 """
 
-from .layout import Entry
+from .layout import I64, U32, Entry, Record
 
-# A range of memory that a NIC can access.
-#
-#     address   first byte, as keys and kernels address it; below 2^63
-#     nbytes    its length; offsets that kernels give lie inside
-#     lkey      key of memory of this process, or 0: the memory is a peer's
-#     rkey      key for the peer's requests, of the peer's memory or of ours; in the byte order of the host
-DEV_BUF = Entry("dev_buf", 32, """
-    address                 0  i64
-    nbytes                  8  i64
-    lkey                   16  u32
-    rkey                   20  u32
-""")
 
-# An array of them: `num` DEV_BUFs lie behind it.
-DEV_BUF_ARR = Entry("dev_buf_arr", 32, """
-    num                     0  i64
-""")
+class DevBuf(Record, size=32):
+    """A range of memory that a NIC can access.
+
+        address   first byte, as keys and kernels address it; below 2^63
+        nbytes    its length; offsets that kernels give lie inside
+        lkey      key of memory of this process, or 0: the memory is a peer's
+        rkey      key for the peer's requests, of the peer's memory or of ours; in the byte order of the host
+    """
+
+    address: I64 = 0
+    nbytes: I64 = 8
+    lkey: U32 = 16
+    rkey: U32 = 20
+
+
+DEV_BUF = DevBuf.entry
+
+
+class DevBufArr(Record, size=32):
+    """An array of them: `num` DevBufs lie behind it."""
+
+    num: I64 = 0
+
+
+DEV_BUF_ARR = DevBufArr.entry
 
 # A memory map as its owner describes it to a peer. `access` is an `enums.Access`: what the peer may do.
 MEMORY_EXPORT = Entry("memory_export", 32, """

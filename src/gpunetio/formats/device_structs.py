@@ -4,7 +4,9 @@ A CUDA C++ kernel written for GPUNetIO takes a pointer to `DEV_QP` as it is. Eig
 own: `side`, at byte 88, points to a `DEV_SIDE`.
 """
 
-from .layout import Entry
+from typing import Annotated
+
+from .layout import I32, I64, U8, U16, U32, Entry, Record
 
 _CQ = """
     cqe_daddr            0  i64
@@ -17,32 +19,55 @@ _CQ = """
     cqe_rsvd            40  i64
     mem_type            48  u32
 """
-DEV_CQ = Entry("doca_gpu_dev_verbs_cq", 64, _CQ)
 
-DEV_QP = Entry("doca_gpu_dev_verbs_qp", 296, """
-    sq_rsvd_index           0  i64
-    sq_ready_index          8  i64
-    sq_wqe_pi              16  i64
-    sq_num                 24  u32
-    sq_num_shift8          28  u32
-    sq_num_shift8_be       32  u32
-    sq_num_shift8_be_1ds   36  u32
-    sq_num_shift8_be_2ds   40  u32
-    sq_num_shift8_be_3ds   44  u32
-    sq_num_shift8_be_4ds   48  u32
-    sq_num_shift8_be_5ds   52  u32
-    sq_lock                56  i32
-    sq_wqe_num             60  u16
-    sq_wqe_mask            62  u16
-    sq_wqe_daddr           64  i64
-    sq_dbrec               72  i64
-    sq_db                  80  i64
-    side                   88  i64
-    cq_sq                 160  raw[64]
-    nic_handler           288  u32
-    mem_type              292  u32
-""")
 
+class VerbsCq(Record, size=64):
+    """A completion queue: GPUNetIO's `struct doca_gpu_dev_verbs_cq`."""
+
+    cqe_daddr: I64 = 0
+    cq_num: U32 = 8
+    cqe_num: U32 = 12
+    dbrec: I64 = 16
+    cqe_ci: I64 = 24
+    cqe_mask: U32 = 32
+    cqe_size: U8 = 36
+    cqe_rsvd: I64 = 40
+    mem_type: U32 = 48
+
+
+DEV_CQ = VerbsCq.entry
+
+
+class VerbsQp(Record, size=296):
+    """A queue pair: GPUNetIO's `struct doca_gpu_dev_verbs_qp`.
+
+    `cq_sq` is the `VerbsCq` of its sends.
+    """
+
+    sq_rsvd_index: I64 = 0
+    sq_ready_index: I64 = 8
+    sq_wqe_pi: I64 = 16
+    sq_num: U32 = 24
+    sq_num_shift8: U32 = 28
+    sq_num_shift8_be: U32 = 32
+    sq_num_shift8_be_1ds: U32 = 36
+    sq_num_shift8_be_2ds: U32 = 40
+    sq_num_shift8_be_3ds: U32 = 44
+    sq_num_shift8_be_4ds: U32 = 48
+    sq_num_shift8_be_5ds: U32 = 52
+    sq_lock: I32 = 56
+    sq_wqe_num: U16 = 60
+    sq_wqe_mask: U16 = 62
+    sq_wqe_daddr: I64 = 64
+    sq_dbrec: I64 = 72
+    sq_db: I64 = 80
+    side: I64 = 88
+    cq_sq: Annotated[int, "raw[64]"] = 160
+    nic_handler: U32 = 288
+    mem_type: U32 = 292
+
+
+DEV_QP = VerbsQp.entry
 MEM_TYPE_GPU = 2  # DOCA_GPUNETIO_VERBS_MEM_TYPE_GPU, which debug builds of device code assert
 
 # The structures of GPUNetIO 1.0, with which NCCL 2.28 and 2.29 were built. Each has the members of the newer one but
@@ -71,36 +96,49 @@ DEV_QP_1_0 = Entry("doca_gpu_dev_verbs_qp 1.0", 280, """
     mem_type              276  u32
 """)
 
-# What the C structure has no room for. DEV_QP.side points to it, in the same memory.
-# `submit` is the index that threads of a shared queue want to announce (device/submit.py). `rq` points to a DEV_RQ,
-# either `own_rq` or that of a shared receive queue, or is 0. `cq_rq` is a DEV_CQ. Its record is updated if `tells_cq`.
-# `arrivals` counts the messages that threads waited for. `counting` counts those whose receive in a shared queue a
-# thread has given back, or is giving back. `near`: the NIC makes its turns on the GPU of the kernels.
-DEV_SIDE = Entry("dev_side", 256, """
-    timeout_ns              0  i64
-    broken                  8  i64
-    err_index              16  i64
-    err_syndrome           24  i64
-    err_vendor             32  i64
-    submit                 40  i64
-    rq                     48  i64
-    arrivals               56  i64
-    tells_cq               64  i64
-    counting               72  i64
-    near                   80  i64
-    cq_rq                 128  raw[64]
-    own_rq                192  raw[64]
-""")
 
-# A receive queue, or a contiguous shared one. `done` of a shared one points to one word per slot: 1 + the index of the
-# receive that completed there last. Two indices count receives: those reserved (`rsvd`), and those announced to the NIC
-# (`ready`).
-DEV_RQ = Entry("dev_rq", 64, """
-    wqe_daddr               0  i64
-    dbrec                   8  i64
-    rsvd                   16  i64
-    ready                  24  i64
-    done                   32  i64
-    wqe_num                40  u32
-    wqe_size               44  u32
-""")
+class VerbsSide(Record, size=256):
+    """What the C structure has no room for.
+
+    VerbsQp.side points to it, in the same memory. `submit` is the index that threads of a shared queue want to
+    announce (device/submit.py). `rq` points to a VerbsRq, either `own_rq` or that of a shared receive queue, or is
+    0. `cq_rq` is a VerbsCq. Its record is updated if `tells_cq`. `arrivals` counts the messages that threads waited
+    for. `counting` counts those whose receive in a shared queue a thread has given back, or is giving back. `near`:
+    the NIC makes its turns on the GPU of the kernels.
+    """
+
+    timeout_ns: I64 = 0
+    broken: I64 = 8
+    err_index: I64 = 16
+    err_syndrome: I64 = 24
+    err_vendor: I64 = 32
+    submit: I64 = 40
+    rq: I64 = 48
+    arrivals: I64 = 56
+    tells_cq: I64 = 64
+    counting: I64 = 72
+    near: I64 = 80
+    cq_rq: Annotated[int, "raw[64]"] = 128
+    own_rq: Annotated[int, "raw[64]"] = 192
+
+
+DEV_SIDE = VerbsSide.entry
+
+
+class VerbsRq(Record, size=64):
+    """A receive queue, or a contiguous shared one.
+
+    `done` of a shared one points to one word per slot: 1 + the index of the receive that completed there last. Two
+    indices count receives: those reserved (`rsvd`), and those announced to the NIC (`ready`).
+    """
+
+    wqe_daddr: I64 = 0
+    dbrec: I64 = 8
+    rsvd: I64 = 16
+    ready: I64 = 24
+    done: I64 = 32
+    wqe_num: U32 = 40
+    wqe_size: U32 = 44
+
+
+DEV_RQ = VerbsRq.entry

@@ -6,97 +6,120 @@ and sets them to 0 again when it restarts the queue.
 """
 
 from enum import IntEnum
+from typing import Annotated
 
-from .layout import Entry
+from .device_structs import VerbsQp
+from .layout import I64, U8, U16, U32, Record
 
-# A send queue. The first 296 bytes are a DEV_QP (device_structs.py), so what posts to a queue pair also posts to this
-# queue: sq_num is the number of the SQ, sq_wqe_num its basic blocks (64 … 32768, a power of two), cq_sq its CQ, with at
-# least as many entries as there are basic blocks, and `side` a DEV_SIDE.
-#
-# Not every WQE is signalled: those with NOTIFY are, and so that kernels learn when slots are free, those with a basic
-# block at an index of which (index & signal_mask) == signal_mask.
-#
-#     completed    kernels   WQEs below this index are complete, as far as a kernel has looked
-#     notified     kernels   completions of WQEs with NOTIFY that kernels have found
-#     taken        kernels   how many of them `txq_poll` has returned
-#     wait_mask    host      wait_value_seg.mask of a WAIT for a time: (8 << 32) - 1 in real time; 0: it cannot wait
-#     cs_flags     host      eth_seg.cs_flags of each packet: formats.wqe.EthChecksum
-#     signal_mask  host      a quarter of sq_wqe_num, less 1
-#     max_lso      host      most bytes of payload of a TSO; 0: the device has none
-DEV_ETH_TXQ = Entry("dev_eth_txq", 384, """
-    completed             320  i64
-    notified              328  i64
-    taken                 336  i64
-    wait_mask             344  i64
-    cs_flags              352  u32
-    signal_mask           356  u32
-    max_lso               360  u32
-""")
 
-# A receive queue on the GPU data path: a ring of packets in one buffer, which the NIC fills again and again. Packet i
-# is at packet_address + ((i & packet_mask) << stride_shift). Before the queue goes to RDY, the host fills the ring of
-# WQEs once, each with the next part of the buffer, and stores wqe_num to the doorbell record.
-#
-#     next            kernels   index of the packet that arrives next, counted in strides
-#     first           kernels   index of the first packet of the last receive
-#     too_long        kernels   packets that were too long for the rest of their WQE; their strides are skipped
-#     given_back      kernels   WQEs that were given back to the NIC: the doorbell record is wqe_num + this
-#     err_…           kernels   the error completion that ended the queue: number of the CQE, syndromes
-#     quiet           kernels   looks since the last packet, of threads of the host
-#     packet_address  host      address of the buffer for kernels
-#     dbrec           host      address of the word of the doorbell record that counts receives
-#     packet_mask     host      packets in the buffer, a power of two, less 1
-#     stride_shift    host      log2 of the bytes from one packet to the next
-#     strides_shift   host      log2 of the packets in the buffer of one WQE; 0 if the RQ is not striding
-#     wqe_num         host      WQEs in the ring, a power of two, at most 32768
-#     striding        host      not 0: CQEs count strides (formats.cqe.STRIDES_SHIFT)
-#     lkey            host      key of the buffer
-#     tells_cq        host      not 0: the CQ must not overrun, and kernels keep its doorbell record
-#     real_time       host      not 0: timestamps are seconds << 32 | nanoseconds, otherwise nanoseconds
-#     mcst_qp         host      address of a DEV_QP that reads the buffer before kernels do, for GPUs before Hopper, or
-#                               0: kernels post DUMPs to it
-#     wakes           host      not 0: the NIC wakes a thread of the host that naps at the word `wakeup`
-#     cq              both      DEV_CQ of its completions, with packet_mask + 1 entries or more. Kernels write cqe_ci
-#     wakeup          both      where a thread of the host naps (device/waiting.py)
-DEV_ETH_RXQ = Entry("dev_eth_rxq", 256, """
-    next                    0  i64
-    first                   8  i64
-    too_long               16  i64
-    given_back             24  i64
-    err_index              32  i64
-    err_syndrome           40  i64
-    err_vendor             48  i64
-    quiet                  56  i64
-    packet_address         64  i64
-    dbrec                  72  i64
-    packet_mask            80  u32
-    stride_shift           84  u32
-    strides_shift          88  u32
-    wqe_num                92  u32
-    striding               96  u32
-    lkey                  100  u32
-    tells_cq              104  u32
-    real_time             108  u32
-    mcst_qp               112  i64
-    wakes                 120  u32
-    cq                    128  raw[64]
-    wakeup                192  i64
-""")
+class EthTxq(VerbsQp, size=384):
+    """A send queue.
 
-# What `rxq_recv` writes for each packet. `checks` are formats.cqe.RxChecksum, `headers` and `hash_type` the bytes
-# l4_hdr_type_etc and rss_hash_type of the CQE; `vlan` is the TCI of a tag that was stripped (RxHeaders.VLAN_STRIPPED).
-PACKET_ATTR = Entry("packet_attr", 32, """
-    timestamp_ns            0  i64
-    bytes                   8  u32
-    flow_tag               12  u32
-    hash                   16  u32
-    metadata               20  u32
-    checks                 24  u8
-    headers                25  u8
-    vlan                   26  u16
-    hash_type              28  u8
-    check_sum              30  u16
-""")
+    The first 296 bytes are a VerbsQp (device_structs.py), so what posts to a queue pair also posts to this queue:
+    sq_num is the number of the SQ, sq_wqe_num its basic blocks (64 … 32768, a power of two), cq_sq its CQ, with at
+    least as many entries as there are basic blocks, and `side` a VerbsSide.
+
+    Not every WQE is signalled: those with NOTIFY are, and so that kernels learn when slots are free, those with a
+    basic block at an index of which (index & signal_mask) == signal_mask.
+
+        completed    kernels   WQEs below this index are complete, as far as a kernel has looked
+        notified     kernels   completions of WQEs with NOTIFY that kernels have found
+        taken        kernels   how many of them `txq_poll` has returned
+        wait_mask    host      wait_value_seg.mask of a WAIT for a time: (8 << 32) - 1 in real time; 0: it cannot wait
+        cs_flags     host      eth_seg.cs_flags of each packet: formats.wqe.EthChecksum
+        signal_mask  host      a quarter of sq_wqe_num, less 1
+        max_lso      host      most bytes of payload of a TSO; 0: the device has none
+    """
+
+    completed: I64 = 320
+    notified: I64 = 328
+    taken: I64 = 336
+    wait_mask: I64 = 344
+    cs_flags: U32 = 352
+    signal_mask: U32 = 356
+    max_lso: U32 = 360
+
+
+DEV_ETH_TXQ = EthTxq.entry
+
+
+class EthRxq(Record, size=256):
+    """A receive queue on the GPU data path: a ring of packets in one buffer, which the NIC fills again and again.
+
+    Packet i is at packet_address + ((i & packet_mask) << stride_shift). Before the queue goes to RDY, the host
+    fills the ring of WQEs once, each with the next part of the buffer, and stores wqe_num to the doorbell record.
+
+        next            kernels   index of the packet that arrives next, counted in strides
+        first           kernels   index of the first packet of the last receive
+        too_long        kernels   packets that were too long for the rest of their WQE; their strides are skipped
+        given_back      kernels   WQEs that were given back to the NIC: the doorbell record is wqe_num + this
+        err_…           kernels   the error completion that ended the queue: number of the CQE, syndromes
+        quiet           kernels   looks since the last packet, of threads of the host
+        packet_address  host      address of the buffer for kernels
+        dbrec           host      address of the word of the doorbell record that counts receives
+        packet_mask     host      packets in the buffer, a power of two, less 1
+        stride_shift    host      log2 of the bytes from one packet to the next
+        strides_shift   host      log2 of the packets in the buffer of one WQE; 0 if the RQ is not striding
+        wqe_num         host      WQEs in the ring, a power of two, at most 32768
+        striding        host      not 0: CQEs count strides (formats.cqe.STRIDES_SHIFT)
+        lkey            host      key of the buffer
+        tells_cq        host      not 0: the CQ must not overrun, and kernels keep its doorbell record
+        real_time       host      not 0: timestamps are seconds << 32 | nanoseconds, otherwise nanoseconds
+        mcst_qp         host      address of a VerbsQp that reads the buffer before kernels do, for GPUs before Hopper,
+                                  or 0: kernels post DUMPs to it
+        wakes           host      not 0: the NIC wakes a thread of the host that naps at the word `wakeup`
+        cq              both      VerbsCq of its completions, with packet_mask + 1 entries or more. Kernels write
+                                  cqe_ci
+        wakeup          both      where a thread of the host naps (device/waiting.py)
+    """
+
+    next: I64 = 0
+    first: I64 = 8
+    too_long: I64 = 16
+    given_back: I64 = 24
+    err_index: I64 = 32
+    err_syndrome: I64 = 40
+    err_vendor: I64 = 48
+    quiet: I64 = 56
+    packet_address: I64 = 64
+    dbrec: I64 = 72
+    packet_mask: U32 = 80
+    stride_shift: U32 = 84
+    strides_shift: U32 = 88
+    wqe_num: U32 = 92
+    striding: U32 = 96
+    lkey: U32 = 100
+    tells_cq: U32 = 104
+    real_time: U32 = 108
+    mcst_qp: I64 = 112
+    wakes: U32 = 120
+    cq: Annotated[int, "raw[64]"] = 128
+    wakeup: I64 = 192
+
+
+DEV_ETH_RXQ = EthRxq.entry
+
+
+class PacketAttr(Record, size=32):
+    """What `rxq_recv` writes for each packet.
+
+    `checks` are formats.cqe.RxChecksum, `headers` and `hash_type` the bytes l4_hdr_type_etc and rss_hash_type of
+    the CQE; `vlan` is the TCI of a tag that was stripped (RxHeaders.VLAN_STRIPPED).
+    """
+
+    timestamp_ns: I64 = 0
+    bytes: U32 = 8
+    flow_tag: U32 = 12
+    hash: U32 = 16
+    metadata: U32 = 20
+    checks: U8 = 24
+    headers: U8 = 25
+    vlan: U16 = 26
+    hash_type: U8 = 28
+    check_sum: U16 = 30
+
+
+PACKET_ATTR = PacketAttr.entry
 
 
 class SemaphoreStatus(IntEnum):
@@ -110,31 +133,50 @@ class SemaphoreStatus(IntEnum):
     EXIT  = 5
 
 
-# A semaphore: `items` is the address of items_num SEMAPHORE_ITEMs, `info` that of as many pieces of info_bytes for the
-# user, or 0, and `rings` that of rings_num SEMAPHORE_RINGs, which divides items_num. These are addresses for kernels,
-# and may be in different memory. The host writes all fields.
-DEV_SEMAPHORE = Entry("dev_semaphore", 64, """
-    items                   0  i64
-    info                    8  i64
-    items_num              16  u32
-    info_bytes             20  u32
-    rings                  24  i64
-    rings_num              32  u32
-""")
+class DevSemaphore(Record, size=64):
+    """A semaphore. The host writes all fields.
 
-# Whoever fills an item stores its status last, behind a release fence, and whoever waits for it loads it with acquire.
-SEMAPHORE_ITEM = Entry("semaphore_item", 16, """
-    status                  0  u32
-    packets                 4  u32
-    first                   8  i64
-""")
+    `items` is the address of items_num SemaphoreItems, `info` that of as many pieces of info_bytes for the user, or 0,
+    and `rings` that of rings_num SemaphoreRings, which divides items_num. These are addresses for kernels, and may be
+    in different memory.
+    """
 
-# Ring r of a semaphore has the items r, r + rings_num, r + 2 * rings_num …, which are taken and freed in this order.
-# Each word has a cache line of its own, since different threads write them.
-#
-#     taken   producers   items that were taken: who raises this word owns the item
-#     freed   consumer    items that were freed; at most as many items as the ring has are taken and not freed
-SEMAPHORE_RING = Entry("semaphore_ring", 256, """
-    taken                   0  i64
-    freed                 128  i64
-""")
+    items: I64 = 0
+    info: I64 = 8
+    items_num: U32 = 16
+    info_bytes: U32 = 20
+    rings: I64 = 24
+    rings_num: U32 = 32
+
+
+DEV_SEMAPHORE = DevSemaphore.entry
+
+
+class SemaphoreItem(Record, size=16):
+    """An item of a semaphore.
+
+    Whoever fills it stores its status last, behind a release fence, and whoever waits for it loads it with acquire.
+    """
+
+    status: U32 = 0
+    packets: U32 = 4
+    first: I64 = 8
+
+
+SEMAPHORE_ITEM = SemaphoreItem.entry
+
+
+class SemaphoreRing(Record, size=256):
+    """A ring of a semaphore: ring r has the items r, r + rings_num, r + 2 * rings_num …
+
+    They are taken and freed in this order. Each word has a cache line of its own, since different threads write them.
+
+        taken   producers   items that were taken: who raises this word owns the item
+        freed   consumer    items that were freed; at most as many items as the ring has are taken and not freed
+    """
+
+    taken: I64 = 0
+    freed: I64 = 128
+
+
+SEMAPHORE_RING = SemaphoreRing.entry

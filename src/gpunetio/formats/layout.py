@@ -2,15 +2,20 @@
 
 `BitStruct` is for command mailboxes and contexts, which the PRM describes by bit offsets (MSB first in
 big-endian dwords), and for management datagrams, which the IBTA describes likewise. `Entry` is for queue entries and
-records of the data path: it gives a NumPy dtype and byte offsets.
+records of the data path: it gives a NumPy dtype and byte offsets. A `Record` is a class with such an entry: the type of
+an address that knows its fields.
 """
 
 from __future__ import annotations
 
+import ctypes
+import inspect
 import operator
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from struct import Struct
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 
@@ -199,7 +204,7 @@ class Entry(tuple):
 
     Types are be16/be32/be64, u8 … u64, i32/i64, T[N] for N of them, and raw[N] for N bytes. `dtype` is the NumPy
     structured type with exactly these offsets. Attribute access gives the byte offset (`CQE64.op_own == 63`), in
-    compiled code too: an entry is a named tuple of its offsets, which Numba folds to constants.
+    compiled code too: an entry is a named tuple of its offsets, which the compiler folds to constants.
     """
 
     dtype: np.dtype
@@ -217,7 +222,7 @@ class Entry(tuple):
             field: property(operator.itemgetter(i)) for i, field in enumerate((*names, "size"))
         }
         members.update(
-            _fields=(*names, "size"),  # with _asdict, this makes it a named tuple for Numba
+            _fields=(*names, "size"),  # with _asdict, as in a named tuple
             _asdict=lambda self: dict(zip(self._fields, self, strict=True)),
             dtype=np.dtype({"names": names, "formats": formats, "offsets": offsets, "itemsize": size}),
             offsets=dict(zip(names, offsets, strict=True)),
@@ -241,3 +246,166 @@ class Entry(tuple):
     def at(self, buf: BytesLike, offset: int = 0) -> np.ndarray:
         """Return the entry at byte `offset` of `buf`, a zero-dimensional array that reads and writes in place."""
         return np.frombuffer(buf, self.dtype, 1, offset).reshape(())
+
+
+# --- fields in memory ------------------------------------------------------------------------------------------------
+
+
+class FieldPlace(NamedTuple):
+    """Where a field of a structure lies, and how: `size` in bytes."""
+
+    offset: int
+    size: int
+    big_endian: bool
+    signed: bool
+
+    def read(self, address: int) -> int:
+        """Return the field of the structure at an address, as a signed integer of 64 bits."""
+        contents = ctypes.string_at(address + self.offset, self.size)
+        number = int.from_bytes(contents, _ORDER[self.big_endian], signed=self.signed)
+        return number - (1 << 64) if number >> 63 > 0 else number
+
+    def write(self, address: int, value: int) -> None:
+        """Store the low bytes of a value as the field of the structure at an address."""
+        contents = (int(value) & (1 << 8 * self.size) - 1).to_bytes(self.size, _ORDER[self.big_endian])
+        ctypes.memmove(address + self.offset, contents, self.size)
+
+
+_ORDER: tuple[Literal["little"], Literal["big"]] = ("little", "big")
+
+
+def places_of(entry: Entry) -> Iterator[tuple[str, FieldPlace]]:
+    """Yield the fields of an entry that are integers, with their names.
+
+    raw[2] … raw[8], such as a MAC, are an integer that begins with the most significant byte; of raw[16], `NAME_high`
+    and `NAME_low` are the halves. Other arrays are no integers.
+    """
+    for name, (kind, offset, *_) in (entry.dtype.fields or {}).items():
+        if kind.kind in "iu":
+            yield name, FieldPlace(offset, kind.itemsize, kind.byteorder == ">", kind.kind == "i")
+        elif kind.kind == "V" and kind.subdtype is None and 2 <= kind.itemsize <= 8:
+            yield name, FieldPlace(offset, kind.itemsize, True, False)
+        elif kind.kind == "V" and kind.subdtype is None and kind.itemsize == 16:
+            yield f"{name}_high", FieldPlace(offset, 8, True, False)
+            yield f"{name}_low", FieldPlace(offset + 8, 8, True, False)
+
+
+# --- records ---------------------------------------------------------------------------------------------------------
+
+# Types of a record's fields. There are also Annotated[int, "raw[6]"] and Annotated[int, "u32[4]"].
+U8 = Annotated[int, "u8"]
+U16 = Annotated[int, "u16"]
+U32 = Annotated[int, "u32"]
+U64 = Annotated[int, "u64"]
+I32 = Annotated[int, "i32"]
+I64 = Annotated[int, "i64"]
+BE16 = Annotated[int, "be16"]
+BE32 = Annotated[int, "be32"]
+BE64 = Annotated[int, "be64"]
+_KINDS = {  # whatever module a class is in
+    name: kind for name, kind in globals().items() if getattr(kind, "__metadata__", None) or kind is Annotated
+}
+
+
+class Record(int):
+    """An address that knows the fields of the structure there.
+
+        class VerbsCq(Record, size=64):
+            cqe_daddr: I64 = 0
+            cq_num: U32 = 8
+
+        VerbsCq.cq_num              8: where the field lies, in bytes
+        VerbsCq(address).cq_num     what it contains; assigning changes memory
+        VerbsCq.entry               the `Entry` with these fields
+
+    Elsewhere it is an integer: `cq + VerbsCq.cq_num` is the address of a field. A record that is derived from another
+    one begins with its fields, and can be passed in its place. `alignment` divides the address. Arrays have an offset
+    only, unless `places_of` says that they are integers.
+    """
+
+    entry: ClassVar[Entry]
+    size: ClassVar[int]
+    alignment: ClassVar[int]
+    _rows: ClassVar[dict[str, tuple[str, int]]] = {}  # type and offset of each field
+    _places: ClassVar[dict[str, FieldPlace]] = {}  # of those that are integers
+
+    def __init_subclass__(cls, size: int, alignment: int = 8) -> None:
+        own = _declared(cls)
+        again = own.keys() & cls._rows.keys()
+        if again:
+            raise TypeError(f"{cls.__name__}.{min(again)} is a field of {cls.__mro__[1].__name__}, too")
+        rows = cls._rows | own
+        _check_places(cls.__name__, rows, size)
+        table = "\n".join(f"{name} {offset} {kind}" for name, (kind, offset) in rows.items())
+        cls.entry, cls.size, cls.alignment = Entry(cls.__name__, size, table), size, alignment
+        cls._rows, cls._places = rows, dict(places_of(cls.entry))
+        for name, (_, offset) in own.items():
+            setattr(cls, name, _RecordField(offset, cls._places.get(name)))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({int(self):#x})"
+
+    if not TYPE_CHECKING:  # type checkers know the fields
+
+        def __getattr__(self, name: str) -> int:
+            if name in self._places:  # a half of raw[16]
+                return self._places[name].read(self)
+            kind = type(self).__name__
+            if name in self._rows:
+                raise AttributeError(f"{kind}.{name} is no integer: it lies at the address + {kind}.{name}")
+            raise AttributeError(f"{kind} has no field {name}; it has {', '.join(self._places)}")
+
+        def __setattr__(self, name: str, value: int) -> None:
+            if name not in self._places:
+                self.__getattr__(name)
+            self._places[name].write(self, value)
+
+
+class _RecordField:
+    """A field of a record: its offset in the class, its contents in an instance."""
+
+    def __init__(self, offset: int, place: FieldPlace | None):
+        self._offset, self._place = offset, place
+
+    def __get__(self, record: Record | None, owner: type[Record]) -> int:
+        if record is None:
+            return self._offset
+        if self._place is None:
+            raise AttributeError  # Record.__getattr__ says it in words
+        return self._place.read(record)
+
+
+def _declared(record: type[Record]) -> dict[str, tuple[str, int]]:
+    """Return the fields that a class declares: type and offset, by name."""
+    try:
+        annotations = inspect.get_annotations(record, locals=_KINDS, eval_str=True)
+    except NameError as error:
+        raise TypeError(f"{record.__name__}: {error}; types of fields are I64, U32, BE16 …") from None
+    rows: dict[str, tuple[str, int]] = {}
+    for name, annotation in annotations.items():
+        where = f"{record.__name__}.{name}"
+        kind = next((one for one in getattr(annotation, "__metadata__", ()) if isinstance(one, str)), None)
+        if kind is None:
+            raise TypeError(f"{where} is declared as {annotation!r}: types of fields are I64, U32, BE16 …")
+        try:
+            field_type(kind)
+        except (KeyError, TypeError, ValueError):
+            raise TypeError(f"{where}: there is no type {kind}; types are {', '.join(_TYPES)}, raw[N]") from None
+        offset = vars(record).get(name)
+        if not isinstance(offset, int) or offset < 0:
+            raise TypeError(f"{where} needs its offset in bytes, such as {name}: I64 = 0")
+        if hasattr(Record, name) or name in Record.__annotations__:
+            raise TypeError(f"{where}: every record has something of this name, so no field can have it")
+        rows[name] = kind, offset
+    return rows
+
+
+def _check_places(record: str, rows: dict[str, tuple[str, int]], size: int) -> None:
+    """Raise TypeError unless all fields lie in the record, and no two in the same bytes."""
+    spans = sorted((offset, offset + field_type(kind).itemsize, name) for name, (kind, offset) in rows.items())
+    for _, end, name in spans:
+        if end > size:
+            raise TypeError(f"{record}.{name} ends at byte {end}, and the record has {size} bytes")
+    for (_, end, name), (start, _, following) in pairwise(spans):
+        if start < end:
+            raise TypeError(f"{record}.{following} begins at byte {start}, inside {name}, which ends at byte {end}")

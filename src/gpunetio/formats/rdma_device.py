@@ -4,34 +4,39 @@ GPUNetIO's own are not public, so these are ours. The first two are in the byte 
 field, and kernels only read it; "kernels" write the others, which start at 0. The third one travels, and is big-endian.
 """
 
-from .layout import Entry
+from .layout import I64, U32, Entry, Record
 
-# A queue that threads fill in batches: the sends of a connection, or the receives of all connections.
-#
-#     turn      kernels   which slot is next, and the strong batch that is being filled: TURN_…
-#     posted    kernels   sends: what was committed. The index of the next slot << COMMITS_BITS, and in these bits, how
-#                         many batches
-#     taken     kernels   sends: the newest `posted` for which `rdma_wait_all` has waited. Receives: messages that
-#                         `rdma_recv_wait_all` has returned, of all connections
-#     received  kernels   messages of the connection that `rdma_recv_wait_all` has returned
-#     looking   kernels   receives: not 0 while a thread takes messages
-#     qp        host      address of a DEV_QP: the connection's, or any that receives there; 0: there is no connection
-#     marks     host      address of a word for each slot: how often the slot was filled
-#     rdma      host      receives: address of the DEV_RDMA
-#     slots     host      slots of the ring, a power of two
-#     shift     host      log2 of that
-DEV_RDMA_QUEUE = Entry("dev_rdma_queue", 128, """
-    turn                    0  i64
-    posted                  8  i64
-    taken                  16  i64
-    received               24  i64
-    looking                32  i64
-    qp                     64  i64
-    marks                  72  i64
-    rdma                   80  i64
-    slots                  88  u32
-    shift                  92  u32
-""")
+
+class DevRdmaQueue(Record, size=128):
+    """A queue that threads fill in batches: the sends of a connection, or the receives of all connections.
+
+        turn      kernels   which slot is next, and the strong batch that is being filled: TURN_…
+        posted    kernels   sends: what was committed. The index of the next slot << COMMITS_BITS, and in these bits,
+                            how many batches
+        taken     kernels   sends: the newest `posted` for which `rdma_wait_all` has waited. Receives: messages that
+                            `rdma_recv_wait_all` has returned, of all connections
+        received  kernels   messages of the connection that `rdma_recv_wait_all` has returned
+        looking   kernels   receives: not 0 while a thread takes messages
+        qp        host      address of a VerbsQp: the connection's, or any that receives there; 0: there is none
+        marks     host      address of a word for each slot: how often the slot was filled
+        rdma      host      receives: address of the DevRdma
+        slots     host      slots of the ring, a power of two
+        shift     host      log2 of that
+    """
+
+    turn: I64 = 0
+    posted: I64 = 8
+    taken: I64 = 16
+    received: I64 = 24
+    looking: I64 = 32
+    qp: I64 = 64
+    marks: I64 = 72
+    rdma: I64 = 80
+    slots: U32 = 88
+    shift: U32 = 92
+
+
+DEV_RDMA_QUEUE = DevRdmaQueue.entry
 
 # Parts of `turn`, from the lowest bit: the index of the next slot; how many slots of the strong batch are reserved and
 # not filled; 1 + the number of the block that fills it, or 0; and in the highest bit, whether a thread commits.
@@ -41,13 +46,20 @@ TURN_BLOCK_BITS = 22  # the number is taken modulo this
 
 COMMITS_BITS = 24  # of `posted`
 
-# All connections of an `Rdma`. Behind it lie `connections` DEV_RDMA_QUEUEs, one for the sends of each, and then the one
-# of receives: kernels that compute the address of a structure need not wait for a load of it.
-# Kernels write `uncounted`: commits for which an `rdma_wait_all` has waited that then found a connection in error.
-DEV_RDMA = Entry("dev_rdma", 64, """
-    connections             0  u32
-    uncounted               8  i64
-""")
+
+class DevRdma(Record, size=64):
+    """All connections of an `Rdma`.
+
+    Behind it lie `connections` DevRdmaQueues, one for the sends of each, and then the one of receives: kernels that
+    compute the address of a structure need not wait for a load of it. Kernels write `uncounted`: commits for which
+    an `rdma_wait_all` has waited that then found a connection in error.
+    """
+
+    connections: U32 = 0
+    uncounted: I64 = 8
+
+
+DEV_RDMA = DevRdma.entry
 
 # A connection as its owner describes it to the peer. `checksum` is the CRC-32 of the other bytes.
 CONNECTION_EXPORT = Entry("connection_export", 64, """

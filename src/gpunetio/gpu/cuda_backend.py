@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..enums import MemType
-from ..errors import InitializationError, NotFoundError, NotSupportedError, TimedOutError
+from ..errors import DriverError, InitializationError, NotFoundError, NotSupportedError, TimedOutError
 from ..jit.cuda_launch import checked, cuda_runtime, new_stream
 from ..memory import PAGE
 from .backend import Backend, hidden
@@ -139,11 +139,8 @@ class CudaBackend(Backend):
         self.ordinal, self.engine = ordinal, f"gpu{ordinal}"
         cuda_heap.follow_launches()
         try:
-            from numba import cuda
-
             checked(self._rt.cudaSetDevice(ordinal), "cudaSetDevice")
-            cuda.select_device(ordinal)
-        except Exception as error:
+        except DriverError as error:
             raise InitializationError(f"GPU {ordinal} could not be opened: {error}") from error
         self.name = pci_bus_id(ordinal)
         self._copies = new_stream()  # which must not wait for kernels, as they may run for ever

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
-from typing import NoReturn, Protocol
+from collections.abc import Sequence
+from typing import Any, NoReturn, Protocol
 from weakref import WeakSet
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from ..arguments import whole
 from ..closing import Closing
@@ -18,6 +20,7 @@ from ..enums import MemType
 from ..errors import BadStateError, InvalidValueError, TimedOutError
 from ..interrupts import deferred
 from ..jit.code import Launch
+from ..jit.launch import CODE
 from ..memory import BytesLike
 from .backend import Backend
 
@@ -171,6 +174,20 @@ class GpuMemory(Closing, Droppable):
             raise AttributeError("this memory is host memory: use .array")
         return {"shape": (self.nbytes,), "typestr": "|u1", "data": (self.device_address, False), "version": 3}
 
+    def as_array(self, shape: int | Sequence[int], dtype: DTypeLike = np.uint8) -> Any:
+        """Return the memory from its first byte on as an array for kernels, without a copy.
+
+        On the host target it is NumPy's. Of a GPU it is an object with `__cuda_array_interface__`, which CuPy and
+        PyTorch take, too.
+        """
+        kind = np.dtype(dtype)
+        lengths = tuple(whole("shape", length) for length in ((shape,) if isinstance(shape, int) else shape))
+        if kind.hasobject or any(length < 0 for length in lengths):
+            raise InvalidValueError(f"memory is no array of shape {lengths} of {kind}")
+        self._check(0, math.prod(lengths) * kind.itemsize)
+        found = _Array(self, lengths, kind)
+        return found if CODE[self._backend.target].reaches_gpu_memory else np.asarray(_HostArray(found))
+
     def write(self, data: BytesLike, offset: int = 0) -> None:
         """Copy `data` (buffer protocol) to byte offset `offset`."""
         try:
@@ -226,3 +243,37 @@ class GpuMemory(Closing, Droppable):
 
     def __reduce__(self) -> NoReturn:
         raise BadStateError("GPU memory cannot be pickled: its address means nothing in another process")
+
+
+class _Array:
+    """Memory of a GPU as an array. While a kernel that has it runs, the memory stays open."""
+
+    def __init__(self, memory: GpuMemory, shape: tuple[int, ...], dtype: np.dtype):
+        self._memory, self._shape, self._dtype = memory, shape, dtype
+        self.allocation = memory.allocation
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, object]:
+        if self._memory.closed:
+            raise BadStateError("the GPU memory of this array is closed")
+        return self.described()
+
+    def described(self) -> dict[str, object]:
+        """Return where it is, as NumPy's and CUDA's array interfaces say it."""
+        place = (self._memory.device_address, False)
+        return {"shape": self._shape, "typestr": self._dtype.str, "data": place, "version": 3}
+
+    def used_by(self, launch: Launch) -> None:
+        """Keep the memory open while `launch` runs."""
+        self._memory.used_by(launch)
+
+    def __repr__(self) -> str:
+        return f"<array of shape {self._shape} of {self._dtype} in {self._memory!r}>"
+
+
+class _HostArray:
+    """What NumPy makes an array of, which keeps the memory allocated."""
+
+    def __init__(self, array: _Array):
+        self._array = array
+        self.__array_interface__ = array.described()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from numba import types
-
 from ..formats.doorbell import PI_MASK, WQE_IDX_SHIFT
 from ..formats.layout import Entry
 from ..jit.compile import engine_function
@@ -22,10 +20,11 @@ from ..jit.ops import (
     st_release64,
     yield_thread,
 )  # fmt: skip
+from ..jit.ops.calls import external
 from ..jit.struct_view import View, struct_view
 
-_poll = types.ExternalFunction("poll", types.int32(types.int64, types.uint64, types.int32))
-_read = types.ExternalFunction("read", types.int64(types.int32, types.int64, types.uint64))
+_poll = external("poll", 64, 64, 32, ret=32)
+_read = external("read", 32, 64, 64, ret=64)
 
 # A queue: kernels store the producer index at `word`, and `last` is the last one that was forwarded. `record` 0: the
 # device needs no doorbell record. `early`: the register is also rung before the record is written, for latency.

@@ -2,32 +2,45 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Mapping
+from types import FunctionType
+from typing import Any
 
-from .compile import DeviceFunction, engine_function
+from .compile import DeviceFunction
+from .signatures import signature_of
 
 
-def by_kind(
-    functions: Mapping[int, DeviceFunction | None],
-) -> Callable[[Callable[..., object]], DeviceFunction]:
+class ByKind:
+    """A function that calls the one of `functions` whose number is its first argument, with the others.
+
+    For a number that is not in the table, the result is 0. The calls are direct, so LLVM may inline them.
+    """
+
+    __name__: str
+    functions: dict[int, DeviceFunction]
+    signature: inspect.Signature
+
+    def __init__(self, functions: Mapping[int, DeviceFunction | None], stub: Callable[..., object]):
+        functools.update_wrapper(self, stub)
+        self.functions = {int(number): function for number, function in functions.items() if function is not None}
+        self.signature = signature_of(stub)
+
+    def freezes(self) -> tuple[object, tuple[FunctionType, ...]]:
+        """Return what decides about its code, and the functions whose code it contains (frozen.py)."""
+        called = tuple(one for function in self.functions.values() for one in function.freezes()[1])
+        return (sorted(self.functions), str(self.signature)), called
+
+    def __call__(self, kind: int, *given: Any) -> Any:
+        """Call the function of a kind, on the host."""
+        function = self.functions.get(kind)
+        return 0 if function is None else function(*given) or 0
+
+
+def by_kind(functions: Mapping[int, DeviceFunction | None]) -> Callable[[Callable[..., object]], ByKind]:
     """Make a compiled function that calls `functions[kind]`. It takes the place of the decorated one.
 
     The decorated function has no body. Its first parameter is `kind`, and the rest are the arguments of all functions.
-    For a kind that is not in the table, or whose entry is None, the result is 0. The calls are direct, so LLVM may
-    inline them; Numba has no table of functions that CUDA could call, too.
     """
-
-    def decorate(stub: Callable[..., object]) -> DeviceFunction:
-        name, (kind, *arguments) = stub.__name__, inspect.signature(stub).parameters
-        listed = {int(number): function for number, function in functions.items() if function is not None}
-        lines = [f"def {name}({', '.join((kind, *arguments))}):"]
-        lines += [f"    if {kind} == {number}: return _{number}({', '.join(arguments)})" for number in listed]
-        lines += ["    return 0"]
-        names = {**stub.__globals__, **{f"_{number}": function for number, function in listed.items()}}
-        exec(compile("\n".join(lines), inspect.getfile(stub), "exec"), names)
-        made = names[name]
-        made.__doc__, made.__qualname__ = stub.__doc__, stub.__qualname__
-        return engine_function(made)
-
-    return decorate
+    return functools.partial(ByKind, functions)

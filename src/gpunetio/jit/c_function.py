@@ -1,29 +1,20 @@
-"""Compiled functions with C's calling convention, for code that is not Numba's to call."""
+"""Compiled functions with C's calling convention, for code that is not Python's to call."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
-from numba import types
-from numba.core.ccallback import CFunc
-from numba.core.sigutils import normalize_signature
-
-from .cache import cache_of
+from .compile import DeviceFunction
+from .kinds import INT
+from .roots import Root, root
 
 
-def c_function(function: Callable[..., None], argument_types: tuple[Any, ...], engine_function: Any) -> Any:
-    """Return `function`, which does no more than to call an engine function, compiled for C; `address` has its place.
+def c_function(function: DeviceFunction, *widths: int) -> int:
+    """Return the address of a function for C. It is there as long as the process.
 
-    Keep it as long as anything may call it.
+    `widths`: of its parameters, which are integers, in bits.
     """
-    compiled: Any = CFunc(function, normalize_signature(types.void(*argument_types)), {}, {})
-    cache = cache_of(function, engine_function.units.watch.now().digest)
-    if cache:
-        compiled._cache = cache
-    try:
-        compiled.compile()
-    finally:
-        if cache:
-            cache.end_turn()
-    return compiled
+    return root_of(function, *widths).address
+
+
+def root_of(function: DeviceFunction, *widths: int) -> Root:
+    """Return the compiled function."""
+    return root(function, (INT,) * len(widths), widths)

@@ -6,14 +6,11 @@ Targets are host threads (host_threads.py) and CUDA (cuda_launch.py). The table 
 from __future__ import annotations
 
 import contextlib
-import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from typing import Protocol
+from typing import Any, Protocol
 
-from ..errors import InvalidValueError
-
-logger: logging.Logger = logging.getLogger("gpunetio.launch")
+from .values import CompileError
 
 RETURNS_NOTHING = "a kernel returns nothing; store the result in memory whose address is an argument"
 
@@ -70,38 +67,30 @@ class Code(ABC):
         self.names = function.__code__.co_varnames[: function.__code__.co_argcount]
 
     @abstractmethod
-    def prepare(self, args: Arguments, threads: int) -> None:
-        """Do what a launch must not do while others wait for the kernel. Raise what makes the launch impossible."""
+    def prepare(self, args: Arguments, threads: int) -> Any:
+        """Do what a launch must not do while others wait for the kernel, and return what it needs of the arguments.
+
+        Raise what makes the launch impossible.
+        """
 
     def check_room(self, grid: int, place: Place) -> None:
         """Raise InvalidValueError if a NIC for which the kernel may wait gets no room beside so many blocks."""
         return
 
     @abstractmethod
-    def launch(self, args: Arguments, grid: int, block: int, place: Place, ended: Callable[[], None]) -> Launch:
-        """Start the threads. The last of them to end calls `ended`."""
+    def launch(self, prepared: Any, grid: int, block: int, place: Place, ended: Callable[[], None]) -> Launch:
+        """Start the threads. The last of them to end calls `ended`. Until then, the caller keeps the arguments."""
 
     @contextlib.contextmanager
     def compiling(self, args: Arguments) -> Iterator[None]:
-        """Turn a compiler error into InvalidValueError if arguments that are not integers may have caused it."""
+        """Name the kernel, and its arguments that are not integers, in an error of the compiler."""
         try:
             yield
-        except Exception as error:
+        except CompileError as error:
             others = [
                 f"{name} of type {type(arg).__name__}"
                 for name, arg in zip(self.names, args, strict=False)
                 if not isinstance(arg, int)
             ]
-            if "must have void return type" in str(error):  # numba-cuda's TypeError
-                raise InvalidValueError(f"{self.name} returns a value: {RETURNS_NOTHING}") from None
-            if isinstance(error, InvalidValueError):  # from `need_integers`; Numba prepends its own text
-                given = f" with {', '.join(others)}" if others else ""
-                raise InvalidValueError(f"{self.name}{given}: {str(error).splitlines()[-1]}") from None
-            if type(error).__name__ != "TypingError" or not others:  # Numba has another such class for CUDA
-                raise
-            logger.debug("%s: %s", self.name, error)
-            raise InvalidValueError(
-                f"{self.name} cannot be compiled with {', '.join(others)}: Numba does not support what the kernel does "
-                "with it; pass an integer, as addresses, keys and counts are (see Numba's message with "
-                "DOCA_GPUNETIO_LOG=7)"
-            ) from None
+            given = f" with {', '.join(others)}" if others else ""
+            raise CompileError(f"{self.name}{given} does not compile:\n{error}") from None

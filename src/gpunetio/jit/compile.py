@@ -1,125 +1,132 @@
-"""`@device_function`: nopython, GIL-free, inlined and cached. For CUDA it is compiled again (`cuda_functions.py`)."""
+"""`@device_function` and `@engine_function`: functions that are compiled for CPU threads and for CUDA.
+
+A function is compiled for the types of its arguments, as part of each *root* that reaches it: what Python, C or a
+launch calls (roots.py).
+"""
 
 from __future__ import annotations
 
 import functools
+import importlib
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from types import FunctionType
+from typing import Any
 
-from numba import njit, types
-from numba.core import event
+from ..compiler import compiling
+from .frozen import PACKAGE, Watch, is_ours
+from .kinds import INT
+from .signatures import signature_of
+from .source import note_file
 
-from ..errors import InvalidValueError
-from .cache import LazyCache
-from .frozen import Watch
-from .progress import Progress
-from .stamps import PACKAGE, is_ours
-from .units import PlainCode, UnitCompiler
-
-event.register("numba:compile", Progress())
-
-_INTEGERS = (types.Integer, types.Boolean, types.IntEnumMember, types.Omitted)
+# What programs call takes addresses, keys and counts. An array or a float in place of one is a mistake of the caller's.
+_FOR_PROGRAMS = {PACKAGE / "device", PACKAGE / "jit"}
 
 
-def need_integers(function: str, names: Sequence[str], found: Sequence[types.Type]) -> None:
-    """Raise InvalidValueError unless all arguments are integers. This runs while the caller is compiled.
+class DeviceFunction:
+    """A function that is compiled for each root which calls it, for the types of the arguments that it gets there.
 
-    Numba would pass an array as a pointer to its descriptor, not as an address, and would truncate a float.
-    """
-    for name, kind in zip(names, found, strict=False):
-        if not isinstance(types.unliteral(kind), _INTEGERS):
-            array = isinstance(kind, types.Array)
-            what = f"an array of {kind.dtype}" if array else "None" if kind == types.none else f"of type {kind}"
-            cure = "register it with pd.register(), and pass mr.address to the kernel" if array else "pass an integer"
-            raise InvalidValueError(f"{function}() takes integers only, and {name} is {what}: {cure}")
-
-
-class DeviceFunction(Protocol):
-    """A compiled function. It takes integers and structures, and returns one of these, a tuple of them, or nothing.
-
-    `py_func` is the same function in Python.
+    From Python, call it to run it on the host. `py_func` is the function itself.
     """
 
-    py_func: Callable[..., Any]
+    py_func: Any  # a FunctionType, which pyright would take for a method
+    __name__: str
+    __qualname__: str
+    inlined: bool
+    takes_integers: bool
+    watch: Watch
+    is_kernel: bool
 
-    def __call__(self, *arguments: Any, **named: Any) -> Any:  # Numba infers the types
-        """Call it: from compiled code, or from Python on the host."""
-        ...
+    def __init__(self, fn: FunctionType, inlined: bool, takes_integers: bool = False):
+        functools.update_wrapper(self, fn)
+        note_file(fn)
+        self.py_func, self.inlined, self.takes_integers = fn, inlined, takes_integers
+        self.extension: Any = None  # of which it is part, if any (extension.py)
+        self.is_kernel = False
+        self.watch = Watch(fn)
+        self._signed: tuple[object, object, inspect.Signature] | None = None  # the signature for these defaults
+        self._ours = is_ours(fn.__code__.co_filename)
+        self._quick: Any = None  # what its root for integers has frozen, and what calls that, if it cannot fail
 
-    def compile(self, signature: tuple[types.Type, ...]) -> object:
-        """Compile it for arguments of these types."""
-        ...
+    def __repr__(self) -> str:
+        return f"<compiled function {self.__qualname__}{self.signature}>"
+
+    @property
+    def signature(self) -> inspect.Signature:
+        """Its parameters, with the defaults that they have now."""
+        function: Any = self.py_func
+        defaults, named = function.__defaults__, function.__kwdefaults__
+        if self._signed is None or self._signed[0] is not defaults or self._signed[1] is not named:
+            self._signed = defaults, named, signature_of(self.py_func)
+        return self._signed[2]
+
+    def freezes(self) -> tuple[object, tuple[FunctionType, ...]]:
+        """Return what decides about its code, and the functions whose code it contains (frozen.py)."""
+        return (self.inlined, self.takes_integers), (self.py_func,)
+
+    def __call__(self, *given: Any, **named: Any) -> Any:
+        """Run it on the host. Return integers and floats, a tuple of them, or nothing."""
+        quick = self._quick
+        if quick is not None and not named and quick[0] == self._frozen():
+            try:
+                return quick[1](*given)
+            except (TypeError, OverflowError):  # others than integers, or not as many, or unsigned ones
+                pass
+        return later("roots").call(self, given, named)
+
+    def _frozen(self) -> object:
+        """Return what decides about a root for integers, and may change."""
+        return None if self._ours else (self.watch.now(), later("roots").checks_bounds())
+
+    def interpret(self, *given: Any, **named: Any) -> Any:
+        """Run it as plain Python, on the host: the reference for what the compiled function does (interpret.py)."""
+        return later("interpret").interpreted(self.py_func)(*given, **named)
+
+    def compile(self) -> Any:
+        """Compile it for integers, or load it from the cache, and return the root. Idempotent."""
+        frozen = self._frozen()  # before: a value may change while this compiles
+        made = later("roots").root(self, (INT,) * len(self.signature.parameters))
+        self._quick = (frozen, made.plain) if made.plain else None
+        return made
+
+
+@functools.cache
+def later(module: str) -> Any:
+    """Return a module that imports the one which asks. No fork meanwhile: half an import is one for ever."""
+    with compiling():
+        return importlib.import_module(f"{__package__}.{module}")
+
+
+Function = DeviceFunction
 
 
 def device_function(fn: Callable[..., object]) -> DeviceFunction:
     """Make `fn` callable from kernels and from the software NIC, on CPU and GPU (`__device__ __forceinline__`).
 
-    Arguments and results are int64. Mode arguments with defaults fold away when they are constants.
+    Mode arguments with defaults fold away when they are constants.
     """
-    return _compiled(fn, forceinline=True)
+    return _compiled(fn, inlined=True)
 
 
 def engine_function(fn: Callable[..., object]) -> DeviceFunction:
     """Compile like `device_function`, for big functions with several callers, which are not inlined into each.
 
-    On the host, LLVM decides. On CUDA the function is called, whatever its size (`cuda_functions.py`).
+    On the host, LLVM decides. On CUDA the function is called, whatever its size.
     """
-    return _compiled(fn, forceinline=False)
-
-
-class _Source(NamedTuple):
-    """What matters of a function's file. Functions from a prompt or from `exec` have none."""
-
-    exists: bool
-    ours: bool
-    public: bool  # what programs call
+    return _compiled(fn, inlined=False)
 
 
 @functools.cache
-def _source(file: str) -> _Source:
-    public = not {PACKAGE / "device", PACKAGE / "jit"}.isdisjoint(Path(file).parents)
-    return _Source(Path(file).is_file(), is_ours(file), public)
+def _is_for_programs(file: str) -> bool:
+    return not _FOR_PROGRAMS.isdisjoint(Path(file).parents)
 
 
-def _compiled(fn: Callable[..., object], forceinline: bool) -> DeviceFunction:
-    source = _source(fn.__code__.co_filename)
-    plain: dict[str, Any] = {}
-    if source.ours:
-        # This package's device code has no arrays, so there are no references to count: without looking for them, it
-        # is compiled in nine tenths of the time.
-        plain = {"pipeline_class": PlainCode, "_nrt": False}
-        fn.__signature__ = inspect.signature(fn)  # type: ignore[attr-defined]  # Numba asks for it three times
-    compiled: Any = njit(
-        nogil=True, error_model="numpy", forceinline=forceinline, no_cfunc_wrapper=True, **plain
-    )(fn)  # type: ignore[call-overload]  # fmt: skip
-    watch = Watch(fn)
-    if source.exists:
-        cache = compiled._cache = LazyCache(fn, watch)
-        compile_in_turn = compiled.compile
+def _compiled(fn: Any, inlined: bool) -> DeviceFunction:
+    return DeviceFunction(fn, inlined, _is_for_programs(fn.__code__.co_filename))
 
-        def compile(signature):
-            """Compile it, or load what another process has compiled."""
-            try:
-                return compile_in_turn(signature)
-            finally:
-                cache.end_turn()
 
-        compiled.compile = compile
-    units = compiled.units = compiled._compiler = UnitCompiler(compiled, watch)
-    names = fn.__code__.co_varnames
-
-    def types_of_call(args, kws):
-        """Check the types of a call, and drop those of literals: Numba would compile a callee once per literal.
-
-        Inlining folds them just as well.
-        """
-        if source.public:
-            need_integers(fn.__name__, (*names[: len(args)], *kws), (*args, *kws.values()))
-        return tuple(types.unliteral(a) for a in args), {name: types.unliteral(a) for name, a in kws.items()}
-
-    compiled.types_of_call = types_of_call
-    compiled.get_call_template = lambda args, kws: units.call_template(*types_of_call(args, kws))
-    compiled.get_overload = lambda args: units.part(tuple(args)).library
-    return compiled
+@functools.cache
+def helper(fn: FunctionType) -> DeviceFunction:
+    """Return a plain function of a program that a kernel calls."""
+    return DeviceFunction(fn, inlined=True)

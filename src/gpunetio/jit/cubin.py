@@ -1,135 +1,236 @@
-"""Kernels of the package as cubins: compiled by a process of their own, and kept on disk.
+"""Kernels for CUDA: PTX by LLVM or libNVVM, which nvJitLink assembles where it is installed, or else the driver.
 
-Numba compiles a kernel in the process that launches it. A large one takes most of a minute and a gigabyte, so a process
-of its own compiles it once. The file lies where Numba keeps what it compiles for the host, or in the wheel.
-
-    python -m gpunetio.jit.cubin MODULE KERNEL MAJOR MINOR FILE [OPTION…]      compile a kernel of a module to a file
+Cubins are kept (cache.py), with who has assembled them: another version of that assembles them again, but takes those
+of a wheel.
 """
 
 from __future__ import annotations
 
-import contextlib
+import ctypes
+import functools
 import hashlib
-import importlib
-import inspect
-import logging
-import re
-import subprocess
-import sys
-import tempfile
+import json
+import os
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from dataclasses import dataclass
+from types import FunctionType
+from typing import Any
 
-from ..errors import DriverError
-from ..kept import DamagedError, read_kept, turn_to_make, write_kept
-from ..log import tell_who_waits
-from . import prebuilt
-from .cache import cache_of, owner_beside
-from .frozen import stamp
+from ..compiler import compiling, little_garbage_collection
+from ..errors import DriverError, InvalidValueError, NotSupportedError
+from . import cache, machine, prebuilt
+from .compile import DeviceFunction
+from .frozen import Watch
+from .kinds import INT
+from .lines import Lines
+from .progress import told
+from .roots import checks_bounds
+from .targets import ptx_symbol
+from .unit import Unit
 
-logger: logging.Logger = logging.getLogger("gpunetio.compile")
+Capability = tuple[int, int]
+REGISTERS, LINE_INFO = "-maxrregcount", "-lineinfo"  # options of nvJitLink
+LINES = "GPUNETIO_LINEINFO"  # if not empty, kernels have tables of their lines, which may change their code a little
+BACKEND = "GPUNETIO_CUDA_BACKEND"  # llvm, or nvvm: libNVVM, CUDA's own compiler
+_BACKENDS = "llvm", "nvvm"
+# A kernel is compiled for one of these numbers of threads in a block, and may use as many registers as so many threads
+# can have: a multiprocessor has 65,536 (CUDA C++ Programming Guide, "Technical Specifications").
+BLOCKS = (256, 512, 1024)
+_MOST_REGISTERS, _ALL_REGISTERS = 255, 65536
 
-SECONDS = 600  # after which a compiler that hangs is given up
-_ENTRY = re.compile(r"\.entry ([\w$]+)")
+
+def threads_of(block: int) -> int:
+    """Return for which number of threads a kernel is compiled whose blocks have so many."""
+    return next(threads for threads in BLOCKS if block <= threads)
 
 
-def cubin(kernel: Callable[..., None], capability: tuple[int, int], options: Sequence[str] = ()) -> bytes:
-    """Return a kernel, a plain function of a module of the package, as a cubin for GPUs of a compute capability.
+def limit_of(threads: int) -> tuple[str, ...]:
+    """Return the linker's option about registers, which also holds for functions that a kernel calls."""
+    return (f"{REGISTERS}={min(_MOST_REGISTERS, _ALL_REGISTERS // threads)}",) if threads else ()
 
-    `options` are nvJitLink's. DriverError if it does not compile.
+
+@dataclass(frozen=True)
+class Image:
+    """A compiled kernel: a cubin, the kernel's name in it, and what it may raise."""
+
+    code: bytes
+    symbol: str
+    failures: tuple[tuple[str, str, str], ...]
+
+
+@functools.cache
+def _watch(function: FunctionType) -> Watch:
+    return Watch(function, direct=True)
+
+
+@functools.cache
+def body_of(function: FunctionType) -> DeviceFunction:
+    """Return what a kernel does, as a function that is inlined into the entry."""
+    return DeviceFunction(function, inlined=True)
+
+
+def digest_of(function: FunctionType) -> str:
+    """Return what identifies a kernel for CUDA, with the values that it freezes now."""
+    return _watch(function).now().digest
+
+
+def symbol_of(function: FunctionType) -> str:
+    """Return the name of a kernel in PTX."""
+    return ptx_symbol(function.__name__)
+
+
+def ptx_of(
+    function: Any, kinds: Sequence[Any], capability: Capability, threads: int = 0, lines: bool = False
+) -> tuple[str, Unit]:
+    """Return a kernel as PTX for GPUs of a compute capability, which need not be here, and its unit.
+
+    The kernel has the name of the function (`symbol_of`). `threads`: those that a block may have, which limits the
+    registers; 0: that is not known. `lines`: whether the PTX says which lines of Python it is made from.
     """
-    name, source = _name(kernel, capability, options), inspect.getfile(kernel)
-    cache = cache_of(kernel, stamp(kernel))
-    folder = Path(cache.cache_path) if cache else None
-    for place in filter(None, (folder, prebuilt.folder_of(source))):
-        if (found := _kept(place / name, source)) is not None:
-            return found
-    with contextlib.ExitStack() as stack:
-        if folder:
-            stack.enter_context(turn_to_make(folder / name))
-            if (found := _kept(folder / name, source)) is not None:  # another process has compiled it meanwhile
-                return found
-        target = "sm_" + "".join(map(str, capability))
-        tell_who_waits(f"compiling {kernel.__name__} for {target}, which takes about a minute; once for this machine")
-        file = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gpunetio-")), name)
-        compile_to(file, kernel, capability, options)
-        made = file.read_bytes()
-        if folder:
-            _keep(folder / name, made, source)
-    return made
+    body = body_of(getattr(function, "py_func", function))
+    with compiling(), little_garbage_collection():
+        if lines and backend() == "nvvm":
+            raise NotSupportedError(f"libNVVM gets no lines: leave out {LINES} or {BACKEND}=nvvm")
+        marks = Lines(whole=False) if lines else None
+        unit = Unit(machine.cuda(capability, threads), checks_bounds=checks_bounds(), lines=marks)
+        unit.entry(body, symbol_of(body.py_func), tuple(kinds))
+        if backend() == "llvm":
+            return machine.ptx_of(unit), unit
+        from .nvvm import ptx
+
+        return ptx(unit, capability), unit
 
 
-def _kept(file: Path, source: str) -> bytes | None:
-    """Return the contents of a file that is there, trusted and whole."""
-    try:
-        return read_kept(file, owner_beside(source, file.parent))
-    except FileNotFoundError:
+def backend() -> str:
+    """Return what makes PTX. InvalidValueError if the environment names something else."""
+    name = os.environ.get(BACKEND) or _BACKENDS[0]
+    if name not in _BACKENDS:
+        raise InvalidValueError(f"{BACKEND} is {name!r}: there are {' and '.join(_BACKENDS)}")
+    return name
+
+
+def image_of(
+    function: FunctionType, kinds: tuple[Any, ...], capability: Capability, options: Sequence[str] = (),
+    threads: int = 0,
+) -> Image:  # fmt: skip
+    """Return a kernel for GPUs of a compute capability, compiled or from the cache. `options` are nvJitLink's."""
+    options = *options, *limit_of(threads)
+    if os.environ.get(LINES):
+        options = *options, LINE_INFO
+    decides = (digest_of(function), kinds, capability, options, threads, checks_bounds(), backend())
+    digest = hashlib.sha256(repr(decides).encode()).hexdigest()[:32]
+    name = f"{function.__name__}-{digest}.sm_{capability[0]}{capability[1]}.cubin"
+    contents = _if_assembled_here(cache.load(name)) or cache.load_from(prebuilt.FOLDER, name)
+    if contents is None:
+        with cache.turn(name) as made_elsewhere:
+            contents = _if_assembled_here(made_elsewhere)
+            if contents is None:
+                with told(body_of(function)):
+                    contents = _compile(function, kinds, capability, options, threads)
+                cache.save(name, contents)
+    header, _, code = contents.partition(b"\n")
+    return Image(code, symbol_of(function), tuple(map(tuple, json.loads(header)["failures"])))
+
+
+def _if_assembled_here(contents: bytes | None) -> bytes | None:
+    """Return what is kept, unless another assembler has made it."""
+    if contents is None or json.loads(contents.partition(b"\n")[0])["assembler"] != _assembler():
         return None
-    except (OSError, DamagedError) as error:
-        logger.warning("%s is not used (%s): it is compiled again", file, error)
-        return None
+    return contents
 
 
-def compile_to(
-    file: Path, kernel: Callable[..., None], capability: tuple[int, int], options: Sequence[str] = ()
-) -> None:
-    """Compile a kernel to a file, in another process."""
-    command = [sys.executable, "-m", __name__, kernel.__module__, kernel.__name__, *map(str, capability), str(file)]
+def _compile(
+    function: FunctionType, kinds: tuple[Any, ...], capability: Capability, options: Sequence[str], threads: int
+) -> bytes:
+    text, unit = ptx_of(function, kinds, capability, threads, LINE_INFO in options)
+    code = assemble(text, capability, options)[0] if linker_version() else assemble_by_driver(text, options)
+    header = {"assembler": _assembler(), "failures": unit.failures}
+    return json.dumps(header).encode() + b"\n" + code
+
+
+def cubin(kernel: Callable[..., None], capability: Capability, options: Sequence[str] = ()) -> bytes:
+    """Return a kernel of integers as a cubin for GPUs of a compute capability. `options` are nvJitLink's."""
+    count = kernel.__code__.co_argcount  # type: ignore[attr-defined]
+    kinds = (INT,) * count
+    return image_of(kernel, kinds, capability, options).code  # type: ignore[arg-type]
+
+
+@functools.cache
+def linker_version() -> str:
+    """Return the version of nvJitLink; "" if it is not installed."""
     try:
-        ran = subprocess.run([*command, *options], capture_output=True, text=True, timeout=SECONDS, check=False)
-    except subprocess.TimeoutExpired:
-        raise DriverError(f"{kernel.__name__} was not compiled for CUDA within {SECONDS} s") from None
-    if ran.returncode != 0:
-        raise DriverError(f"{kernel.__name__} does not compile for CUDA: {ran.stderr.strip()[-1000:]}")
+        from cuda.bindings import nvjitlink  # type: ignore[attr-defined]
+
+        return ".".join(map(str, nvjitlink.version()))
+    except Exception:  # no bindings, or no library: each has classes of its own
+        return ""
 
 
-def _name(kernel: Callable[..., None], capability: tuple[int, int], options: Sequence[str]) -> str:
-    """Return the name of the file, in which is whatever decides about its contents but the compiler for CUDA."""
-    of = hashlib.sha256("\n".join([stamp(kernel), *options]).encode()).hexdigest()[:16]
-    return f"{kernel.__name__}.sm_{capability[0]}{capability[1]}.{of}.cubin"
+def _assembler() -> str:
+    """Return what names who assembles PTX here."""
+    if version := linker_version():
+        return f"nvJitLink {version}"
+    from cuda.bindings import driver  # type: ignore[attr-defined]
+
+    return f"driver {driver.cuDriverGetVersion()[1]}"
 
 
-def _keep(file: Path, made: bytes, source: str) -> None:
-    """Write a file if that is possible, and delete those that it replaces."""
-    *described, _, _ = file.name.split(".")
+def assemble_by_driver(ptx: str, options: Sequence[str] = ()) -> bytes:
+    """Return PTX as a cubin for the GPU whose context is current. DriverError if the driver refuses the PTX.
+
+    Of nvJitLink's options, the driver takes those about registers and lines.
+    """
+    from cuda.bindings import driver  # type: ignore[attr-defined]
+
+    known = {REGISTERS: driver.CUjit_option.CU_JIT_MAX_REGISTERS,
+             LINE_INFO: driver.CUjit_option.CU_JIT_GENERATE_LINE_INFO}  # fmt: skip
+    parts = (option.partition("=") for option in options)
+    given = {known[name]: int(value or 1) for name, _, value in parts if name in known}
+    error, link = driver.cuLinkCreate(len(given), list(given), list(given.values()))
+    what = "cuLinkCreate"
     try:
-        for old in file.parent.glob(f"{'.'.join(described)}.*.cubin"):
-            old.unlink(missing_ok=True)
-        write_kept(file, made, owner_beside(source, file.parent))
-    except OSError as error:
-        logger.warning(
-            "%s cannot be written (%s): every process compiles it again", file, error.strerror or error
-        )  # fmt: skip
+        text = ptx.encode() + b"\0"
+        if int(error) == 0:
+            kind, what = driver.CUjitInputType.CU_JIT_INPUT_PTX, "cuLinkAddData"
+            (error,) = driver.cuLinkAddData(link, kind, text, len(text), b"kernel", 0, [], [])
+        if int(error) == 0:
+            what = "cuLinkComplete"
+            error, place, size = driver.cuLinkComplete(link)
+        if int(error) != 0:
+            raise DriverError(f"the kernel's PTX does not assemble: {what} returns {int(error)}", status=int(error))
+        return ctypes.string_at(int(place), size)
+    finally:
+        driver.cuLinkDestroy(link)
 
 
-def main(arguments: Sequence[str]) -> None:
-    """Compile a kernel of integers, as the command line says."""
+def assemble(ptx: str, capability: Capability, options: Sequence[str] = ()) -> tuple[bytes, str]:
+    """Return PTX as a cubin, and what the linker says. DriverError if it refuses the PTX."""
     from cuda.bindings import nvjitlink  # type: ignore[attr-defined]
-    from numba import types
-    from numba.cuda.compiler import compile as compile_cuda
 
-    from .launch import offline
-
-    module, name, major, minor, file, *options = arguments
-    kernel = getattr(importlib.import_module(module), name)
-    capability = int(major), int(minor)
-    parameters = (types.int64,) * len(inspect.signature(kernel).parameters)
-    with offline(capability):
-        text, _ = compile_cuda(
-            kernel, types.void(*parameters), device=False, cc=capability, output="ptx", abi="numba"
-        )
-    (mangled,) = _ENTRY.findall(text)
-    text = text.replace(mangled, name)
-    linker = nvjitlink.create(1 + len(options), [f"-arch=sm_{major}{minor}", *options])
+    arch = "sm_{}{}".format(*capability)
+    given = [f"-arch={arch}", *options]
     try:
-        nvjitlink.add_data(linker, nvjitlink.InputType.PTX, text.encode(), len(text.encode()), name)
-        nvjitlink.complete(linker)
+        linker = nvjitlink.create(len(given), given)
+    except nvjitlink.nvJitLinkError as error:
+        raise DriverError(f"nvJitLink {linker_version()} refuses {' '.join(given)}: {error}") from None
+    try:
+        text = ptx.encode()
+        try:
+            nvjitlink.add_data(linker, nvjitlink.InputType.PTX, text, len(text), "kernel")
+            nvjitlink.complete(linker)
+        except nvjitlink.nvJitLinkError as error:
+            said = _log(linker, "error")
+            raise DriverError(f"the kernel's PTX does not assemble for {arch}: {error}: {said}") from None
         made = bytearray(nvjitlink.get_linked_cubin_size(linker))
         nvjitlink.get_linked_cubin(linker, made)
+        return bytes(made), _log(linker, "info")
     finally:
         nvjitlink.destroy(linker)
-    Path(file).write_bytes(made)
 
 
-if __name__ == "__main__":
-    main(sys.argv[1:])
+def _log(linker: int, which: str) -> str:
+    from cuda.bindings import nvjitlink  # type: ignore[attr-defined]
+
+    log = bytearray(getattr(nvjitlink, f"get_{which}_log_size")(linker))
+    getattr(nvjitlink, f"get_{which}_log")(linker, log)
+    return log.rstrip(b"\0").decode(errors="replace")

@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import logging
 import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from queue import SimpleQueue
 from types import ModuleType
 from typing import Any
 
-from ..errors import DriverError, NotSupportedError
+import numpy as np
+
+from ..errors import DriverError, InvalidValueError, NotSupportedError
 from ..service import take_no_signals
+from .arguments import kind_and_words
 from .code import Arguments, Code, Place
-from .frozen import Watch, check_foreign
+from .cubin import Image, body_of, digest_of, image_of, threads_of
+from .kinds import words_of
 from .room import check_room
+from .roots import exception_of, values_of
+from .targets import FAILED_SYMBOL
 
 logger: logging.Logger = logging.getLogger("gpunetio.kernel")
 
@@ -29,7 +36,7 @@ _SETTINGS = {
     # Streams share these connections. With CUDA's default of 8, a ninth kernel may wait until the first has ended.
     "CUDA_DEVICE_MAX_CONNECTIONS": "32",
 }
-_STAY = contextlib.nullcontext()
+_C_TYPES: dict[str, Any] = {"i64": ctypes.c_int64, "double": ctypes.c_double, "float": ctypes.c_float}
 _LOOK = 200e-6  # seconds between two looks at the kernels that run
 
 
@@ -62,6 +69,20 @@ def checked(result: tuple[Any, ...], what: str) -> Any:
     return values[0] if len(values) == 1 else values
 
 
+@contextlib.contextmanager
+def _current(ordinal: int) -> Iterator[None]:
+    """Make a device the thread's in the block. Usually it is, and changing it costs some µs."""
+    rt = cuda_runtime()
+    before = checked(rt.cudaGetDevice(), "cudaGetDevice")
+    if before != ordinal:
+        checked(rt.cudaSetDevice(ordinal), "cudaSetDevice")
+    try:
+        yield
+    finally:
+        if before != ordinal:
+            rt.cudaSetDevice(before)
+
+
 def new_stream() -> Any:
     """Return a new stream of the current device. The default stream, and so other libraries, does not wait for it."""
     rt = cuda_runtime()
@@ -70,22 +91,20 @@ def new_stream() -> Any:
 
 @functools.cache
 def cuda_available() -> bool:
-    """Return whether Numba can launch on a GPU here."""
-    set_up_cuda()
+    """Return whether kernels can be launched on a GPU here."""
     try:
-        from numba import cuda
-
-        return bool(cuda.is_available())
-    except ImportError:
+        error, count = cuda_runtime().cudaGetDeviceCount()
+    except (NotSupportedError, RuntimeError):  # no bindings, or no driver
         return False
+    return int(error) == 0 and count > 0
 
 
 @dataclass(frozen=True)
 class _Stream:
     """A stream, and the event that marks the end of its last kernel. Launches reuse them, for both cost much to make.
 
-    The event is Numba's, and so is the stream. The default stream does not wait for it: a kernel may run for as long as
-    it waits for a peer, while PyTorch, which uses that stream, goes on.
+    The default stream does not wait for it: a kernel may run for as long as it waits for a peer, while PyTorch, which
+    uses that stream, goes on.
     """
 
     handle: Any
@@ -94,14 +113,28 @@ class _Stream:
     @staticmethod
     def make() -> _Stream:
         """Return a new one, of the current device."""
-        from numba import cuda
+        rt = cuda_runtime()
+        event = checked(rt.cudaEventCreateWithFlags(rt.cudaEventDisableTiming), "cudaEventCreateWithFlags")
+        return _Stream(new_stream(), event)
 
-        return _Stream(cuda.external_stream(int(new_stream())), cuda.event(timing=False))
+    def record(self, stream: Any) -> None:
+        """Have the event occur when what is in a stream by now has ended."""
+        checked(cuda_runtime().cudaEventRecord(self.event, stream), "cudaEventRecord")
 
     def wait_for_default_stream(self) -> None:
         """Let what follows see the results of work that is in the default stream by now, such as CuPy's."""
-        self.event.record()
-        self.event.wait(self.handle)
+        self.record(0)
+        checked(cuda_runtime().cudaStreamWaitEvent(self.handle, self.event, 0), "cudaStreamWaitEvent")
+
+    @property
+    def ended(self) -> bool:
+        """Return whether the event has occurred. DriverError if a kernel has failed."""
+        rt = cuda_runtime()
+        (error,) = rt.cudaEventQuery(self.event)
+        if error == rt.cudaError_t.cudaErrorNotReady:
+            return False
+        checked((error,), "cudaEventQuery")
+        return True
 
 
 @functools.cache
@@ -110,40 +143,126 @@ def _idle_streams(ordinal: int) -> list[_Stream]:
     return []
 
 
+class LoadedKernel:
+    """A kernel in the memory of a GPU, which is the current device."""
+
+    def __init__(self, image: Image):
+        driver = cuda_driver_bindings()
+        self._failures = image.failures
+        self._module = _driver(driver.cuModuleLoadData(image.code), "cuModuleLoadData")
+        self._function = _driver(driver.cuModuleGetFunction(self._module, image.symbol.encode()), "cuModuleGetFunction")
+        self._failed, self._failed_bytes = 0, 0
+        if image.failures:
+            found = driver.cuModuleGetGlobal(self._module, FAILED_SYMBOL.encode())
+            self._failed, self._failed_bytes = _driver(found, "cuModuleGetGlobal")
+
+    def launch(self, grid: int, block: int, stream: Any, words: tuple[Any, ...], kinds: tuple[Any, ...]) -> None:
+        """Launch it. `words` are its arguments, of the types of ctypes `kinds`."""
+        driver, handle = cuda_driver_bindings(), int(stream)
+        if self._failures:
+            _driver(driver.cuMemsetD8Async(self._failed, 0, self._failed_bytes, handle), "cuMemsetD8Async")
+        launched = driver.cuLaunchKernel(self._function, grid, 1, 1, block, 1, 1, 0, handle, (words, kinds), 0)
+        _driver(launched, "cuLaunchKernel")
+
+    def failure(self, stream: Any) -> Exception | None:
+        """Return what a thread of the last launch, which has ended, has raised."""
+        if not self._failures:
+            return None
+        number = ctypes.c_int64()
+        driver = cuda_driver_bindings()
+        read = driver.cuMemcpyDtoHAsync(ctypes.addressof(number), self._failed, self._failed_bytes, int(stream))
+        _driver(read, "cuMemcpyDtoHAsync")
+        _driver(driver.cuStreamSynchronize(int(stream)), "cuStreamSynchronize")
+        return exception_of(self._failures[number.value - 1]) if number.value else None
+
+
+@functools.cache
+def cuda_driver_bindings() -> Any:
+    """Return the bindings of CUDA's driver."""
+    cuda_runtime()
+    from cuda.bindings import driver  # type: ignore[attr-defined]
+
+    return driver
+
+
+def _driver(result: tuple[Any, ...], what: str) -> Any:
+    """Return what a function of CUDA's driver has returned beside its status. DriverError if that is not 0."""
+    error, *values = result
+    if int(error) != 0:
+        _, text = cuda_driver_bindings().cuGetErrorString(error)
+        raise DriverError(f"{what}: {(text or b'?').decode()} (CUDA error {int(error)})", status=int(error))
+    return values[0] if len(values) == 1 else tuple(values)
+
+
+@functools.cache
+def capability_of(ordinal: int) -> tuple[int, int]:
+    """Return the compute capability of a GPU."""
+    rt = cuda_runtime()
+    which = rt.cudaDeviceAttr.cudaDevAttrComputeCapabilityMajor, rt.cudaDeviceAttr.cudaDevAttrComputeCapabilityMinor
+    major, minor = (checked(rt.cudaDeviceGetAttribute(one, ordinal), "cudaDeviceGetAttribute") for one in which)
+    return major, minor
+
+
 class CudaCode(Code):
-    """A kernel for CUDA. Numba compiles it, and the device functions that it calls, at the first launch."""
+    """A kernel for CUDA. It is compiled, with all that it calls, at the first launch."""
 
     reaches_gpu_memory = True
 
     def __init__(self, function: Callable[..., None]):
         super().__init__(function)
-        self._watch = Watch(function)
-        self._compiled: tuple[str, Any] | None = None
+        self._loaded: dict[Any, LoadedKernel] = {}
+        self._loading = threading.Lock()
 
-    @property
-    def compiled(self) -> Any:
-        """Return Numba's dispatcher, for the values that the kernel freezes now."""
-        frozen = self._watch.now()
-        found = self._compiled
-        if found is None or found[0] != frozen.digest:
-            from numba import cuda
-
-            from . import cuda_functions
-
-            cuda_functions.install()
-            check_foreign(frozen)
-            found = self._compiled = frozen.digest, cuda.jit(self.function)
-        return found[1]
-
-    def prepare(self, args: Arguments, threads: int) -> None:
-        """Do nothing: a launch does not wait for kernels that run."""
+    def prepare(self, args: Arguments, threads: int) -> Any:
+        """Return the arguments: a launch does not wait for kernels that run."""
+        return args
 
     def check_room(self, grid: int, place: Place) -> None:
         check_room(self.name, grid, place.ordinal)
 
-    def launch(self, args: Arguments, grid: int, block: int, place: Place, ended: Callable[[], None]) -> CudaLaunch:
+    def loaded(self, kinds: tuple[Any, ...], block: int, ordinal: int) -> LoadedKernel:
+        """Return the kernel for arguments of these types, in the memory of a GPU, which is the current device."""
+        threads = threads_of(block)
+        key = digest_of(self.function), kinds, threads, ordinal  # type: ignore[arg-type]
+        found = self._loaded.get(key)
+        if found is None:
+            with self._loading:
+                found = self._loaded.get(key)
+                if found is None:
+                    function: Any = self.function
+                    image = image_of(function, kinds, capability_of(ordinal), threads=threads)
+                    found = self._loaded[key] = LoadedKernel(image)
+        return found
+
+    def launch(self, prepared: Any, grid: int, block: int, place: Place, ended: Callable[[], None]) -> CudaLaunch:
+        args, kinds, words = prepared, [], []
+        body = body_of(self.function)  # type: ignore[arg-type]
+        for name, arg in zip(body.signature.parameters, values_of(body, args), strict=True):
+            what = f"{self.name}: argument {name}"
+            _check_reachable(what, arg)
+            kind, passed = kind_and_words(what, arg)
+            kinds.append(kind)
+            words += passed
+        load = functools.partial(self._load, args, tuple(kinds), block, place.ordinal)
+        types = tuple(_C_TYPES[word] for kind in kinds for word in words_of(kind))
+        return CudaLaunch(self.name, load, (tuple(words), types), grid, block, place.ordinal, ended)
+
+    def _load(self, args: Arguments, kinds: tuple[Any, ...], block: int, ordinal: int) -> LoadedKernel:
         with self.compiling(args):
-            return CudaLaunch(self.compiled, args, grid, block, place.ordinal, ended)
+            return self.loaded(kinds, block, ordinal)
+
+
+def _check_reachable(what: str, arg: object) -> None:
+    """Raise InvalidValueError for an array that a GPU does not reach."""
+    if not isinstance(arg, np.ndarray):
+        return
+    rt = cuda_runtime()
+    attributes = checked(rt.cudaPointerGetAttributes(int(arg.ctypes.data)), "cudaPointerGetAttributes")
+    if attributes.type == rt.cudaMemoryType.cudaMemoryTypeUnregistered:
+        raise InvalidValueError(
+            f"{what} is an array in memory of the host, which the GPU does not reach: allocate it with gpu.alloc(), or "
+            "pass an array of CuPy or PyTorch"
+        )
 
 
 class CudaLaunch:
@@ -153,29 +272,26 @@ class CudaLaunch:
     """
 
     def __init__(
-        self, compiled: Any, args: Arguments, grid: int, block: int, ordinal: int, ended: Callable[[], None]
-    ):
-        from numba import cuda
-        from numba.cuda.dispatcher import config  # type: ignore[attr-defined]
-
-        # A kernel that drives a NIC is small on purpose.
-        config.CUDA_LOW_OCCUPANCY_WARNINGS = 0  # type: ignore[attr-defined]
-        self._name = getattr(compiled, "__name__", "")
+        self, name: str, load: Callable[[], LoadedKernel], arguments: tuple[tuple[Any, ...], tuple[Any, ...]],
+        grid: int, block: int, ordinal: int, ended: Callable[[], None],
+    ):  # fmt: skip
+        self._name = name
         self._label = f"kernel {self._name}[{grid}, {block}] on GPU {ordinal}"
-        self._error: Exception | None = None
+        self._error: Exception | None = None  # of the driver
+        self._raised: Exception | None = None  # by a thread
         self._ended = False
         self._given_back = threading.Lock()  # taken by the first thread that sees the end, for good
         self._idle = _idle_streams(ordinal)
         _watcher.start()  # before the kernel: the system may have no room for a thread
-        is_here = cuda_runtime().cudaGetDevice()[1] == ordinal  # usually; changing the context costs some µs
-        with _STAY if is_here else cuda.gpus[ordinal]:
+        with _current(ordinal):
+            self._loaded = load()
             try:
                 self._stream = self._idle.pop()
             except IndexError:
                 self._stream = _Stream.make()
             self._stream.wait_for_default_stream()
-            compiled[grid, block, self._stream.handle](*args)
-            self._stream.event.record(self._stream.handle)
+            self._loaded.launch(grid, block, self._stream.handle, *arguments)
+            self._stream.record(self._stream.handle)
         _watcher.watch(_Watched(self, ordinal, ended))
 
     def _failure(self) -> str:
@@ -201,8 +317,10 @@ class CudaLaunch:
         if self._ended:
             return True
         try:
-            ended = bool(self._stream.event.query())
-        except Exception as error:  # a class of Numba's
+            ended = self._stream.ended
+            if ended and not self._ended:
+                self._raised = self._loaded.failure(self._stream.handle)
+        except DriverError as error:
             ended = True
             if not self._ended:
                 self._error = error
@@ -216,6 +334,8 @@ class CudaLaunch:
         """Log that the kernel has failed, if it has."""
         if self._error is not None:
             logger.error("kernel %s: %s", self._name, self._failure())
+        if (raised := self._raised) is not None:
+            logger.error("kernel %s: a thread has raised %s: %s", self._name, type(raised).__name__, raised)
 
     @property
     def done(self) -> bool:
@@ -223,6 +343,8 @@ class CudaLaunch:
         ended = self.ended
         if ended and self._error is not None:
             raise DriverError(self._failure()) from self._error
+        if ended and self._raised is not None:
+            raise self._raised
         return ended
 
     def wait(self, timeout: float) -> bool:

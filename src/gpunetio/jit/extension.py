@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import ctypes
-import inspect
+import functools
 from collections.abc import Callable
 from typing import Any
 
 from llvmlite import binding
-from numba import types
 
-from .compile import DeviceFunction, device_function, engine_function
+from .compile import DeviceFunction, engine_function
+from .kinds import INT
 from .ops.calls import through
-from .ops.lowering import op
+from .ops.lowering import Op
+from .roots import root
+from .signatures import signature_of
 
 
 class Extension:
@@ -25,27 +27,16 @@ class Extension:
 
     def __init__(self, name: str):
         self.name = name
-        self._functions: list[tuple[Any, int, ctypes.c_int64]] = []  # with how many arguments, and its pointer
+        self._functions: list[tuple[DeviceFunction, ctypes.c_int64]] = []  # with its pointer
 
-    def function(self, fn: Callable[..., object]) -> DeviceFunction:
-        """Decorate a function of at most five integers, which returns one or nothing: an `engine_function`."""
-        compiled: Any = engine_function(fn)
+    def function(self, fn: Callable[..., object]) -> Any:
+        """Decorate a function of integers, which returns one or nothing: an `engine_function`."""
+        compiled = engine_function(fn)
         compiled.extension = self
-        arguments, symbol = tuple(inspect.signature(fn).parameters), f"gpunetio_{fn.__module__}.{fn.__qualname__}"
         pointer = ctypes.c_int64()
-        binding.add_symbol(symbol, ctypes.addressof(pointer))
-        self._functions.append((compiled, len(arguments), pointer))
-
-        # The same parameters in Python, as Numba takes them from the function.
-        listed = ", ".join(arguments)
-        names: dict[str, Any] = {}
-        text = f"def stub({listed}): ...\ndef {fn.__name__}({listed}): return call({listed})"
-        exec(compile(text, inspect.getfile(fn), "exec"), names)
-        stub, caller = names["stub"], names[fn.__name__]
-        names["call"] = op(*[64] * len(arguments), ret=64, cpu=through(symbol), cuda=_no_pointers)(stub)
-        caller.__module__, caller.__qualname__, caller.__doc__ = fn.__module__, fn.__qualname__, fn.__doc__
-        made: Any = device_function(caller)
-        made.direct = compiled
+        made = ExtensionFunction(compiled)
+        binding.add_symbol(made.symbol, ctypes.addressof(pointer))
+        self._functions.append((compiled, pointer))
         return made
 
     def load(self) -> None:
@@ -53,13 +44,29 @@ class Extension:
 
         If this fails or is interrupted, some of the functions may be there; the next call completes it.
         """
-        for function, arguments, pointer in self._functions:
+        for function, pointer in self._functions:
             if not pointer.value:
-                signature = (types.int64,) * arguments
-                function.compile(signature)
-                made = function.overloads[signature]
-                pointer.value = made.library.get_pointer_to_function(made.fndesc.llvm_func_name)
+                pointer.value = root(function, (INT,) * len(function.signature.parameters)).address
+
+
+class ExtensionFunction(Op):
+    """A function of an extension as others call it: through its pointer on the host, and itself on CUDA."""
+
+    symbol: str
+    direct: DeviceFunction
+    py_func: Any
+
+    def __init__(self, direct: DeviceFunction):
+        parameters = tuple(signature_of(direct.py_func).parameters)
+        self.symbol = f"gpunetio_{direct.py_func.__module__}.{direct.py_func.__qualname__}"
+        super().__init__(direct.py_func, (64,) * len(parameters), 64, through(self.symbol), _no_pointers)
+        functools.update_wrapper(self, direct.py_func)
+        self.direct, self.py_func = direct, direct.py_func
+
+    def freezes(self) -> tuple[object, tuple[Any, ...]]:
+        """Return what decides about its code, and the functions whose code it contains (frozen.py)."""
+        return self.symbol, ()
 
 
 def _no_pointers(*_: object) -> object:
-    raise AssertionError("on CUDA, functions of extensions are called directly (cuda_functions.py)")
+    raise AssertionError("on CUDA, functions of extensions are called directly (unit.py)")

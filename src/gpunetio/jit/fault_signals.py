@@ -10,17 +10,16 @@ import ctypes
 import os
 import signal
 import threading
-from collections.abc import Callable
 from typing import Any
 
 from llvmlite import binding, ir
-from numba import types
-from numba.extending import intrinsic
 
 from ..formats.layout import Entry
 from .c_function import c_function
-from .compile import engine_function
+from .compile import DeviceFunction, engine_function
 from .ops import call_c, ld32, ld64
+from .ops.calls import external
+from .ops.lowering import INT, Op, nothing
 
 # struct sigaction of 64-bit Linux: handler, mask of 128 bytes, flags, restorer. siginfo_t: signo, errno, code, address.
 _ACTION = Entry("sigaction", 152, """
@@ -36,26 +35,25 @@ _SIGBUS = int(signal.SIGBUS)
 ACTIONS_BYTES = len(_SIGNALS) * _ACTION.size  # where a handler keeps the actions before its own
 
 _libc: Any = ctypes.CDLL(None, use_errno=True)
-_sigaction = types.ExternalFunction("sigaction", types.int32(types.int32, types.int64, types.int64))
-_raise = types.ExternalFunction("raise", types.int32(types.int32))
+_sigaction = external("sigaction", 32, 64, 64, ret=32)
+_raise = external("raise", 32, ret=32)
 
 
 def memory_of_handler(symbol: str, memory: Any) -> Any:
     """Return a function for compiled code that returns the address of a ctypes buffer, which outlives all handlers.
 
-    It finds the address by a symbol: Numba would freeze the address itself into its cache.
+    It finds the address by a symbol: the address itself would be frozen into code that other processes load.
     """
     binding.add_symbol(symbol, ctypes.addressof(memory))
 
-    def memory_address(typingctx):
-        def codegen(context, builder, signature, args):
-            found = builder.module.globals.get(symbol)
-            known = found or ir.GlobalVariable(builder.module, ir.IntType(8), symbol)
-            return builder.ptrtoint(known, ir.IntType(64))
+    def memory_address() -> int: ...
 
-        return types.int64(), codegen
+    def emit(b):
+        known: Any = b.module.globals.get(symbol) or ir.GlobalVariable(b.module, INT[8], symbol)
+        return b.ptrtoint(known, INT[64])
 
-    return intrinsic(memory_address)
+    memory_address.__name__ = symbol
+    return Op(memory_address, (), 64, emit, nothing)
 
 
 @engine_function
@@ -102,15 +100,14 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 class FaultHandler:
-    """A handler: a function of a signal's number, siginfo_t and ucontext_t that only calls an engine function.
+    """A handler: an engine function of a signal's number, siginfo_t and ucontext_t.
 
     `actions` is the address of ACTIONS_BYTES for the actions that were there before. Keep the handler as long as the
     process lives: handlers that are installed later may call it.
     """
 
-    def __init__(self, function: Callable[..., None], engine_function: Any, actions: int):
-        self._compiled = c_function(function, (types.int32, types.int64, types.int64), engine_function)
-        self._address, self._actions = self._compiled.address, actions
+    def __init__(self, function: DeviceFunction, actions: int):
+        self._address, self._actions = c_function(function, 32, 64, 64), actions
         self._installed = [False] * len(_SIGNALS)
 
     def install(self) -> None:

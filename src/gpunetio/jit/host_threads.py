@@ -13,20 +13,20 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from llvmlite import binding
-from numba import types
-from numba.core.compiler_lock import global_compiler_lock
 
 from ..errors import DriverError, InvalidValueError, NoMemoryError
 from ..limits import check_threads, cure
 from ..service import take_no_signals
 from .code import RETURNS_NOTHING, Arguments, Code, Place
-from .compile import engine_function
-from .frozen import Watch
+from .compile import DeviceFunction
 from .ops import GROUP_WORDS, THREAD_KEY_SYMBOL
+from .ops.threads import GROUP_SHARED
+from .roots import Root, kinds_and_words, root, values_of
+from .shared import ALIGNMENT, forget
 from .wild_addresses import RECORD_WORDS, STATE_WORD, survived
 
 logger: logging.Logger = logging.getLogger("gpunetio.kernel")
@@ -48,55 +48,41 @@ def _groups(count: int, size: int) -> np.ndarray:
     return groups
 
 
-class _Made(NamedTuple):
-    """A kernel's dispatcher of Numba, the digest of what it has frozen, and the types that it is compiled for."""
-
-    digest: str
-    body: Any
-    compiled: set[Arguments]
-
-
 class HostCode(Code):
     """A kernel for host threads. `prepare` compiles it."""
 
     reaches_gpu_memory = False
+    body: DeviceFunction
+
     def __init__(self, function: Callable[..., None]):
         super().__init__(function)
-        self._watch = Watch(function)
-        self._made = _Made("", None, set())  # nothing yet
+        self.body = DeviceFunction(function, inlined=False)  # type: ignore[arg-type]
+        self.body.is_kernel = True
 
-    @property
-    def body(self) -> Any:
-        """Return Numba's dispatcher, or None before the first launch."""
-        return self._made.body
+    def root(self, args: Arguments) -> tuple[Root, list[Any]]:
+        """Return the kernel for arguments of these types, compiled, and the arguments as words of C."""
+        kinds, words = kinds_and_words(self.body, values_of(self.body, args))
+        with self.compiling(args):
+            made = root(self.body, kinds)
+        if made.returns:
+            raise InvalidValueError(f"{self.name} returns a value: {RETURNS_NOTHING}")
+        return made, words
 
-    def prepare(self, args: Arguments, threads: int) -> None:
+    def prepare(self, args: Arguments, threads: int) -> Any:
         """Compile now, not while somebody waits for the kernel, and check that so many threads can run."""
-        made = self._made_for(self._watch.now().digest)
-        kinds = tuple(made.body.typeof_pyval(arg) for arg in args)
-        if kinds not in made.compiled:
-            with self.compiling(args):
-                signature = tuple(made.body.units.fold_argument_types(kinds, {})[1])
-                made.body.compile(signature)
-            if (returned := made.body.overloads[signature].signature.return_type) != types.none:
-                raise InvalidValueError(f"{self.name} returns a value ({returned}): {RETURNS_NOTHING}")
-            made.compiled.add(kinds)
+        prepared = self.root(args)
         check_threads(threads, f"{self.name} of {threads} threads")
+        return prepared
 
-    def _made_for(self, digest: str) -> _Made:
-        if self._made.digest != digest:
-            with global_compiler_lock:  # of several threads that launch it first, one makes it
-                if self._made.digest != digest:
-                    self._made = _Made(digest, engine_function(self.function), set())
-        return self._made
-
-    def launch(self, args: Arguments, grid: int, block: int, place: Place, ended: Callable[[], None]) -> HostLaunch:
-        return HostLaunch(self.body, args, grid, block, place.warp, ended)
+    def launch(self, prepared: Any, grid: int, block: int, place: Place, ended: Callable[[], None]) -> HostLaunch:
+        made, words = prepared
+        body = functools.update_wrapper(functools.partial(made.run, words), self.function)
+        return HostLaunch(body, (), grid, block, place.warp, ended, made.shared_bytes)
 
 
 def _place_of(body: Callable[..., object]) -> str:
     """Return where a function is defined."""
-    code = getattr(body, "py_func", body).__code__
+    code = getattr(body, "__wrapped__", body).__code__
     return f"{code.co_filename}, line {code.co_firstlineno}"
 
 
@@ -116,6 +102,7 @@ class HostLaunch:
         block: int,
         warp: int = 1,
         ended: Callable[[], None] = lambda: None,
+        shared_bytes: int = 0,
     ):
         if grid < 1 or block < 1 or not 1 <= warp <= MAX_WARP or block % warp:
             raise InvalidValueError(
@@ -124,6 +111,11 @@ class HostLaunch:
             )
         warps = block // warp
         self._blocks, self._warps = _groups(grid, block), _groups(grid * warps, warp)
+        # A cache line more: an array begins where a GPU's would.
+        self._shared = np.zeros((grid, shared_bytes + ALIGNMENT * (shared_bytes > 0)), np.uint8)
+        for b in range(grid if shared_bytes else 0):
+            start = self._shared[b].ctypes.data
+            self._blocks[b][GROUP_SHARED] = start + -start % ALIGNMENT
         self._records = np.zeros((grid * block, RECORD_WORDS), np.int64)
         self._body, self._name, self._size = body, getattr(body, "__name__", ""), (grid, block)
         self._error: BaseException | None = None
@@ -172,6 +164,8 @@ class HostLaunch:
             self._left -= count
             last = self._left == 0
         if last:
+            for group in self._blocks:  # of a kernel that was interpreted
+                forget(int(group.ctypes.data))
             try:
                 self._ended()
             finally:

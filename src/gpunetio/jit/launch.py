@@ -7,29 +7,30 @@
     work[grid, block, gpu](qp, n).wait(timeout=10)   # on `gpu`
 
 Launched kernels run concurrently, also on a GPU: one may send what another receives. A kernel returns nothing.
-Arguments are 64-bit integers, and other types that Numba takes: floats, NumPy arrays and tuples. An object with
+Arguments are 64-bit integers, floats, arrays of NumPy and of GPUs, and tuples of them. An object with
 `device_address` (an exported queue, memory of a `Gpu`) is passed as that address. The launch refuses other objects.
 It also compiles the kernel. Device functions take integers only, so an array in place of an address is refused, too.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
 import operator
 import os
 import threading
-from collections.abc import Callable, Iterator
-from types import SimpleNamespace
+from collections.abc import Callable
 from typing import Any
 
 from ..errors import InvalidValueError
 from ..interrupts import deferred
+from ..limits import check_threads
 from .arguments import checked
-from .code import Code, Launch, Place
+from .code import Arguments, Code, Launch, Place
 from .cuda_launch import CudaCode, cuda_available
-from .host_threads import HostCode
+from .host_threads import HostCode, HostLaunch
+from .interpret import interpreted, wanted
+from .signatures import signature_of
 
 Count = int | tuple[int, ...]
 
@@ -76,13 +77,46 @@ class _DefaultPlace:
         self.warp, self.ordinal = 1, 0
 
 
+class _Host:
+    """Host threads with one-lane warps."""
+
+    target, warp, ordinal = "cpu", 1, 0
+
+
+_HOST: Any = _Host()
 CODE: dict[str, type[Code]] = {"cpu": HostCode, "cuda": CudaCode}  # by target
+
+
+class InterpretedCode(HostCode):
+    """A kernel as plain Python, on host threads: `pdb`, `print` and coverage work in it (interpret.py)."""
+
+    def prepare(self, args: Arguments, threads: int) -> Any:
+        check_threads(threads, f"{self.name} of {threads} threads")
+        return args
+
+    def launch(self, prepared: Any, grid: int, block: int, place: Place, ended: Callable[[], None]) -> HostLaunch:
+        body = functools.partial(interpreted(self.body.py_func), *prepared)
+        return HostLaunch(functools.update_wrapper(body, self.function), (), grid, block, place.warp, ended)
+
+
+class Interpreted:
+    """A kernel that is launched as plain Python on the host: `kernel.interpret[grid, block, place](…)`."""
+
+    def __init__(self, kernel: Kernel):
+        self._kernel = Kernel(kernel.py_func)
+        self._kernel.code = {"cpu": InterpretedCode(kernel.py_func)}
+
+    def __getitem__(self, config: Any) -> Callable[..., Launch]:
+        """Return what launches the kernel, as `Kernel.__getitem__` does. Without a place, it is the host."""
+        if isinstance(config, tuple) and len(config) == 2:
+            config = (*config, _HOST)
+        return self._kernel[config]
 
 
 class Kernel:
     """A function that `@kernel` has made launchable, as `kernel[grid, block, place](…)`."""
 
-    py_func: Callable[..., None]
+    py_func: Any  # a function, which pyright would take for a method
     name: str
     code: dict[str, Code]
 
@@ -93,8 +127,13 @@ class Kernel:
         self._takes_any = bool(fn.__code__.co_flags & inspect.CO_VARARGS)
         self.code = {target: code(fn) for target, code in CODE.items()}
 
+    @property
+    def interpret(self) -> Interpreted:
+        """The kernel as plain Python, for the host."""
+        return Interpreted(self)
+
     def __repr__(self) -> str:
-        return f"<kernel {self.name}{inspect.signature(self.py_func)}>"
+        return f"<kernel {self.name}{signature_of(self.py_func)}>"
 
     def __getitem__(self, config: tuple[Count, Count] | tuple[Count, Count, Place]) -> Callable[..., Launch]:
         if not isinstance(config, tuple) or len(config) not in (2, 3):
@@ -138,6 +177,8 @@ class Kernel:
 
     def _launch(self, grid: int, block: int, place: Place, *args: object) -> Launch:
         self._check_count(len(args))
+        if wanted() and type(self.code.get(place.target)) is HostCode:
+            return self.interpret[grid, block, place](*args)
         if (code := self.code.get(place.target)) is None:
             raise InvalidValueError(f"{self.name} cannot run on target {place.target!r}: use {' or '.join(self.code)}")
         plain = checked(self.name, self._names, args, code.reaches_gpu_memory)
@@ -146,10 +187,10 @@ class Kernel:
             check()
         if checks:  # of queues
             code.check_room(grid, place)
-        code.prepare(plain, grid * block)
+        prepared = code.prepare(plain, grid * block)
         count_there = getattr(place, "count_kernel", None)
 
-        held = [place, *args]  # until the kernel has ended, whoever lets go of them
+        held = [place, *args, plain]  # until the kernel has ended, whoever lets go of them
 
         def count(change: int) -> None:
             if change < 0:
@@ -161,7 +202,7 @@ class Kernel:
         with deferred():
             count(+1)
             try:
-                launch = code.launch(plain, grid, block, place, functools.partial(count, -1))
+                launch = code.launch(prepared, grid, block, place, functools.partial(count, -1))
             except BaseException:
                 count(-1)
                 raise
@@ -178,23 +219,3 @@ def kernel(fn: Callable[..., None]) -> Kernel:
     then, and nothing in that stream waits for it: `wait` of what is returned does.
     """
     return Kernel(fn)
-
-
-@contextlib.contextmanager
-def offline(compute_capability: tuple[int, int]) -> Iterator[None]:
-    """Compile for an absent GPU: Numba asks the current device when one device function calls another."""
-    from numba.cuda import compiler, dispatcher  # both import the function by its name
-
-    from . import cuda_functions
-
-    cuda_functions.install()
-    device = SimpleNamespace(compute_capability=compute_capability)
-    modules: tuple[Any, ...] = compiler, dispatcher
-    replaced = [(module, module.get_current_device) for module in modules]
-    for module, _ in replaced:
-        module.get_current_device = lambda: device
-    try:
-        yield
-    finally:
-        for module, original in replaced:
-            module.get_current_device = original

@@ -15,22 +15,18 @@ import os
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any
 
 import llvmlite
-import numba
 from llvmlite import binding as llvm
-from numba.core import config
-from numba.core.codegen import get_host_cpu_features
 
-from .stamps import PACKAGE, stamp_of
+from ..compiler import compiling
+from .frozen import PACKAGE, compiler_stamp
+from .processor import cpu_features, cpu_name
 
 logger: logging.Logger = logging.getLogger("gpunetio.compile")
 
 FOLDER = PACKAGE / "_prebuilt"
 DESCRIPTION = "target.json"
-ENGINE = PACKAGE / "nic" / "engine.py"
 IGNORED = "GPUNETIO_IGNORE_PREBUILT"  # if not empty
 
 
@@ -43,7 +39,7 @@ class Target:
     features: str  # of the processor: "+avx,+avx2,…"; LLVM may use all that have a plus
     versions: dict[str, str]  # of whatever decides what is in a file of the cache
     baseline: str = ""  # the name of `cpu` and `features` together, for people
-    engine: str = ""  # the stamp of the NIC's engine; the cache itself compares the stamp of each function
+    compiler: str = ""  # the stamp of the compiler; names of files contain what else decides
 
     def why_not(self, here: Target) -> str:
         """Return why code for this target does not run here; "" if it does."""
@@ -57,12 +53,12 @@ class Target:
 
     def cure(self, here: Target) -> str:
         """Return how to have the compiler that the code was compiled with; "" if that is the one here."""
-        other = [name for name in ("Numba", "llvmlite") if self.versions.get(name) != here.versions.get(name)]
-        wanted = " ".join(f"{name.lower()}=={self.versions.get(name)}" for name in other)
+        other = [name for name in ("llvmlite",) if self.versions.get(name) != here.versions.get(name)]
+        wanted = " ".join(f"{name}=={self.versions.get(name)}" for name in other)
         return f" (to use it: pip install {wanted})" if wanted else ""
 
-    def magic_tuple(self) -> tuple[str, str, str]:
-        """Return what names the target in Numba's cache, as a code generator does."""
+    def key(self) -> tuple[str, str, str]:
+        """Return what names of files contain of the target."""
         return self.triple, self.cpu, self.features
 
 
@@ -73,15 +69,11 @@ def _names(features: str) -> set[str]:
 @functools.cache
 def here() -> Target:
     """Return what this process compiles for and with."""
-    set_by_user: Any = config  # by NUMBA_CPU_NAME and NUMBA_CPU_FEATURES
-    features = set_by_user.CPU_FEATURES
-    return Target(
-        triple=llvm.get_default_triple(), cpu=set_by_user.CPU_NAME or llvm.get_host_cpu_name(),
-        features=get_host_cpu_features() if features is None else features,
-        versions={
-            "Python": str(sys.implementation.cache_tag), "Numba": numba.__version__, "llvmlite": llvmlite.__version__,
-        },
-    )  # fmt: skip
+    with compiling():  # no fork meanwhile: LLVM is asked, which has locks
+        return Target(
+            triple=llvm.get_default_triple(), cpu=cpu_name(), features=cpu_features(),
+            versions={"Python": str(sys.implementation.cache_tag), "llvmlite": llvmlite.__version__},
+        )
 
 
 @functools.cache
@@ -114,10 +106,11 @@ def tell_why_not() -> None:
     target = found()
     if target is None or os.environ.get(IGNORED):
         return
-    logger.warning(
-        "the compiled code that came with gpunetio is not used: %s; it is compiled for this machine, once%s",
-        target.why_not(here()), target.cure(here()),
-    )  # fmt: skip
+    if why_not := target.why_not(here()):  # else it is used, for what is in it
+        logger.warning(
+            "the compiled code that came with gpunetio is not used: %s; it is compiled for this machine, once%s",
+            why_not, target.cure(here()),
+        )  # fmt: skip
 
 
 @contextlib.contextmanager
@@ -137,20 +130,14 @@ def report() -> tuple[str, str]:
     target = found()
     if target is None:
         return "", ""
-    changed = "" if target.engine == stamp_of(str(ENGINE)) else "the package was changed after it was installed"
+    changed = "" if target.compiler == compiler_stamp() else "the package was changed after it was installed"
     return target.baseline, target.why_not(here()) or changed
-
-
-def folder_of(source: str) -> Path | None:
-    """Return where the wheel has the compiled code of a module; None for a module that is not the package's."""
-    folder = Path(source).parent
-    return FOLDER / folder.relative_to(PACKAGE) if folder.is_relative_to(PACKAGE) else None
 
 
 def main(arguments: Iterable[str]) -> None:
     """Print the description for the code that this process compiles, under the baseline's name."""
     (baseline,) = arguments
-    print(json.dumps(asdict(here()) | {"baseline": baseline, "engine": stamp_of(str(ENGINE))}, indent=1))
+    print(json.dumps(asdict(here()) | {"baseline": baseline, "compiler": compiler_stamp()}, indent=1))
 
 
 if __name__ == "__main__":

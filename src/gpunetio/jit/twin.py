@@ -18,14 +18,13 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
-from numba import types
-
 from ..errors import NoMemoryError
 from ..formats.layout import Entry
 from ..memory import PAGE, HostMemory, reserved, round_up, sealed_memory
 from ..once import once
 from .compile import engine_function
 from .ops import exchange64, pause, st_release64
+from .ops.calls import external
 from .struct_view import View, struct_view
 
 ARENA = 1 << 30  # bytes of address space; memory is taken as it is used
@@ -39,7 +38,7 @@ TWIN = Entry("twin", 64, """
 """)
 twin_at: View = struct_view(TWIN)
 
-_mprotect = types.ExternalFunction("mprotect", types.int32(types.int64, types.uint64, types.int32))
+_mprotect = external("mprotect", 64, 64, 32, ret=32)
 _libc: Any = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_ssize_t
 _libc.mmap.argtypes = (ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64)
@@ -81,7 +80,7 @@ class TwinMemory:
         self._free = {0: self._room}  # offset → size
         self._left: deque[tuple[int, int]] = deque()  # offsets and sizes that were given back since
         self._lock = threading.Lock()
-        count_user.compile((types.int64,) * 2)
+        count_user.compile()
 
     def close(self) -> None:
         """Give the address space back. Nobody uses the memory."""

@@ -65,10 +65,6 @@ def _handle(number, info, context):
     pass_on(_shared_address(), number, info, context)
 
 
-def _c_handle(number, info, context):
-    _handle(number, info, context)
-
-
 # --- the Python side -----------------------------------------------------------------------------------------------
 
 # By the address of a thread's record: what to call with the address of a fault, or None if the processor has none.
@@ -91,7 +87,7 @@ def _install() -> FaultHandler | None:
     if platform.machine() not in _REGISTERS:
         return None
     _SHARED.at(memoryview(_shared))["continues"] = ctypes.cast(_continue, ctypes.c_void_p).value
-    handler = FaultHandler(_c_handle, _handle, ctypes.addressof(_shared))
+    handler = FaultHandler(_handle, ctypes.addressof(_shared))
     handler.install()
     return handler
 

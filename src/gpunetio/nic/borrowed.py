@@ -13,9 +13,23 @@ from __future__ import annotations
 
 from ..jit.compile import device_function, engine_function
 from ..jit.ops import (
-    ALL_LANES, await_fetched, dynamic_shared, dynamic_shared_bytes, fetch_line, first_lane, from_lane, lane_or_0,
-    lanes_here, lanes_where, ld64, ld_relaxed64, on_host, st64, sync_lanes,
+    ALL_LANES,
+    await_fetched,
+    dynamic_shared,
+    dynamic_shared_bytes,
+    fetch_line,
+    first_lane,
+    from_lane,
+    lane_or_0,
+    lanes_here,
+    lanes_where,
+    ld64,
+    ld_relaxed64,
+    on_host,
+    st64,
+    sync_lanes,
 )  # fmt: skip
+from .transport.reach import NOTHING, OTHER, PACKETS, bars_of_wires, is_acknowledged, reaches
 from .state.counters import COUNTERS
 from .state.cq import CQ_ROW, cq_row_at
 from .state.near import CQ_COPY, KEYS, NEAR, QP_COPY, cq_copy, near_at, near_queue, qp_copy, queues_in, srq_copy
@@ -26,7 +40,6 @@ from .state.srq import SRQ_ROW, srq_row_at
 from .state.work_queue import WORK_QUEUE, QueueKind, entry, work_queue_at
 from .state.worker import WORKER, worker_at
 from .step import is_arm_register_rung
-from .transport.reach import NOTHING, OTHER, PACKETS, bars_of_wires, is_acknowledged, reaches
 
 _LINE = 16
 

@@ -13,10 +13,34 @@ from __future__ import annotations
 
 from ..jit.compile import device_function, engine_function
 from ..jit.ops import (
-    ALL_LANES, copy, count_lanes, dynamic_shared, exchange_gpu64, fence_gpu, fetch_add_acq_rel_cta64,
-    fetch_add_acq_rel_gpu64, fetch_add_gpu64, from_lane, lane_or_0, lanes_here, lanes_where, ld8, ld64, ld_acquire64,
-    ld_acquire_cta64, ld_relaxed64, move_4_lines, move_8_lines, on_host, pause, rank_among, st8, st64,
-    st_release_cta64, sum_up_to, sync_lanes,
+    ALL_LANES,
+    copy,
+    count_lanes,
+    dynamic_shared,
+    exchange_gpu64,
+    fence_gpu,
+    fetch_add_acq_rel_cta64,
+    fetch_add_acq_rel_gpu64,
+    fetch_add_gpu64,
+    from_lane,
+    lane_or_0,
+    lanes_here,
+    lanes_where,
+    ld8,
+    ld64,
+    ld_acquire64,
+    ld_acquire_cta64,
+    ld_relaxed64,
+    move_4_lines,
+    move_8_lines,
+    on_host,
+    pause,
+    rank_among,
+    st8,
+    st64,
+    st_release_cta64,
+    sum_up_to,
+    sync_lanes,
 )  # fmt: skip
 from .state.board import BOARD, board_at
 from .state.near import NEAR, near_at

@@ -11,23 +11,22 @@ import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from numba import types
 
-from ..jit.compile import engine_function
-from ..jit.ops import exchange64, fence_sys, futex_wait, ld_acquire64, ld_relaxed64, pause, st_release64
 from ..errors import BadStateError, DriverError, FullError, TimedOutError
 from ..fabric.notifier import Notifier
+from ..jit.compile import engine_function
+from ..jit.ops import exchange64, fence_sys, futex_wait, ld_acquire64, ld_relaxed64, pause, st_release64
 from ..memory import HostMemory
 from ..service import STOP_TIMEOUT, ServiceThread
-from . import extensions
-from .dma import lost_memory
 from .hardware import Engine, Opened
-from .loop import run
 from .place import Place
-from .step import MOVE_QP, READ_ROW, TOO_FULL, WRITE_ROW, WRONG_STATE
+from .dma import lost_memory
+from . import extensions
 from .state.ethernet import SQ_ROW
-from .state.worker import WORKER, worker_at
 from .state.tables import Row, Table
+from .state.worker import WORKER, worker_at
+from .commands import EngineCommand, Result
+from .loop import run
 
 FEW_CORES = 4
 CORES_PER_WORKER, MOST_BY_DEFAULT = 4, 4
@@ -104,10 +103,10 @@ def default_workers() -> int:
 
 def compile_engine() -> None:
     """Compile what each engine runs, or load it from the cache."""
-    run.compile((types.int64,))
-    post_command.compile((types.int64,) * 6)
-    await_command.compile((types.int64,) * 2)
-    count_kernels.compile((types.int64,) * 2)
+    run.compile()
+    post_command.compile()
+    await_command.compile()
+    count_kernels.compile()
     lost_memory.handler()
 
 
@@ -286,13 +285,13 @@ class ThreadEngine(Engine):
     def recall(self) -> None:
         if self._place:
             for i, worker in enumerate(self._workers):
-                self.post(WRITE_ROW, worker.address, worker=i)
+                self.post(EngineCommand.WRITE_ROW, worker.address, worker=i)
 
     def read(self, address: int, nbytes: int) -> bytes:
         if not self.reaches(address, nbytes):
             return super().read(address, nbytes)
         with self._lock:
-            self.post(READ_ROW, address, np.zeros(nbytes, np.uint8))
+            self.post(EngineCommand.READ_ROW, address, np.zeros(nbytes, np.uint8))
             return self._workers[0].prepared(nbytes)
 
     @property
@@ -307,9 +306,9 @@ class ThreadEngine(Engine):
         first, fds = self._workers[0], (*events, *sockets)
         table = np.array([(fd, select.POLLIN, 0) for fd in fds], POLLFD)
         counts = np.array([1 + len(fds), 1 + len(events)], np.int64)
-        self.post(WRITE_ROW, first.address + WORKER.pollfd_count, np.ones(2, np.int64))
-        self.post(WRITE_ROW, first.pollfds + POLLFD.itemsize, table)
-        self.post(WRITE_ROW, first.address + WORKER.pollfd_count, counts)
+        self.post(EngineCommand.WRITE_ROW, first.address + WORKER.pollfd_count, np.ones(2, np.int64))
+        self.post(EngineCommand.WRITE_ROW, first.pollfds + POLLFD.itemsize, table)
+        self.post(EngineCommand.WRITE_ROW, first.address + WORKER.pollfd_count, counts)
 
     def kick(self) -> None:
         for worker in self._workers:
@@ -346,9 +345,9 @@ class ThreadEngine(Engine):
             to.wait(end, timeout)
             to.begin(op, row, prepared, state)
             self._await(to, end, timeout)
-            if int(to.record["command_result"]) == WRONG_STATE:
+            if int(to.record["command_result"]) == Result.WRONG_STATE:
                 raise BadStateError("the queue has changed its state meanwhile: it is in ERR")
-            if int(to.record["command_result"]) == TOO_FULL:
+            if int(to.record["command_result"]) == Result.TOO_FULL:
                 raise FullError("the queue holds more entries than the old ring or the new ring has room for")
 
     def _check(self, worker: Worker) -> None:
@@ -367,7 +366,7 @@ class ThreadEngine(Engine):
         with self._lock:
             first, *others = self._workers
             # The rest look at no table. But one that gets a queue must wake, and not before it has all of them.
-            moves = any(op == MOVE_QP for op, *_ in commands)
+            moves = any(op == EngineCommand.MOVE_QP for op, *_ in commands)
             held = [worker for worker in others if moves or worker.has_queues]
             if held:
                 held.append(first)  # so that the commands do not have to wait for a turn of it
@@ -377,7 +376,7 @@ class ThreadEngine(Engine):
                     worker.wait(end, timeout)
                 for worker in held:
                     worker.record["hold"] = 1
-                    worker.begin(WRITE_ROW, worker.address, None, 0)  # no bytes: executed once the turn is over
+                    worker.begin(EngineCommand.WRITE_ROW, worker.address, None, 0)  # no bytes: done after the turn
                 for worker in held:
                     worker.wait(end, timeout)
                 for command in commands:
@@ -389,7 +388,7 @@ class ThreadEngine(Engine):
     def settle(self) -> None:
         for _ in range(2):  # the current turn may still execute the first
             for i, worker in enumerate(self._workers):
-                self.post(WRITE_ROW, worker.address, worker=i)
+                self.post(EngineCommand.WRITE_ROW, worker.address, worker=i)
 
     @property
     def running(self) -> bool:

@@ -7,4 +7,3 @@ from ..jit.extension import Extension
 ETHERNET_QUEUES = Extension("the NIC's Ethernet queues")
 ETHERNET_WIRES = Extension("the NIC's Ethernet wires")
 ALL = (ETHERNET_QUEUES, ETHERNET_WIRES)
-TWIN_SLICES = Extension("the turns of a NIC on the twin of a GPU")  # apart, as few need them

@@ -16,14 +16,14 @@ from ..jit.cubin import cubin
 from ..jit.cuda_launch import set_up_cuda
 from ..jit.room import need
 from ..memory import HostMemory
-from .dma.cuda_driver import Current, CudaDriver, cuda_driver
 from .gpu_sharing import close_left, open_shared, share
 from .hardware import CUDA, Opened
+from .dma.cuda_driver import Current, CudaDriver, cuda_driver
+from .state.board import BOARD
+from .state.slices import SLICES
 from .pinned import Pinned
 from .slice_kernel import OPTIONS, THREADS, gpunetio_slice
 from .slices import SLICE_NS
-from .state.board import BOARD
-from .state.slices import SLICES
 
 # CUdevice_attribute: MULTIPROCESSOR_COUNT, COMPUTE_CAPABILITY_MAJOR, _MINOR, CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM
 _SMS, _MAJOR, _MINOR, _SAME_ADDRESSES = 16, 75, 76, 91
@@ -64,9 +64,9 @@ class _Device:
         self.context = context
         self.peers = frozenset(other for other in range(count) if other != ordinal and self._reach(other))
         self.sms = self._attribute(_SMS)
-        image = cubin(gpunetio_slice, (self._attribute(_MAJOR), self._attribute(_MINOR)), OPTIONS)
         module, function = ctypes.c_void_p(), ctypes.c_void_p()
         with self.current():
+            image = cubin(gpunetio_slice, (self._attribute(_MAJOR), self._attribute(_MINOR)), OPTIONS)
             driver.call("cuModuleLoadData", ctypes.byref(module), image)
             driver.call("cuModuleGetFunction", ctypes.byref(function), module, gpunetio_slice.__name__.encode())
             fixed = ctypes.c_int()

@@ -13,8 +13,8 @@ from collections.abc import Callable
 
 from ..errors import DriverError, InvalidValueError
 from ..jit.launch import running
-from .dma.cuda_driver import Current, CudaDriver
 from .hardware import Opened
+from .dma.cuda_driver import Current, CudaDriver
 
 _LAZY_PEER_ACCESS = 1  # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
 _DESCRIPTOR = 1  # CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR

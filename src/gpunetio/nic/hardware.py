@@ -12,9 +12,9 @@ import numpy as np
 
 from ..errors import NotSupportedError
 from ..memory import HostMemory
-from . import step
-from .control.port import Port
 from .state.tables import Row
+from .commands import EngineCommand
+from .control.port import Port
 
 
 CUDA = "cuda"  # of `Engine.sharing`
@@ -30,7 +30,7 @@ class Opened(Protocol):
 
 
 class Engine(ABC):
-    """What executes WQEs and moves packets, from `start` to `stop`: threads of the host (engine.py).
+    """What executes WQEs and moves packets, from `start` to `stop`: threads of the host (host/engine.py).
 
     It works on the NIC's record and tables, which only it writes while it runs.
     """
@@ -56,7 +56,7 @@ class Engine(ABC):
         self, op: int, row: int, prepared: Row | None = None, state: int = 0, timeout: float = 10.0,
         worker: int = 0,
     ) -> None:  # fmt: skip
-        """Have a worker, which must be the one that serves the row, execute `op` (step.py) on `row` between two WQEs.
+        """Have the worker that serves a row execute `op` (turn/commands.py) on `row` between two WQEs.
 
         `prepared` is the row's new content. This returns once the command is done. From then on, the engine touches
         nothing that the old row named. BadStateError if the row has left `state` meanwhile; FullError if a ring is too
@@ -110,7 +110,7 @@ class Engine(ABC):
         return
 
     def recall(self) -> None:
-        """Have all rows be as turns have left them. A slice may work on copies (borrowed.py)."""
+        """Have all rows be as turns have left them. A slice may work on copies (gpu/borrowed.py)."""
         return
 
     def read(self, address: int, nbytes: int) -> bytes:
@@ -160,4 +160,4 @@ class Hardware:
 
     def write(self, address: int, *words: int) -> None:
         """Have the engine write words of 64 bits between two WQEs."""
-        self.engine.post(step.WRITE_ROW, address, np.array(words, np.int64))
+        self.engine.post(EngineCommand.WRITE_ROW, address, np.array(words, np.int64))

@@ -7,31 +7,42 @@ Threads take the right to that from each other, by a word that they exchange.
 
 from __future__ import annotations
 
-from numba import types
 
 from ..fabric.frames import PIPE, pipe_end_at
 from ..fabric.injector import faults_at
 from ..fabric.udp_records import MSG_DONTWAIT, MSG_NOSIGNAL
 from ..jit.compile import device_function, engine_function
 from ..jit.ops import (
-    clock_ns, exchange64, fence_sys, futex_wait, ld16, ld32, ld64, ld_relaxed64, pause, st64, st_relaxed64,
-    st_release64, yield_thread,
+    clock_ns,
+    exchange64,
+    fence_sys,
+    futex_wait,
+    ld16,
+    ld32,
+    ld64,
+    ld_relaxed64,
+    pause,
+    st64,
+    st_relaxed64,
+    st_release64,
+    yield_thread,
 )  # fmt: skip
+from ..jit.ops.calls import external
 from .dma.streams import at_work
 from .queues.wakeups import wake_threads
-from .slices import scan, turn, wake_poster
 from .state.cq import CHANNEL, channel_at
 from .state.wire import WIRE, wire_at
 from .state.work_queue import entry, work_queue_at
 from .state.worker import WORKER, worker_at
 from .transport.wire_kinds import has_pipe_in, is_to_wake, pump_in, pump_out
+from .turn import scan, turn, wake_poster
 from .work_queues import waits
 
-_poll = types.ExternalFunction("poll", types.int32(types.int64, types.uint64, types.int32))
-_send = types.ExternalFunction("send", types.int64(types.int32, types.int64, types.uint64, types.int32))
-_recv = types.ExternalFunction("recv", types.int64(types.int32, types.int64, types.uint64, types.int32))
-_write = types.ExternalFunction("write", types.int64(types.int32, types.int64, types.uint64))
-_pthread_self = types.ExternalFunction("pthread_self", types.int64())
+_poll = external("poll", 64, 64, 32, ret=32)
+_send = external("send", 32, 64, 64, 32, ret=64)
+_recv = external("recv", 32, 64, 64, 32, ret=64)
+_write = external("write", 32, 64, 64, ret=64)
+_pthread_self = external("pthread_self", ret=64)
 
 SCAN_EVERY = 256  # idle turns between scans of all doorbell records
 NOTIFICATIONS = 16  # taken from a notifier at a time: net.unix.max_dgram_qlen is 10 by default

@@ -16,55 +16,55 @@ import numpy as np
 from ..enums import Access, UarAllocationType
 from ..errors import BadStateError
 from ..fabric.control_message import Body
+from ..fabric.control_socket import ControlSocket
 from ..fabric.ethernet_records import ARRIVED, BATCH as FRAME_BATCH
 from ..fabric.frames import PIPE
 from ..fabric.icrc import HEADER_ROOM
 from ..fabric.inprocess import InProcessWire
 from ..fabric.lan import ON_LAN, LanSearch
 from ..fabric.link import Link
-from ..fabric.control_socket import ControlSocket
 from ..fabric.pcap import Pcap, capture_file
 from ..fabric.udp import check_own
 from ..formats.events import EventType, PortSubtype
 from ..interrupts import deferred
 from ..jit.launch import observers
 from ..memory import HostMemory, round_up
-from . import step
-from .control import mkey, umem
 from .control.command import Call
 from .control.components import Components
 from .control.control_path import ControlPath
 from .control.event_channels import MAX_CHANNELS
 from .control.guids import node_guid_of
 from .control.links import MAX_WIRES, Links
-from .control.objects import EventSources
 from .control.paths import Destination
-from .control.port import IPAddress, Port, PortConfig
+from .control.objects import EventSources
 from .control.qp import MAX_QP
 from .control.sq import MAX_SQ
-from .control.vport import longest_frame
+from .control import mkey, umem
 from .dma.device_memory import DeviceMemory
 from .dma.grants import Grants
 from .dma.reach import Reach
-from .engine import ThreadEngine, default_workers, few_cores
+from .control.vport import longest_frame
 from .hardware import Engine, Hardware
+from .control.port import IPAddress, Port, PortConfig
 from .places import place_of
+from .engine import ThreadEngine, default_workers, few_cores
 from .observe.publish import TABLES, Publication, copies
-from .observe.reasons import EXPLAIN
 from .observe.receivers import why_not_ready
 from .observe.reports import Report, ReportService
 from .observe.rules import rules_of
 from .observe.running import Observed
 from .observe.starved import Starved
 from .queues.channels import EventChannel
+from .state.counters import COUNTERS, Counters
 from .state.flow import PACKET
 from .state.message import MESSAGE
-from .state.counters import COUNTERS, Counters
 from .state.nic import NIC
+from .observe.reasons import EXPLAIN
 from .state.record import LINE
 from .state.tables import MkeyTable, Table
 from .state.work_queue import WORK_QUEUE
 from .state.worker import WORKER
+from .commands import EngineCommand
 from .wires.wire import Wire
 
 MIN_ACK_TIMEOUT_NS = 1_000_000  # an engine is a thread, which may be off its core for that long
@@ -505,7 +505,7 @@ class SoftNic:
             if up == self.link_up:
                 return
             down = np.array([not up], np.int64)
-            self.engine.post(step.WRITE_ROW, self.control_address + WORKER.link_down, down)
+            self.engine.post(EngineCommand.WRITE_ROW, self.control_address + WORKER.link_down, down)
             self.tell_all(EventType.PORT_CHANGE, 1 << 8 | (PortSubtype.ACTIVE if up else PortSubtype.DOWN))
 
     @property
@@ -550,20 +550,20 @@ class SoftNic:
         with self._guard():
             if after == 0:
                 for i, worker in enumerate(self.engine.workers):
-                    self.engine.post(step.WRITE_ROW, worker + WORKER.paused, np.ones(1, np.int64), worker=i)
+                    self.engine.post(EngineCommand.WRITE_ROW, worker + WORKER.paused, np.ones(1, np.int64), worker=i)
             else:
                 self.components.gather()  # so that one worker counts them
                 self.engine.recall()
                 pause_at = np.array([int(self.counters.rows[0]["sq_wqes"]) + after], np.int64)
                 # Between two turns: the one at hand may already have looked.
-                self.engine.post(step.WRITE_ROW, self.engine.workers[0] + WORKER.pause_at, pause_at)
+                self.engine.post(EngineCommand.WRITE_ROW, self.engine.workers[0] + WORKER.pause_at, pause_at)
 
     def resume(self) -> None:
         """Undo `pause`. TimedOutError if an engine takes no command in time."""
         with self._guard():
             for i, worker in enumerate(self.engine.workers):  # between two turns, as in `pause`
-                self.engine.post(step.WRITE_ROW, worker + WORKER.pause_at, -np.ones(1, np.int64), worker=i)
-                self.engine.post(step.WRITE_ROW, worker + WORKER.paused, np.zeros(1, np.int64), worker=i)
+                self.engine.post(EngineCommand.WRITE_ROW, worker + WORKER.pause_at, -np.ones(1, np.int64), worker=i)
+                self.engine.post(EngineCommand.WRITE_ROW, worker + WORKER.paused, np.zeros(1, np.int64), worker=i)
             self.engine.kick()
 
     def expect_polling(self) -> None:
@@ -577,7 +577,7 @@ class SoftNic:
         self.engine.settle()  # from its next turn on, others may make turns
 
     def to_help(self) -> int:
-        """Return the address of the worker for which threads that poll may make turns (loop.py); 0 if there is none.
+        """Return the address of the worker for which threads that poll may make turns (host/loop.py), or 0.
 
         There is none where cores are many, where several workers share the queues, and where a GPU makes the turns.
         """

@@ -1,4 +1,4 @@
-"""Where a NIC makes its turns, if not on threads of the CPU (places.py)."""
+"""Where a NIC makes its turns, if not on threads of the CPU (gpu/places.py)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .hardware import Opened
 
 
 class Place(Protocol):
-    """Where turns are made, in slices (slices.py). `sharing`, `share` and `open_shared` are those of `Engine`."""
+    """Where turns are made, in slices (gpu/slices.py). `sharing`, `share` and `open_shared` are those of `Engine`."""
 
     sharing: str
 

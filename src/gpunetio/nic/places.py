@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..jit.twin import TwinMemory, twin_memory
 from ..errors import InvalidValueError
+from ..jit.c_function import c_function
+from ..jit.twin import TwinMemory, twin_memory
 from ..memory import HostMemory, MappedMemory
-from .control.port import TWIN, PortConfig
-from .extensions import TWIN_SLICES
 from .hardware import Opened
 from .place import Place
-from .slices import SLICE_NS
+from .control.port import TWIN, PortConfig
+from .slices import SLICE_NS, take_slice
 
 _NEAR_BYTES = 227 << 10  # what a block of an H100 may have of shared memory
 
@@ -20,7 +20,6 @@ class TwinPlace:
     """The twin of a GPU. Host memory needs no mapping there."""
 
     def __init__(self) -> None:
-        TWIN_SLICES.load()
         self._memory: TwinMemory = twin_memory()
         self._taken: list[tuple[int, int]] = []
 
@@ -40,8 +39,8 @@ class TwinPlace:
         return MappedMemory(fds[0], nbytes, writable=True)
 
     def add(self, record: np.void, address: int) -> None:
-        record["twin"], record["slice_ns"], record["near"] = self._memory.record, SLICE_NS, self._take(_NEAR_BYTES)
-        record["near_bytes"] = _NEAR_BYTES
+        record["twin"], record["twin_slice"] = self._memory.record, c_function(take_slice, 64)
+        record["slice_ns"], record["near"], record["near_bytes"] = SLICE_NS, self._take(_NEAR_BYTES), _NEAR_BYTES
 
     def lines(self, lines: HostMemory) -> int:
         return self._take(2 * lines.nbytes)

@@ -1,10 +1,10 @@
 """Runs: WQEs of a queue pair that the lanes of a warp execute together, one each, on borrowed rows.
 
 A run has requests that always succeed once they are checked: WRITEs of one segment or of inline data, READs of one
-segment, and atomics of 8 bytes, to a queue pair of this NIC or of one that it reaches (dma/reach.py). It ends before
-the first WQE that is anything else, that fails a check, or whose completion finds no room. One thread then goes on in
-the engine's own code, which finds out why. So errors, events, receives and retries exist only there. On the host a run
-is one WQE long.
+segment, and atomics of 8 bytes, to a queue pair of this NIC or of one that it reaches (control/regions/reach.py). It
+ends before the first WQE that is anything else, that fails a check, or whose completion finds no room. One thread then
+goes on in the engine's own code, which finds out why. So errors, events, receives and retries exist only there. On the
+host a run is one WQE long.
 
 Requests take effect in their order (IBTA 10.8.3.3), but WRITEs and atomics to regions with RELAXED_ORDERING may pass
 those before them to other addresses, as over PCIe. Without that, a fence between two requests costs half a microsecond.
@@ -19,25 +19,63 @@ from ..formats.commands import QpState, ServiceType
 from ..formats.cqe import CI_MASK, CQE64, CqeOpcode
 from ..formats.doorbell import CQ_DBREC, PI_MASK, WQE_IDX_SHIFT
 from ..formats.wqe import (
-    CE_SHIFT, CTRL_SEG, DS_MASK, FM_SHIFT, INLINE_SEG, MAX_INLINE, SEGMENT, WQEBB_SHIFT, CompletionMode, WqeOpcode,
+    CE_SHIFT,
+    CTRL_SEG,
+    DS_MASK,
+    FM_SHIFT,
+    INLINE_SEG,
+    MAX_INLINE,
+    SEGMENT,
+    WQEBB_SHIFT,
+    CompletionMode,
+    WqeOpcode,
 )  # fmt: skip
 from ..jit.compile import device_function, engine_function
 from ..jit.ops import (
-    ALL_LANES, be32, be64, cas_gpu64, count_lanes, fence_acquire_sys, fence_gpu, fence_sys, fetch_add_gpu64,
-    first_lane, from_lane, lane_or_0, lanes_here, lanes_where, lanes_with, ld64, ld_relaxed32, ld_relaxed64,
-    rank_among, st64, st_relaxed32, sum_of_lanes, sync_lanes,
+    ALL_LANES,
+    be32,
+    be64,
+    cas_gpu64,
+    count_lanes,
+    fence_acquire_sys,
+    fence_gpu,
+    fence_sys,
+    fetch_add_gpu64,
+    first_lane,
+    from_lane,
+    lane_or_0,
+    lanes_here,
+    lanes_where,
+    lanes_with,
+    ld64,
+    ld_relaxed32,
+    ld_relaxed64,
+    rank_among,
+    st64,
+    st_relaxed32,
+    sum_of_lanes,
+    sync_lanes,
 )  # fmt: skip
 from .copies import SMALL, copy_by_lane, copy_together
 from .dma.mkey import find_in
 from .dma.streams import DEVICE_SHIFT
-from .queues.completion import fill_cqe, last_word
+from .queues.completion import Completion, fill_cqe, last_word
 from .queues.doorbells import announced
+from .transport.psn import on_wire, packets_of
 from .state.near import (
-    KEYS, NEAR, is_in, near_counters_at, near_cq_at, near_mkey_at, near_qp_at, near_queue, near_work_queue_at,
-    near_worker_at, put_in,
+    KEYS,
+    NEAR,
+    is_in,
+    near_counters_at,
+    near_cq_at,
+    near_mkey_at,
+    near_qp_at,
+    near_queue,
+    near_work_queue_at,
+    near_worker_at,
+    put_in,
 )  # fmt: skip
 from .state.objects import MKEY_ROW, mkey_row_at
-from .transport.psn import on_wire, packets_of
 
 _WRITE, _READ, _FETCH_ADD, _COMPARE_SWAP = map(
     int, (WqeOpcode.RDMA_WRITE, WqeOpcode.RDMA_READ, WqeOpcode.ATOMIC_FA, WqeOpcode.ATOMIC_CS)
@@ -183,7 +221,7 @@ def _parse(near, row, index, there, wqe, words):
 
     bad = (found ^ index & PI_MASK) | (_low(control) >> 8) ^ q.qpn | ds ^ segments | right & ~q.peer_rights
     bad |= (nbytes - 1 | right - 1 | most - nbytes | q.peer_max - nbytes | CompletionMode.ALWAYS - ce) >> 63
-    # -1 was refused. Other upper bits are those of device memory, which is copied by streams (dma/streams.py).
+    # -1 was refused. Other upper bits are those of device memory, which is copied by streams (memory/streams.py).
     bad |= (source | target) >> DEVICE_SHIFT | ((nbytes ^ 8 | (target | source) & 7) if counts else 0)
     may_pass = reads or mkey_row_at(far).access & _RELAXED != 0
     to, come_from = (source, target) if reads else (target, source)
@@ -414,7 +452,8 @@ def _complete(near, row, request, index, cqes, of_gpu):
     pi = c.pi + rank_among(cqes)
     cqe = c.addr + ((0 if c.collapsed else pi & ((1 << c.log) - 1)) << c.shift)
     if mine:
-        fill_cqe(near, cqe, q.qpn, q.user_index, request.opcode, request.nbytes, 0, 0, 0, 0)
+        said = Completion(CqeOpcode.REQ, q.qpn, q.user_index, index, request.opcode, request.nbytes)
+        fill_cqe(near, cqe, said, 0)
     _fence(of_gpu)
     if mine:
         st_relaxed32(cqe + CQE64.wqe_counter, last_word(index, CqeOpcode.REQ, 0, (pi >> c.log) & 1))

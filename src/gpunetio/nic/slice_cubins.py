@@ -1,4 +1,4 @@
-"""Compile the kernel of slices for GPUs that need not be here, and keep the cubins where Numba keeps what it compiles.
+"""Compile the kernel of slices for GPUs that need not be here, and keep the cubins with all compiled code.
 
     python -m gpunetio.nic.slice_cubins 9.0 10.0
 """

@@ -13,28 +13,57 @@ from __future__ import annotations
 
 from ..jit.compile import device_function, engine_function
 from ..jit.ops import (
-    ALL_LANES, block_dim, call_c, clock_ns, dynamic_shared_bytes, exchange64, fence_sys, first_lane, from_lane,
-    futex_wait, futex_wake, lane_or_0, lanes_here, lanes_where, ld_acquire64, ld_acquire_cta64, ld_relaxed64, on_host,
-    pause, st32, st64, st_release64, st_release_cta64, sync_lanes, thread_idx,
+    ALL_LANES,
+    block_dim,
+    clock_ns,
+    dynamic_shared_bytes,
+    fence_sys,
+    first_lane,
+    from_lane,
+    lane_or_0,
+    lanes_here,
+    lanes_where,
+    ld_acquire_cta64,
+    ld_relaxed64,
+    on_host,
+    pause,
+    st64,
+    st_release64,
+    st_release_cta64,
+    sync_lanes,
+    thread_idx,
 )  # fmt: skip
-from ..jit.twin import count_user
-from .borrowed import bars_of, borrow, give_back, is_recalled, may_keep, near_of
 from .copies import first_list, help_copying
-from .extensions import TWIN_SLICES
-from .forwarding import forward_registers, forward_rings
-from .runs import find_ready, serve_run
+from .transport.reach import NOTHING, OTHER, PACKETS, answer_withdrawals
 from .state.board import BOARD
 from .state.near import (
-    NEAR, bytes_for, near_at, near_qp_at, near_queue, near_work_queue_at, near_worker_at, put_in, queues_in,
+    NEAR,
+    near_at,
+    near_qp_at,
+    near_queue,
+    near_work_queue_at,
+    near_worker_at,
+    put_in,
+    queues_in,
 )  # fmt: skip
 from .state.slices import SLICES, slices_at
 from .state.worker import WORKER, worker_at
 from .transport import direct
-from .transport.reach import NOTHING, OTHER, PACKETS, answer_withdrawals
 from .transport.wire_kinds import is_any_to_wake
 from .step import (
-    is_register_rung, read_clock, scan_queues, scan_records, select_first, serve_host, serve_peers, serve_queues, step,
+    is_register_rung,
+    read_clock,
+    scan_queues,
+    scan_records,
+    select_first,
+    serve_host,
+    serve_peers,
+    serve_queues,
+    step,
 )  # fmt: skip
+from .borrowed import bars_of, borrow, give_back, is_recalled, may_keep, near_of
+from .forwarding import forward_registers, forward_rings
+from .runs import find_ready, serve_run
 
 SLICE_NS = 1_000_000
 _IDLE_TURNS = 64  # after so many, the thread decides what is next
@@ -44,10 +73,6 @@ _LULL_NS = 50_000_000  # how long a lull is, at most
 _REST_NS, _MOST_REST_NS = 5_000_000, 2_000_000_000  # without a lull, after one in vain
 _POLLS = 16  # of a GPU, before it looks at anything but doorbells
 _SCAN_EVERY = 32  # idle turns between scans of the doorbell records
-_LOOK_NS = 20_000  # how long the thread sleeps between two looks at a slice
-_QUERY_NS = 100_000_000  # between two questions whether the kernel has failed
-_NOT_READY = 600  # CUresult
-_FUTEX_BITS = (1 << 32) - 1
 _UNKNOWN = -1  # of NEAR.recalled: nobody has looked yet
 _IN_VAIN = 1  # what `_near_turns` returns if nothing was done, and something takes packets
 _GO_ON, _TIME_IS_UP, _HOST_IS_WANTED = 0, 1, 2
@@ -272,7 +297,7 @@ def _what_is_next(nic, sent, idle, end):
     return _TIME_IS_UP if clock_ns() >= end and _has_successor(nic) else _GO_ON
 
 
-@TWIN_SLICES.function
+@engine_function
 def take_slice(nic):
     """Make turns until the slice is over, there is nothing to do, or the host is wanted: return how much was done.
 
@@ -401,93 +426,3 @@ def take_part(nic, near, number, warp):
         watch_host(nic, near)
     else:
         help_copying(near, warp - 2)
-
-
-# --- on the host -----------------------------------------------------------------------------------------------------
-
-
-@engine_function
-def wake_poster(nic):
-    """Wake the thread that sleeps until its command is executed, if that is so."""
-    if ld_relaxed64(nic + WORKER.command_seq) == ld_acquire64(nic + WORKER.command_done):
-        exchange64(nic + WORKER.awaited, 0)
-        futex_wake(nic + WORKER.command_done)
-
-
-@engine_function
-def _launch(nic, slices):
-    """Launch a slice on a GPU."""
-    m = slices_at(slices)
-    n = worker_at(nic)
-    error = 0
-    if n.context != m.context:
-        error = call_c(m.enter, m.context, 0, 0, 0)
-        n.context = m.context if error == 0 else 0
-    m.number += 1
-    st32(m.shared, bytes_for(n.active_count, n.near_bytes))
-    if error == 0:
-        error = call_c(m.launch, m.config, m.function, m.parameters, 0)
-    if error != 0:
-        m.failure = error
-    else:
-        st_release64(slices + SLICES.given, m.given + 1)  # only now: a call of the program may have held it up
-
-
-@engine_function
-def _turns_on_gpu(nic, slices):
-    """Have a GPU make turns until the host is wanted: return how much was done.
-
-    Half a slice after one has begun, the next one is put into the stream behind it.
-    """
-    m = slices_at(slices)
-    before = m.done
-    _launch(nic, slices)
-    began = asked = clock_ns()
-    seen = ld_acquire64(slices + SLICES.ended)
-    while m.failure == 0:
-        ended = ld_acquire64(slices + SLICES.ended)
-        now = clock_ns()
-        if ended != seen:
-            seen, began = ended, now
-        if ended == m.given:
-            if ld_relaxed64(slices + SLICES.wanted) != 0:
-                break
-            _launch(nic, slices)
-        elif m.given - ended == 1 and now - began > worker_at(nic).slice_ns >> 1:
-            _launch(nic, slices)
-        if ld_relaxed64(nic + WORKER.awaited) != 0:
-            wake_poster(nic)
-        if now - asked > _QUERY_NS:
-            asked = now
-            error = call_c(m.query, m.stream, 0, 0, 0)
-            if error != 0 and error != _NOT_READY:
-                m.failure = error
-        futex_wait(slices + SLICES.ended, ended & _FUTEX_BITS, _LOOK_NS)
-    m.wanted = 0
-    return m.done - before
-
-
-@engine_function
-def turn(nic):
-    """Make one turn, or a slice of turns where the NIC's engine is on a GPU: return how much was done."""
-    n = worker_at(nic)
-    if n.slices != 0:
-        return _turns_on_gpu(nic, n.slices) if slices_at(n.slices).failure == 0 else 0
-    if n.twin == 0:
-        return step(nic)
-    count_user(n.twin, 1)
-    done = take_slice(nic)
-    count_user(n.twin, -1)
-    return done
-
-
-@engine_function
-def scan(nic):
-    """Scan doorbell records for missed rings (`scan_records`). On a GPU, slices do."""
-    n = worker_at(nic)
-    if n.slices == 0:
-        if n.twin != 0:
-            count_user(n.twin, 1)
-        scan_records(nic)
-        if n.twin != 0:
-            count_user(n.twin, -1)

@@ -2,47 +2,24 @@
 
 from __future__ import annotations
 
+from ..formats.doorbell import UAR_CQ_OFFSET, UAR_NO_DBR_OFFSET, UAR_REG_HALF, UAR_REG_OFFSET
 from ..jit.compile import device_function, engine_function
-from ..jit.ops import be64, clock_ns, copy, exchange_gpu64, ld64, ld_acquire64, ld_relaxed64, st64, st_release64
-from ..formats.commands import QpState
-from ..formats.doorbell import PI_MASK, UAR_CQ_OFFSET, UAR_NO_DBR_OFFSET, UAR_REG_HALF, UAR_REG_OFFSET
-from ..formats.packet import PSN_BITS
-from . import work_queues
-from .queues.completion import recover_cq, resize_cq
-from .queues.doorbells import announce, announced, clear_line, go_on
-from .queues.events import hear_arm_registers, raise_event, scan_arm_records, serve_arm_register
+from ..jit.ops import be64, clock_ns, exchange_gpu64, ld64, ld_acquire64, ld_relaxed64, st_release64
 from .dma.streams import at_work, serve_streams, start_streams
-from .transport.execution import resize_shared, return_shared
-from .dma.staging import free_slots
+from .queues.doorbells import announce, announced
+from .queues.events import hear_arm_registers, scan_arm_records, serve_arm_register
 from .state.counters import COUNTERS
-from .state.cq import event_at
 from .state.ethernet import SQ_ROW
 from .state.near import is_in
 from .state.nic import nic_at
+from .state.qp import qp_row_at
+from .state.work_queue import entry, has_work, work_queue_at
 from .state.worker import WORKER, worker_at
-from .state.qp import QP_ROW, QP_SETUP_BYTES, qp_row_at
-from .state.work_queue import add, entry, has_work, remove, wake, work_queue_at
 from .transport.delivery import qp_row
-from .transport.eth_receive import modify_receive_queue
-from .transport.eth_send import clear_send_queue, modify_send_queue
-from .transport.pending import forget_pending, send_pending
-from .transport.wire_kinds import arrivals, flush_wires, recall_sent, serve_wires
-
-# What the command interpreter may ask the engine to do between two WQEs.
-WRITE_ROW = 1  # copy a prepared row into place
-ADD_QP = 2  # the same for a QP, and start serving it
-MODIFY_QP = 3  # the same for a served QP, if it is still in the state that the interpreter saw
-RESET_QP = 4  # modify a QP to RST: forget all queue positions
-REMOVE_QP = 5  # stop serving a QP
-RAISE_EVENT = 6  # raise the prepared EVENT on the channel `row`
-RESIZE_CQ = 7  # switch to the ring of a prepared row
-RESIZE_SRQ = 8  # the same for an SRQ
-MOVE_QP = 9  # have the prepared WORKER serve a QP of another worker, while both are held
-MODIFY_RQ = 10  # copy the set-up of an RQ, if it is still in the state that the interpreter saw
-ADD_SQ = 11  # write the row of an SQ, and start serving it
-MODIFY_SQ = 12  # change the state of an SQ, if it is still in the one that the interpreter saw
-REMOVE_SQ = 13  # stop serving an SQ
-READ_ROW = 14  # copy from where `row` is to where the command has been prepared
+from .transport.pending import send_pending
+from .transport.wire_kinds import flush_wires, serve_wires
+from . import work_queues
+from .commands import execute
 
 SCANNED = 256  # doorbell records at a time: each is on a cache line of its own, mostly on a page of its own
 
@@ -50,128 +27,8 @@ SCANNED = 256  # doorbell records at a time: each is on a cache line of its own,
 # advances by one, falls in step with the timers of the QPs that wait. A linear congruential generator (Knuth).
 _LCG, _POSITIVE = 6364136223846793005, (1 << 63) - 1
 
-# command_result
-DONE, WRONG_STATE, TOO_FULL = 0, 1, 2
 
-
-
-# --- commands ------------------------------------------------------------------------------------------------------
-
-
-@device_function
-def _clear_positions(nic, row):
-    for offset in range(QP_SETUP_BYTES, QP_ROW.size, 8):
-        st64(row + offset, 0)
-    q = qp_row_at(row)
-    if q.doorbell != 0:
-        clear_line(nic, q.doorbell)
-
-
-@device_function
-def _set_up(row, source):
-    """Copy what a command has prepared for a QP. The QP may have moved since, so who serves it stays."""
-    q = qp_row_at(row)
-    worker, queue = q.worker, q.work_queue
-    copy(row, source, QP_SETUP_BYTES)
-    q.worker, q.work_queue = worker, queue
-
-
-@engine_function
-def _modify(nic, row, source, expected_state):
-    q = qp_row_at(row)
-    if q.state != expected_state and q.state != qp_row_at(source).state:
-        return WRONG_STATE  # the engine has moved the QP to ERR meanwhile
-    before, draining, wanted = q.state, q.drain, qp_row_at(source).drain
-    _set_up(row, source)
-    if wanted and not draining:
-        q.late, q.sq_pi, q.sq_drained = (q.sq_pi & PI_MASK) + 1, q.sq_sent, 0
-    if draining and not wanted:
-        go_on(nic, row)
-    if before != QpState.RTR and q.state == QpState.RTR:
-        q.expect_psn = q.rq_psn
-        q.rx_from = arrivals(row)
-    if before == QpState.RTR and q.state == QpState.RTS:
-        q.una_psn = q.sq_psn
-        q.tx_psn = q.sq_psn
-        q.end_psn = q.sq_psn
-        lives = nic_at(nic).lives  # of all workers; commands come one at a time
-        st64(lives, ld64(lives) + 1)
-        q.life = ld64(lives) << PSN_BITS | q.sq_psn
-    return DONE
-
-
-@engine_function
-def _forget(nic, row):
-    """Forget what a QP that is reset or destroyed has begun."""
-    q = qp_row_at(row)
-    forget_pending(nic, row)
-    recall_sent(row)
-    return_shared(row)
-    free_slots(nic, row)
-    recover_cq(q.send_cq)
-    recover_cq(q.recv_cq)
-
-
-@engine_function
-def _remove(nic, row):
-    remove(nic, row)
-    _clear_positions(nic, row)
-    for offset in range(0, QP_SETUP_BYTES, 8):
-        st64(row + offset, 0)
-
-
-@engine_function
-def _apply(nic):
-    """Execute the posted command."""
-    n = worker_at(nic)
-    op = n.command_op
-    row = n.command_row
-    n.command_result = DONE
-    if op == WRITE_ROW:
-        copy(row, n.command_src, n.command_bytes)
-    elif op == READ_ROW:
-        copy(n.command_src, row, n.command_bytes)
-    elif op == ADD_QP:
-        copy(row, n.command_src, QP_SETUP_BYTES)
-        _clear_positions(nic, row)
-        add(nic, row)
-    elif op == MODIFY_QP:
-        n.command_result = _modify(nic, row, n.command_src, n.command_state)
-        wake(row)
-        if qp_row_at(row).state == QpState.ERR:
-            work_queues.serve(qp_row_at(row).kind, nic, qp_row_at(row).work_queue)
-    elif op == RESET_QP:
-        _forget(nic, row)
-        _set_up(row, n.command_src)
-        _clear_positions(nic, row)
-        wake(row)
-    elif op == REMOVE_QP:
-        _forget(nic, row)
-        _remove(nic, row)
-    elif op == RAISE_EVENT:
-        event = event_at(n.command_src)
-        raise_event(nic, row, event.cookie, event.type, event.number, event.syndrome)
-    elif op == RESIZE_CQ:
-        scan_arm_records(nic)  # requests from before count completions in the old ring
-        n.command_result = TOO_FULL if resize_cq(nic, row, n.command_src) != 0 else DONE
-    elif op == RESIZE_SRQ:
-        resize_shared(row, n.command_src)
-    elif op == MOVE_QP:
-        remove(qp_row_at(row).worker, row)
-        add(ld64(n.command_src), row)
-    elif op == MODIFY_RQ:
-        done = modify_receive_queue(nic, row, n.command_src, n.command_state)
-        n.command_result = DONE if done else WRONG_STATE
-    elif op == ADD_SQ:
-        copy(row, n.command_src, n.command_bytes)
-        add(nic, row)
-    elif op == MODIFY_SQ:
-        done = modify_send_queue(nic, row, n.command_src, n.command_state)
-        n.command_result = DONE if done else WRONG_STATE
-    elif op == REMOVE_SQ:
-        remove(nic, row)
-        clear_send_queue(row)
-        copy(row, n.command_src, n.command_bytes)
+# --- commands --------------------------------------------------------------------------------------------------------
 
 
 @engine_function
@@ -188,7 +45,7 @@ def serve_command(nic):
         n.holding = 1
         return 0
     n.holding = 0
-    _apply(nic)
+    n.command_result = execute(n.command_op, nic, n.command_row)
     st_release64(nic + WORKER.command_done, posted)
     return 1
 

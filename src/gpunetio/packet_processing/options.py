@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..nic.control.port import PortConfig
 from ..arguments import within
+from ..nic.control.port import PortConfig
 from .queues import MAX_QUEUES
 
 

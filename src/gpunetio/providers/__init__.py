@@ -24,7 +24,7 @@ logger: logging.Logger = logging.getLogger("gpunetio.providers")
 def device_list() -> list[DeviceInfo]:
     """Return every device that can be opened (`ibv_get_device_list`): those of libibverbs, then the software NICs.
 
-    Without Numba, there are no software NICs.
+    Without llvmlite, there are no software NICs.
     """
     return [*(device.info for device in _hardware()), *_software_list()]
 

@@ -35,7 +35,7 @@ static struct calls {
     long (*worker)(long file);                                 // what threads that poll help; 0: nothing
     long (*refresh)(void);                                     // counters in sysfs
     long (*reach)(long file, const void *attributes);          // struct ibv_ah_attr
-    void (*help_out)(long worker, long posted);                // a turn of the engine (nic/loop.py)
+    void (*help_out)(long worker, long posted);                // a turn of the engine (nic/host/loop.py)
 } calls;
 
 // The open files, by descriptor; 0: not ours. Several descriptors may mean one file (dup(2)), which ends with the last one.

@@ -11,8 +11,6 @@ from __future__ import annotations
 import errno as codes
 import select
 
-from numba import types
-
 from ..enums import AsyncEventType
 from ..fabric.ring import next_full, release
 from ..fabric.udp_records import errno
@@ -20,15 +18,16 @@ from ..formats.events import EQE, PORT_BITS, PORT_SHIFT, EventType, PortSubtype
 from ..formats.layout import Entry
 from ..jit.compile import device_function, engine_function
 from ..jit.ops import be32, ld8, ld16, ld32, ld64, ld_relaxed64, st8, st16, st32, st64
+from ..jit.ops.calls import external
 from ..jit.struct_view import View, struct_view
 from ..nic.state.cq import event_at
 from . import abi
 
-_poll = types.ExternalFunction("poll", types.int32(types.int64, types.uint64, types.int32))
-_read = types.ExternalFunction("read", types.int64(types.int32, types.int64, types.uint64))
-_write = types.ExternalFunction("write", types.int64(types.int32, types.int64, types.uint64))
-_lock = types.ExternalFunction("pthread_mutex_lock", types.int32(types.int64))
-_unlock = types.ExternalFunction("pthread_mutex_unlock", types.int32(types.int64))
+_poll = external("poll", 64, 64, 32, ret=32)
+_read = external("read", 32, 64, 64, ret=64)
+_write = external("write", 32, 64, 64, ret=64)
+_lock = external("pthread_mutex_lock", 64, ret=32)
+_unlock = external("pthread_mutex_unlock", 64, ret=32)
 
 MOST_PIPES = 1024
 _PERIOD_MS = 1000
@@ -179,4 +178,4 @@ def serve(pump):
 
 def compile_pump() -> None:
     """Compile `serve`, or load it from the cache."""
-    serve.compile((types.int64,))
+    serve.compile()

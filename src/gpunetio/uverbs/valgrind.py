@@ -10,7 +10,7 @@ import logging
 import os
 import subprocess
 
-from ..jit import prebuilt
+from ..jit import prebuilt, processor
 from .environment import INTERPRETER
 
 logger: logging.Logger = logging.getLogger("gpunetio.uverbs")
@@ -18,11 +18,10 @@ logger: logging.Logger = logging.getLogger("gpunetio.uverbs")
 _PRELOADED = "vgpreload_"  # begins the names of valgrind's own libraries
 _PATIENCE = 900.0  # seconds
 _COMPILE = """
-from numba import types
 from gpunetio.fabric.ring import next_full
-from gpunetio.nic import engine, helping
+from gpunetio.nic.host import engine, helping
 from gpunetio.uverbs.pump_loop import compile_pump
-engine.compile_engine(), compile_pump(), helping.address(), next_full.compile((types.int64,))
+engine.compile_engine(), compile_pump(), helping.address(), next_full.compile()
 """
 
 
@@ -36,7 +35,7 @@ def compile_elsewhere() -> None:
     target = prebuilt.here()
     # A child runs outside valgrind, unless valgrind follows it (--trace-children).
     env = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"} | {
-        "NUMBA_CPU_NAME": target.cpu, "NUMBA_CPU_FEATURES": target.features,
+        processor.CPU_NAME: target.cpu, processor.CPU_FEATURES: target.features,
         "PYTHONPATH": os.environ.get("GPUNETIO_PATH", ""),
     }  # fmt: skip
     try:

@@ -25,7 +25,7 @@ def _post_share(counter, end, qp, scope, number, threads, size, total, slots, fi
     laddr, lkey = dev.ld64(end + AT.laddr), dev.ld64(end + AT.lkey)
     flags, flags_rkey = dev.ld64(end + AT.far_flags), dev.ld64(end + AT.far_rkey)
     old, old_lkey = dev.ld64(end + AT.old), dev.ld64(end + AT.words_lkey)
-    companion = dev.ld64(end + AT.companion)
+    companion = dev.VerbsQp(dev.ld64(end + AT.companion))
     ticket = 0
     posted = 0
     for base in range(0, count, threads):
@@ -53,7 +53,7 @@ def _post_share(counter, end, qp, scope, number, threads, size, total, slots, fi
         if part != 0 and mine:
             timestamps.note(part, k, begin, ticket)
             timestamps.look(part, qp, dev.GPU)
-        posted += 1  # noqa: SIM113 - enumerate is slower in nopython code
+        posted += 1  # noqa: SIM113 - compiled code has no enumerate
         if posted & (LOOK_EVERY - 1) == 0 and from_leader(dev.ld_relaxed64(stop), scope, ALONE) != 0:
             return STOPPED
     return ticket
@@ -64,7 +64,7 @@ def _counted(counter, ends, queues, scope, size, total, slots, first, count, tra
     thread, threads = dev.global_id(), dev.block_dim() * dev.grid_dim()
     queue, number = place(queues, scope)
     end = ends + ROW * queue
-    qp = dev.ld64(end + AT.qp)
+    qp = dev.VerbsQp(dev.ld64(end + AT.qp))
     old = dev.ld64(end + AT.old) + 8 * number
     part = timestamps.part_of(trace, thread)
     status = wake(qp, scope)

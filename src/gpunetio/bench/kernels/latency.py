@@ -1,6 +1,6 @@
 """write_lat, put_signal_lat, put_counter_lat: two threads send each other a message in turn.
 
-An end is a block of one thread; both ends may be blocks of one launch. kernel_parts.py describes the arguments.
+An end is a block of one thread; both ends may be blocks of one launch. parts.py describes the arguments.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def _bounce(kind, end, qp, ticket, size, total, slots, first, count, stop, part)
     A message has arrived when its last byte is the message's mark, or when the flag has counted it. The mark is a
     counter or, where the data must not be changed, a byte from `marks`. `ticket` is that of an earlier WQE.
     """
-    client, companion = dev.ld64(end + AT.client), dev.ld64(end + AT.companion)
+    client, companion = dev.ld64(end + AT.client), dev.VerbsQp(dev.ld64(end + AT.companion))
     marks, times = dev.ld64(end + AT.marks), dev.ld64(end + AT.notes)
     inbox, flag = dev.ld64(end + AT.inbox), dev.ld64(end + AT.flags)
     # Loaded once: after an acquire fence, each of these loads would go to L2.
@@ -101,8 +101,8 @@ def _bounce(kind, end, qp, ticket, size, total, slots, first, count, stop, part)
 @device_function
 def _play(kind, ends, size, total, slots, first, count, trace, stop, out):
     end = ends + ROW * dev.block_idx()
-    qp = dev.ld64(end + AT.qp)
-    companion = dev.ld64(end + AT.companion)
+    qp = dev.VerbsQp(dev.ld64(end + AT.qp))
+    companion = dev.VerbsQp(dev.ld64(end + AT.companion))
     part = timestamps.part_of(trace, dev.block_idx())
     ticket = dev.put(qp, 0, 0, 0, 0, 0, dev.EXCLUSIVE)  # the NIC may sleep, and must be awake when the clock starts
     status = dev.wait(qp, ticket, dev.EXCLUSIVE)

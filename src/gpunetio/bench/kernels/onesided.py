@@ -1,4 +1,4 @@
-"""put_bw, get_bw, write_bw. kernel_parts.py describes the arguments."""
+"""put_bw, get_bw, write_bw. parts.py describes the arguments."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _post_share(reading, end, qp, scope, number, threads, size, total, slots, fi
         if part != 0 and mine:
             timestamps.note(part, k, begin, ticket)
             timestamps.look(part, qp, dev.GPU)
-        posted += 1  # noqa: SIM113 - enumerate is slower in nopython code
+        posted += 1  # noqa: SIM113 - compiled code has no enumerate
         if posted & (LOOK_EVERY - 1) == 0 and from_leader(dev.ld_relaxed64(stop), scope, ALONE) != 0:
             return STOPPED
     return ticket
@@ -52,7 +52,7 @@ def _one_sided(reading, ends, queues, scope, size, total, slots, first, count, t
     thread, threads = dev.global_id(), dev.block_dim() * dev.grid_dim()
     queue, number = place(queues, scope)
     end = ends + ROW * queue
-    qp = dev.ld64(end + AT.qp)
+    qp = dev.VerbsQp(dev.ld64(end + AT.qp))
     part = timestamps.part_of(trace, thread)
     status = wake(qp, scope)
     start = dev.clock_ns()
@@ -99,7 +99,7 @@ def write_bw(ends, queues, scope, size, total, slots, first, count, trace, stop,
     """
     thread, threads, block = dev.thread_idx(), dev.block_dim(), dev.block_idx()
     end = ends + ROW * block
-    qp = dev.ld64(end + AT.qp)
+    qp = dev.VerbsQp(dev.ld64(end + AT.qp))
     raddr, rkey = dev.ld64(end + AT.raddr), dev.ld64(end + AT.rkey)
     laddr, lkey = dev.ld64(end + AT.laddr), dev.ld64(end + AT.lkey)
     last = block * threads + threads - 1

@@ -140,7 +140,7 @@ def twosided_bw(ends, queues, scope, size, total, slots, first, count, trace, st
     """Send and receive: at each end, a block owns a queue. Both ends may be in one launch."""
     thread, threads, block = dev.thread_idx(), dev.block_dim(), dev.block_idx()
     end = ends + ROW * block
-    qp, queue = dev.ld64(end + AT.qp), block % queues
+    qp, queue = dev.VerbsQp(dev.ld64(end + AT.qp)), block % queues
     part = timestamps.part_of(trace, block * threads + thread)
     verdict = out + (block * threads + threads - 1) * RECORD + STATUS
     client = dev.ld64(end + AT.client)

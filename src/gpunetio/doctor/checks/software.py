@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from ..finding import EVERY_USE, HARDWARE, Finding, Use, check, evidence, fail, ok, skip, warn
 from ..machine.devices import Machine
-from ..machine.host import Host, Reading, Trouble
+from ..machine.host import Reading, Trouble
 
 AREA = "Software"
 PYPROJECT = "pyproject.toml"
@@ -17,12 +17,10 @@ _Version = tuple[int, int]
 OLDEST_PYTHON = (3, 11)
 # Lower and upper bounds, as in pyproject.toml.
 NEEDED: dict[str, tuple[_Version, _Version | None]] = {
-    "numpy": ((1, 26), (2, 5)),
-    "numba": ((0, 61), None),
+    "numpy": ((1, 26), None),
+    "llvmlite": ((0, 45), None),
 }
 CUDA_STACK: dict[str, tuple[_Version, _Version | None]] = {
-    "numba-cuda": ((0, 30), (0, 31)),
-    "cuda-core": ((1, 2), (2, 0)),
     "cuda-bindings": ((13, 0), (14, 0)),
 }
 
@@ -63,12 +61,12 @@ def python(machine: Machine) -> Iterator[Finding]:
 
 @check(
     "packages", "Python packages",
-    why="Numba compiles kernels and the software NIC. NumPy lays out their data structures.",
-    cure="pip install 'numpy>=1.26,<2.5' 'numba>=0.61'",
+    why="LLVM, which llvmlite brings, compiles kernels and the software NIC. NumPy lays out their data structures.",
+    cure="pip install 'numpy>=1.26' 'llvmlite>=0.45'",
     source=f"{PYPROJECT}: dependencies", uses=EVERY_USE,
 )  # fmt: skip
 def packages(machine: Machine) -> Iterator[Finding]:
-    """Check NumPy and Numba."""
+    """Check NumPy and llvmlite."""
     for name, bounds in NEEDED.items():
         reading = machine.host.ask("package", name)
         version = _version(reading.text)
@@ -89,12 +87,12 @@ def _missing(reading: Reading) -> bool:
 
 @check(
     "cuda-stack", "CUDA for Python",
-    why="numba-cuda compiles kernels for a GPU, and cuda-core launches them. Without these, kernels run on the CPU.",
+    why="cuda-bindings loads kernels into a GPU and launches them. Without it, kernels run on the CPU.",
     cure="pip install 'gpunetio[cuda]'",
     source=f"{PYPROJECT}: optional-dependencies", uses=EVERY_USE,
 )  # fmt: skip
 def cuda_stack(machine: Machine) -> Iterator[Finding]:
-    """Check numba-cuda, cuda-core and cuda-bindings on a machine with a GPU."""
+    """Check cuda-bindings on a machine with a GPU."""
     if not machine.all_gpus:
         yield skip("no GPU: kernels run on the CPU")
         return
@@ -112,31 +110,18 @@ def cuda_stack(machine: Machine) -> Iterator[Finding]:
     elif len(versions) < len(CUDA_STACK):
         yield skip("cannot find out what is installed", *readings.values())
     else:
-        yield from _with_numpy(machine.host, readings)
-
-
-def _with_numpy(host: Host, readings: dict[str, Reading]) -> Iterator[Finding]:
-    """Check NumPy with it: numba-cuda 0.30 calls np.row_stack, which NumPy 2.5 has removed."""
-    numpy = host.ask("package", "numpy")
-    version = _version(numpy.text)
-    if version and version >= (2, 5):
-        cure = "pip install 'numpy<2.5'"
-        yield fail(
-            "numba-cuda 0.30 fails with NumPy 2.5 and later", *readings.values(), numpy, cure=cure, uses=HARDWARE
-        )
-    else:
         yield ok(", ".join(f"{name} {reading.text[:16]}" for name, reading in readings.items()), *readings.values())
 
 
 _MIB = 1 << 20
-_ROOM = 100 * _MIB  # the NIC and the kernels of all benchmarks take 60 MiB
+_ROOM = 100 * _MIB  # the NIC and the kernels of all benchmarks take 2 MiB, and edits of programs some more
 
 
 @check(
     "compiler-cache", "Cache of compiled code",
-    why="Compiling the software NIC takes about twenty seconds. With a cache, only the first program waits for it.",
-    cure="free some space, or choose a folder on another disk: export NUMBA_CACHE_DIR=<folder>",
-    source="docs/soft-nic.md: compiling; Numba's manual: NUMBA_CACHE_DIR", uses=EVERY_USE,
+    why="Compiling the software NIC takes some seconds. With a cache, only the first program waits for it.",
+    cure="free some space, or choose a folder on another disk: export GPUNETIO_CACHE_DIR=<folder>",
+    source="docs/soft-nic.md: compiling", uses=EVERY_USE,
 )  # fmt: skip
 def compiler_cache(machine: Machine) -> Iterator[Finding]:
     """Check that the cache is writable, has space, holds no truncated files, and that the wheel's code is used."""
@@ -144,14 +129,14 @@ def compiler_cache(machine: Machine) -> Iterator[Finding]:
     found = reading.value if isinstance(reading.value, dict) else {}
     free, damaged = found.get("free"), found.get("damaged")
     if reading.trouble is Trouble.DENIED:
-        cure = "choose a folder that you can write to: export NUMBA_CACHE_DIR=<folder>"
+        cure = "choose a folder that you can write to: export GPUNETIO_CACHE_DIR=<folder>"
         yield warn("compiled code cannot be cached: every process compiles again", reading, cure=cure)
     elif not isinstance(free, int) or not isinstance(damaged, int):
         yield skip("cannot find out whether compiled code is cached", reading)
     elif free < _ROOM:
         yield warn(f"only {free // _MIB} MiB are free for compiled code", evidence(reading, f"{free} bytes free"))
     elif damaged:
-        cure = "delete them: find . ~/.cache/numba -name '*.nb[ic]' -delete, in the folder of the package gpunetio"
+        cure = 'delete them: find "${GPUNETIO_CACHE_DIR:-$HOME/.cache/gpunetio/code}" -type f -delete'
         read = evidence(reading, f"{damaged} files are truncated")
         yield warn(f"{damaged} files of compiled code are damaged and will be compiled again", read, cure=cure)
     elif why_not := found.get("why_not"):

@@ -11,12 +11,13 @@ import pwd
 import resource
 import stat
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 
+from ...errors import NotPermittedError
 from ...kept import DamagedError, unsealed
-from ...trusted import load_library
+from ...trusted import check_trusted, load_library
 from . import process
 from .cuda_attributes import file_of
 
@@ -83,35 +84,27 @@ def compiler_cache() -> dict[str, int | str]:
     """Return the free bytes and the number of damaged files in the folder of gpunetio's compiled code.
 
     If the package came from a wheel with compiled code, `baseline` names the processors that this code is for, and
-    `why_not` says why it is not used. Raises PermissionError if no folder is writable. The answer leaves out the
-    folder's path, which is private.
+    `why_not` says why it is not used. Raises PermissionError if nothing can be kept in the folder. The answer leaves
+    out the folder's path, which is private.
     """
-    from numba.core.caching import FunctionCache
+    from ...jit import cache, prebuilt
 
-    from ...jit import prebuilt
-
+    folder = cache.folder()
+    if folder is None:
+        raise PermissionError("this user has no home folder, and GPUNETIO_CACHE_DIR names no other")
+    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())  # the rest is made when needed
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        raise PermissionError("the folder of compiled code cannot be written to")
     try:
-        folder = Path(FunctionCache(compiler_cache).cache_path)
-    except RuntimeError:
-        raise PermissionError("neither gpunetio's folder nor the user's cache can be written to") from None
+        check_trusted(there)
+    except NotPermittedError:
+        raise PermissionError("others can write to the folder of compiled code, or to one above it") from None
     baseline, why_not = prebuilt.report()
+    compiled = (path for ending in ("o", "cubin", "ptx") for path in folder.glob(f"[!.]*.{ending}"))
     return {
-        "free": filesystem(str(folder))["free"], "damaged": sum(map(_damaged, _compiled_code(folder))),
+        "free": filesystem(str(there))["free"], "damaged": sum(map(_damaged, compiled)),
         "baseline": baseline, "why_not": why_not,
     }  # fmt: skip
-
-
-def _compiled_code(folder: Path) -> Iterator[Path]:
-    """Yield the cache files of this package's modules, if those of one of them are in `folder`."""
-    from numba.core.caching import InTreeCacheLocator
-
-    package = Path(__file__).parents[2]
-    if folder.is_relative_to(package):
-        yield from package.glob("**/__pycache__/*.nb[ic]")
-    else:  # a user's cache has a folder for each folder of sources, also of other packages
-        name = InTreeCacheLocator.get_suitable_cache_subpath
-        for part in sorted({name(str(module)) for module in package.rglob("*.py")}):
-            yield from (folder.parent / part).glob("*.nb[ic]")
 
 
 def _damaged(path: Path) -> bool:

@@ -1,6 +1,6 @@
 """Probes try out a NIC and a GPU. Files only hint at what works; probes decide.
 
-They run in a separate process (probe_process.py), because a driver or a kernel may hang or crash.
+They run in a separate process (process.py), because a driver or a kernel may hang or crash.
 """
 
 from __future__ import annotations

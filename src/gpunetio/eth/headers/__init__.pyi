@@ -1,4 +1,4 @@
-"""Types of the functions for headers, for type checkers: Numba's dispatchers and intrinsics have none."""
+"""Types of the functions for headers, for type checkers: compiled functions and primitives have none."""
 
 from ...formats.layout import Entry
 from ...jit.struct_view import Struct

@@ -2,7 +2,7 @@
 
 Only this package knows the target, so a port to another GPU compiler rewrites it alone.
 
-Every value is an int64: Numba turns `uint64 + int64` into a float. Narrow loads zero-extend, narrow stores truncate.
+Every value is an int64. Narrow loads zero-extend, narrow stores truncate.
 Plain `ld*`/`st*` are for memory that no other agent accesses at that moment. A loop that waits for another agent polls
 with `ld_relaxed*` or `ld_acquire*`, because LLVM hoists a plain load out of the loop.
 

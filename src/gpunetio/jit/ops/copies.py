@@ -5,9 +5,8 @@
 from __future__ import annotations
 
 from llvmlite import ir
-from numba.core import cgutils
 
-from .lowering import INT, VOID, Emit, compute_capability, nothing, op, ptr, ptx
+from .lowering import INT, VOID, Emit, compute_capability, counted, declared, move, nothing, op, ptr, ptx
 
 
 def _copy_words(b, dst, src, nbytes):
@@ -17,8 +16,8 @@ def _copy_words(b, dst, src, nbytes):
         size = INT[64](width // 8)
         aligned = b.icmp_unsigned("==", b.and_(both, INT[64](width // 8 - 1)), INT[64](0))
         end = b.select(aligned, b.and_(nbytes, INT[64](-(width // 8))), done)
-        with cgutils.for_range(b, b.udiv(b.sub(end, done), size)) as loop:
-            at = b.add(done, b.mul(loop.index, size))
+        with counted(b, b.udiv(b.sub(end, done), size)) as index:
+            at = b.add(done, b.mul(index, size))
             b.store(b.load(ptr(b, b.add(src, at), width)), ptr(b, b.add(dst, at), width))
         done = end
 
@@ -57,7 +56,7 @@ def _prefetch(writing) -> Emit:
         flags = [INT[32](writing), INT[32](3), INT[32](1)]  # into all caches, data
         pointer = ptr(b, addr, 8)
         fnty = ir.FunctionType(VOID, [pointer.type, *(flag.type for flag in flags)])
-        return b.call(cgutils.get_or_insert_function(b.module, fnty, "llvm.prefetch.p0i8"), [pointer, *flags])
+        return b.call(declared(b, fnty, "llvm.prefetch.p0"), [pointer, *flags])
 
     return emit
 
@@ -72,7 +71,7 @@ def prefetch_to_write(addr: int) -> None:
     """Prefetch the cache line of `addr` from other cores, on the host. A GPU sends its stores to the memory."""
 
 
-@op(64, 64, 64, cpu=lambda b, d, s, n: cgutils.raw_memcpy(b, ptr(b, d, 8), ptr(b, s, 8), n, 1), cuda=_copy_words)
+@op(64, 64, 64, cpu=lambda b, d, s, n: move(b, d, s, n), cuda=_copy_words)
 def copy(dst: int, src: int, nbytes: int) -> None:
     """Copy `nbytes` from `src` to `dst`, which must not overlap."""
 
@@ -95,7 +94,7 @@ def _move_lines(count, bounded) -> dict[str, Emit]:
             here = b.add(src, at)
             inside = b.icmp_unsigned("<", here, end[0]) if end else INT[1](1)
             with b.if_then(inside):
-                cgutils.raw_memcpy(b, ptr(b, b.add(dst, at), 8), ptr(b, here, 8), INT[64](16), 1)
+                move(b, b.add(dst, at), here, INT[64](16))
 
     return {"cpu": on_cpu, "cuda": ptx(f"{{{' '.join(steps)}}}")}
 
@@ -113,7 +112,7 @@ def move_8_lines(dst: int, src: int, stride: int, end: int) -> None:
 _FETCH = "{.reg .b64 s; cvta.to.shared.u64 s, $0; cp.async.cg.shared.global [s], [$1], 16;}"
 
 
-@op(64, 64, cpu=lambda b, d, s: cgutils.raw_memcpy(b, ptr(b, d, 8), ptr(b, s, 8), INT[64](16), 1), cuda=ptx(_FETCH))
+@op(64, 64, cpu=lambda b, d, s: move(b, d, s, INT[64](16)), cuda=ptx(_FETCH))
 def fetch_line(dst: int, src: int) -> None:
     """Begin to copy 16 bytes to the block's shared memory, between aligned addresses (`cp.async`)."""
 

@@ -6,16 +6,14 @@ from __future__ import annotations
 
 import contextlib
 import platform
-from typing import Any
 
 from llvmlite import ir
-from numba.core import cgutils
-from numba.core.registry import cpu_target
 
-from .lowering import INT, op
+from ..processor import cpu_features
+from .lowering import INT, counted, op, stacked
 
 # Bit-reflected, as CRC-32 (IEEE 802.3) is: the lowest bit of the first byte is the highest power of x. On x86,
-# PCLMULQDQ multiplies if the CPU has it that Numba compiles for; Numba's cache is per CPU, too.
+# PCLMULQDQ multiplies if the processor has it that is compiled for; the cache is per processor, too.
 
 CRC32_POLYNOMIAL = 0xEDB88320  # reflected, without x³²
 
@@ -43,8 +41,7 @@ def _polynomial_product(a: int, b: int) -> int:
 
 def _clmul_lanes() -> int:
     """Return the number of 64-bit products per instruction: 0 without PCLMULQDQ, 1 with it, 2 or 4 with VPCLMULQDQ."""
-    compiler: Any = cpu_target.target_context
-    features = compiler.codegen().magic_tuple()[-1].split(",")
+    features = cpu_features().split(",")
     if platform.machine() != "x86_64" or "+pclmul" not in features:
         return 0
     if "+vpclmulqdq" not in features or "+avx2" not in features:
@@ -75,10 +72,10 @@ def _clmul(b, x, y):
 
 
 def _clmul_by_bits(b, x, y):
-    product = cgutils.alloca_once_value(b, INT[64](0))
-    with cgutils.for_range(b, INT[64](64)) as loop:
-        bit = b.and_(b.lshr(y, loop.index), INT[64](1))
-        term = b.and_(b.shl(x, loop.index), b.sub(INT[64](0), bit))
+    product = stacked(b, INT[64](0))
+    with counted(b, INT[64](64)) as index:
+        bit = b.and_(b.lshr(y, index), INT[64](1))
+        term = b.and_(b.shl(x, index), b.sub(INT[64](0), bit))
         b.store(b.xor(b.load(product), term), product)
     return b.load(product)
 
@@ -115,14 +112,14 @@ def _crc32_fold(b, initial, address, nbytes):
             b.store(b.add(b.load(at), INT[64](16 * lanes)), at)
 
     end = b.add(address, nbytes)
-    x = cgutils.alloca_once_value(b, first())
-    at = cgutils.alloca_once_value(b, b.add(address, INT[64](16)))
+    x = stacked(b, first())
+    at = stacked(b, b.add(address, INT[64](16)))
 
     step = 64 * lanes
     with b.if_then(b.icmp_unsigned(">=", nbytes, INT[64](step))):
         # Four streams hide the latency of a product, several cycles. Only they are live in this loop.
         wide = [first(lanes)] + [load(b.add(address, INT[64](16 * lanes * i)), lanes) for i in (1, 2, 3)]
-        streams = [cgutils.alloca_once_value(b, value) for value in wide]
+        streams = [stacked(b, value) for value in wide]
         b.store(b.add(address, INT[64](step)), at)
         last = b.sub(end, INT[64](step))
         with _while(b, lambda: b.icmp_unsigned("<=", b.load(at), last)):

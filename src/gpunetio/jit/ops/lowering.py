@@ -4,18 +4,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import inspect
+import itertools
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar, cast
 
 from llvmlite import ir
-from numba import types
-from numba.core import cgutils
-from numba.core.cpu import CPUContext
-from numba.extending import intrinsic
 
-from ..compile import need_integers
+from ..compile import later
 
 Llvm = Any  # what llvmlite builds: values, types, builders. It has no types for them
 INT: dict[int, Llvm] = {bits: ir.IntType(bits) for bits in (1, 8, 16, 32, 64, 128)}
@@ -28,43 +27,69 @@ Load = Callable[[int], int]
 Store = Callable[[int, int], None]
 
 
+class Primitive:
+    """A function of integers that is written in LLVM's terms, once for each target.
+
+    Arguments are truncated to `widths`. The result has `ret` bits; None: there is none.
+    """
+
+    __name__: str
+    signed: bool  # whether the result is sign-extended
+    parameters: tuple[str, ...]
+    widths: tuple[int, ...]
+    ret: int | None
+    cpu: Emit
+    cuda: Emit
+
+    def __init__(self, widths: tuple[int, ...], ret: int | None, cpu: Emit, cuda: Emit):
+        self.widths, self.ret, self.cpu, self.cuda = widths, ret, cpu, cuda
+        self._run: Callable[..., Any] | None = None  # its machine code, for the host
+
+    def freezes(self) -> tuple[object, tuple[Any, ...]]:
+        """Return what decides about its code, besides this package (frozen.py)."""
+        return self.__name__, ()
+
+    def __call__(self, *given: Any) -> Any:
+        """Run it on the host, for code that is not compiled."""
+        if len(given) != len(self.widths):
+            raise TypeError(f"{self.__name__}() takes {len(self.widths)} integers, not {len(given)}")
+        run = self._run
+        if run is None:
+            run = self._run = later("roots").primitive(self)
+        try:
+            return run(*given)
+        except OverflowError:  # unsigned ones
+            return run(*map(later("arguments").word, itertools.repeat(self.__name__), given))
+
+
+class Op(Primitive):
+    """A primitive operation. Its result is zero-extended."""
+
+    signed = False
+
+    def __init__(self, stub: Callable[..., object], widths: tuple[int, ...], ret: int | None, cpu: Emit, cuda: Emit):
+        super().__init__(widths, ret, cpu, cuda)
+        functools.update_wrapper(self, stub)
+        self.parameters = tuple(inspect.signature(stub).parameters)
+
+
 def op(*widths: int, ret: int | None = None, cpu: Emit, cuda: Emit) -> Callable[[Stub], Stub]:
-    """Make an intrinsic. It truncates int64 arguments to `widths`, and zero-extends the `ret` bits of its result."""
-    result = types.void if ret is None else types.int64
+    """Make a primitive operation of a function without a body, which names it and its parameters."""
+    return lambda stub: cast(Stub, Op(stub, widths, ret, cpu, cuda))
 
-    def codegen(context, builder, signature, args):
-        narrow = [a if w == 64 else builder.trunc(a, INT[w]) for a, w in zip(args, widths, strict=True)]
-        if isinstance(context, CPUContext):
-            value = cpu(builder, *narrow)
-        else:
-            value = cuda(builder, *narrow)
-        if ret is None:
-            return context.get_dummy_value()
-        return value if value.type.width == 64 else builder.zext(value, INT[64])
 
-    def bind(stub: Stub) -> Stub:
-        answer = (result(*[types.int64] * len(widths)), codegen)
-        names = tuple(inspect.signature(stub).parameters)
+# The target for which a unit is compiled: primitives are different from one GPU to another.
+_target: list[Any] = []
 
-        def of(*found):
-            need_integers(stub.__name__, names, found)
-            return answer
 
-        typing: Any = (  # Numba checks the number of parameters, so *args does not work
-            lambda typingctx: of(),
-            lambda typingctx, a: of(a),
-            lambda typingctx, a, b: of(a, b),
-            lambda typingctx, a, b, c: of(a, b, c),
-            lambda typingctx, a, b, c, d: of(a, b, c, d),
-            lambda typingctx, a, b, c, d, e: of(a, b, c, d, e),
-        )[len(widths)]
-        typing.__name__, typing.__qualname__ = stub.__name__, stub.__qualname__
-        typing.__doc__, typing.__module__ = stub.__doc__, stub.__module__
-        made: Any = intrinsic(typing)
-        made.__signature__ = inspect.signature(stub)  # for help(), which would show that of `typing`
-        return cast(Stub, made)
-
-    return bind
+@contextlib.contextmanager
+def target_of_ops(target: Any) -> Iterator[None]:
+    """Emit primitives for this target inside the block. Only one thread compiles at a time (compiler.py)."""
+    _target.append(target)
+    try:
+        yield
+    finally:
+        _target.pop()
 
 
 # --- on the CPU -----------------------------------------------------------------------------------------------------
@@ -127,10 +152,54 @@ drain: Emit = {
 }.get(platform.machine(), cpu_fence("seq_cst"))
 
 
+def declared(b: Llvm, kind: Llvm, name: str) -> Llvm:
+    """Return a function of C, declared once in a module."""
+    return b.module.globals.get(name) or ir.Function(b.module, kind, name)
+
+
 def extern(b: Llvm, name: str, ret: Llvm, args: Sequence[Llvm]) -> Llvm:
     """Call a C function by its symbol."""
     fnty = ir.FunctionType(ret, [a.type for a in args])
-    return b.call(cgutils.get_or_insert_function(b.module, fnty, name), args)
+    return b.call(declared(b, fnty, name), args)
+
+
+# --- what llvmlite's builder has no word for ---
+
+
+def stack(b: Llvm, kind: Llvm) -> Llvm:
+    """Return memory on the stack, the same one in each turn of a loop."""
+    with b.goto_entry_block():
+        return b.alloca(kind)
+
+
+def stacked(b: Llvm, value: Llvm) -> Llvm:
+    """Return memory on the stack in which a value is."""
+    slot = stack(b, value.type)
+    b.store(value, slot)
+    return slot
+
+
+@contextlib.contextmanager
+def counted(b: Llvm, count: Llvm) -> Iterator[Llvm]:
+    """Emit a loop whose body gets the number of its turn, from 0."""
+    turn = stacked(b, INT[64](0))
+    head, body, after = (b.append_basic_block(name) for name in ("head", "body", "after"))
+    b.branch(head)
+    b.position_at_end(head)
+    index = b.load(turn)
+    b.cbranch(b.icmp_signed("<", index, count), body, after)
+    b.position_at_end(body)
+    yield index
+    b.store(b.add(index, INT[64](1)), turn)
+    b.branch(head)
+    b.position_at_end(after)
+
+
+def move(b: Llvm, dst: Llvm, src: Llvm, nbytes: Llvm) -> None:
+    """Copy bytes between addresses (memcpy)."""
+    byte = INT[8].as_pointer()
+    kind = ir.FunctionType(VOID, [byte, byte, INT[64], INT[1]])
+    b.call(declared(b, kind, "llvm.memcpy.p0.p0.i64"), [ptr(b, dst, 8), ptr(b, src, 8), nbytes, INT[1](0)])
 
 
 nothing: Emit = lambda b, *args: None  # noqa: E731
@@ -174,10 +243,8 @@ def ptx_store(how: str, width: int) -> Emit:
 
 
 def compute_capability() -> tuple[int, int]:
-    """Return that of the GPU being compiled for. This asks as Numba itself does, so `launch.offline` answers both."""
-    from numba.cuda import dispatcher
-
-    return dispatcher.get_current_device().compute_capability  # type: ignore[attr-defined]
+    """Return that of the GPU being compiled for."""
+    return _target[-1].capability
 
 
 def from_sm90(new: str, old: str) -> Emit:

@@ -5,12 +5,11 @@
 from __future__ import annotations
 
 from llvmlite import ir
-from numba.core.cpu import CPUContext
 
+from ..targets import SWAP_PTX
 from .lowering import (
     INT,
     Emit,
-    Llvm,
     Load,
     Store,
     compute_capability,
@@ -138,20 +137,11 @@ def st128(addr: int, low: int, high: int) -> None:
     """Store 16 bytes to an aligned address in any memory. On CUDA the store streams, because the NIC reads it next."""
 
 
-_PRMT64 = (
-    "{.reg .b32 l, h; mov.b64 {l, h}, $1; prmt.b32 l, l, 0, 0x0123; prmt.b32 h, h, 0, 0x0123; mov.b64 $0, {h, l};}"
-)
-# On CUDA, llvm.bswap takes twice as many instructions as a byte permutation.
 _SWAP: dict[int, dict[str, Emit]] = {
     16: {"cpu": llvm("llvm.bswap", INT[16]), "cuda": llvm("llvm.bswap", INT[16])},
-    32: {"cpu": llvm("llvm.bswap", INT[32]), "cuda": ptx("prmt.b32 $0, $1, 0, 0x0123;", 32, pure=True)},
-    64: {"cpu": llvm("llvm.bswap", INT[64]), "cuda": ptx(_PRMT64, 64, pure=True)},
+    32: {"cpu": llvm("llvm.bswap", INT[32]), "cuda": ptx(SWAP_PTX[32], 32, pure=True)},
+    64: {"cpu": llvm("llvm.bswap", INT[64]), "cuda": ptx(SWAP_PTX[64], 64, pure=True)},
 }
-
-
-def swap_bytes(context: object, builder: Llvm, value: Llvm) -> Llvm:
-    """Swap the bytes of an LLVM value of 16, 32 or 64 bits."""
-    return _SWAP[value.type.width]["cpu" if isinstance(context, CPUContext) else "cuda"](builder, value)
 
 
 @op(16, ret=16, **_SWAP[16])

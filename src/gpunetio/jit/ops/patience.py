@@ -7,9 +7,8 @@ from __future__ import annotations
 import platform
 
 from llvmlite import ir
-from numba.core import cgutils
 
-from .lowering import INT, Llvm, extern, llvm, nothing, op, ptx
+from .lowering import INT, Llvm, extern, llvm, nothing, op, ptx, stack
 
 CLOCK_MONOTONIC = 1
 _TIMESPEC: Llvm = ir.LiteralStructType([INT[64], INT[64]])
@@ -22,7 +21,7 @@ _ALL = (1 << 31) - 1
 
 
 def _clock_gettime(b):
-    timespec = cgutils.alloca_once(b, _TIMESPEC)
+    timespec = stack(b, _TIMESPEC)
     where = b.bitcast(timespec, INT[8].as_pointer())
     extern(b, "clock_gettime", INT[32], [INT[32](CLOCK_MONOTONIC), where])
     seconds, nanos = (b.load(b.gep(timespec, [INT[32](0), INT[32](i)])) for i in (0, 1))
@@ -51,7 +50,7 @@ def yield_thread() -> None:
 
 
 def _timespec(b, nanos):
-    timespec = cgutils.alloca_once(b, _TIMESPEC)
+    timespec = stack(b, _TIMESPEC)
     for i, part in enumerate((b.udiv, b.urem)):
         b.store(part(nanos, INT[64](_SECOND)), b.gep(timespec, [INT[32](0), INT[32](i)]))
     return b.ptrtoint(timespec, INT[64])

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 from llvmlite import ir
-from numba.core import cgutils
 
 from ..compile import device_function
 from .lowering import INT, Emit, Llvm, extern, op, ptx
@@ -22,8 +21,23 @@ def _record(b) -> Llvm:
     return extern(b, "pthread_getspecific", INT[64].as_pointer(), [b.load(key)])
 
 
+# The words of a thread that runs no kernel, such as one of Python's or Numba's: it is alone in its block, its warp and
+# the grid.
+_ALONE = (0, 0, 1, 1, 0, 1, 0, 0)
+
+
 def _thread_word(index) -> Emit:
-    return lambda b: b.load(b.gep(_record(b), [INT[32](index)]))
+    def emit(b: Llvm) -> Llvm:
+        name, words = "gpunetio_alone", ir.ArrayType(INT[64], len(_ALONE))
+        alone: Llvm = b.module.globals.get(name)
+        if alone is None:
+            alone = ir.GlobalVariable(b.module, words, name)
+            alone.linkage, alone.global_constant, alone.initializer = "internal", True, words(_ALONE)
+        record = _record(b)
+        none = b.icmp_unsigned("==", record, ir.Constant(record.type, None))
+        return b.load(b.gep(b.select(none, b.bitcast(alone, record.type), record), [INT[32](index)]))
+
+    return emit
 
 
 def _special(register) -> Emit:
@@ -83,6 +97,7 @@ def block_group() -> int:
 BLOCK_PARTS = 128  # where a block's slot has a word for each warp
 BLOCK_SLOT = BLOCK_PARTS + 8 * 32  # bytes
 GROUP_HEADER = 8  # words of a host group before the slot
+GROUP_SHARED = 5  # of these, of a block: the address of its shared arrays
 GROUP_WORDS = GROUP_HEADER + BLOCK_SLOT // 8
 _CPU_ONLY = 1
 
@@ -97,7 +112,7 @@ def _dynamic_shared(b):
     name, none = "gpunetio_dynamic_shared", ir.ArrayType(INT[8], 0)
     variable: Llvm = b.module.globals.get(name)
     if variable is None:
-        variable = cgutils.add_global_variable(b.module, none, name, addrspace=3)
+        variable = ir.GlobalVariable(b.module, none, name, 3)
         variable.linkage, variable.align = "external", 128
     return b.ptrtoint(b.addrspacecast(variable, none.as_pointer(), "generic"), INT[64])
 
@@ -117,7 +132,7 @@ def _shared_slot(b):
     name, slot = "gpunetio_shared_slot", ir.ArrayType(INT[8], BLOCK_SLOT)
     variable: Llvm = b.module.globals.get(name)
     if variable is None:
-        variable = cgutils.add_global_variable(b.module, slot, name, addrspace=3)
+        variable = ir.GlobalVariable(b.module, slot, name, 3)
         variable.linkage, variable.align, variable.initializer = "internal", 128, ir.Constant(slot, ir.Undefined)
     return b.ptrtoint(b.addrspacecast(variable, slot.as_pointer(), "generic"), INT[64])
 

@@ -12,9 +12,9 @@ from itertools import islice, zip_longest
 
 import numpy as np
 
-from .. import step
 from ..hardware import Engine
 from ..state.cq import CQ_ROW
+from ..commands import EngineCommand
 
 FIRST = 0  # in place of a row: what only the first worker serves, such as wires
 _LARGE = 32  # queues of a component that stays where it is
@@ -194,8 +194,8 @@ class Components:
         """Have a worker serve these queues, which may be of several workers."""
         rows = {row for row in rows if self.worker_of(row) != to}
         address = np.array([self._workers[to]], np.int64)
-        commands = [(step.MOVE_QP, row, address) for row in rows & self._qps]
-        commands += [(step.WRITE_ROW, row + CQ_ROW.worker, address) for row in rows & self._cqs]
+        commands = [(EngineCommand.MOVE_QP, row, address) for row in rows & self._qps]
+        commands += [(EngineCommand.WRITE_ROW, row + CQ_ROW.worker, address) for row in rows & self._cqs]
         if commands:
             self._engine.post_alone(*commands)
         for row in rows:

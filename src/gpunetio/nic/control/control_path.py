@@ -6,14 +6,10 @@ from contextlib import ExitStack
 from typing import TypeVar
 
 from ...formats.commands import Opcode
-from ..dma.device_memory import DeviceMemory
-from ..dma.grants import Grants
 from ..hardware import Hardware
 from ..state.tables import MkeyTable, Table
 from .command import Call, Handlers
 from .components import Components
-from .cq import CompletionQueues
-from .eq import EventQueues
 from .event_channels import EventChannels
 from .flow_counters import FlowCounters
 from .flow_entries import FlowEntries
@@ -21,26 +17,30 @@ from .flow_groups import FlowGroups
 from .flow_tables import FlowTables
 from .gids import Gids
 from .hca import Hca, pack_capabilities
-from .indirect_mkey import IndirectKeys
 from .interpreter import CommandInterpreter
 from .links import Connect, Links, LinkToLan
-from .mkey import MemoryKeys
-from .objects import EventSources
 from .paths import Paths
-from .pd import ProtectionDomains
+from .routes import Routes
+from .objects import EventSources
+from .cq import CompletionQueues
+from .eq import EventQueues
 from .q_counter import QCounters
 from .qp import QueuePairs
 from .qp_transitions import QpTransitions
 from .rmp import ReceivePools
 from .rq import ReceiveQueues
 from .rqt import ReceiveQueueTables
-from .routes import Routes
 from .sq import SendQueues
 from .tir import ReceiveInterfaces
 from .tis import SendInterfaces
 from .transport_domain import TransportDomains
-from .uar import UarPages
+from ..dma.device_memory import DeviceMemory
+from ..dma.grants import Grants
+from .indirect_mkey import IndirectKeys
+from .mkey import MemoryKeys
+from .pd import ProtectionDomains
 from .umem import Umems
+from .uar import UarPages
 from .vport import NicVport
 
 H = TypeVar("H", bound=Handlers)

@@ -15,18 +15,18 @@ from ...formats.doorbell import CQ_DBREC
 from ...formats.events import EventType
 from ...formats.layout import BitStruct, Fields
 from ...memory import HostMemory
-from .. import step
 from ..hardware import Hardware
 from ..queues.channels import EventChannel
 from ..state.cq import CQ_ROW
 from ..state.tables import Row
+from ..commands import EngineCommand
 from .command import DONE, Call, Capabilities, Command
 from .components import Components
-from .eq import EventQueues
 from .objects import QueueObjects
+from .umem import Umems
 from .syndromes import CommandError, CommandSyndrome
 from .uar import UarPages
-from .umem import Umems
+from .eq import EventQueues
 
 MAX_CQ = 4096
 MAX_LOG_CQ = 22
@@ -91,7 +91,7 @@ class CompletionQueues(QueueObjects):
         row["arm_seen"] = int.from_bytes(self._engine.read(record + CQ_DBREC.arm, 4), "big") or -1
         row["eqn"], row["uar_page"] = context["c_eqn"], context["uar_page"]
         row["worker"] = self._engine.workers[0]
-        self._engine.post(step.WRITE_ROW, self.table.row_address(cqn), row)
+        self._engine.post(EngineCommand.WRITE_ROW, self.table.row_address(cqn), row)
         self._components.add_cq(self.table.row_address(cqn))
         self._places[cqn] = _Place(ring_umem, record_umem, context["uar_page"])
         self._umems.hold(ring_umem, record_umem)
@@ -130,7 +130,7 @@ class CompletionQueues(QueueObjects):
         umem = self._place_ring(cmd.MODIFY_CQ_IN, mailbox, row)
         try:
             self._engine.post(
-                step.RESIZE_CQ, row_address, row, worker=self._components.worker_of(row_address)
+                EngineCommand.RESIZE_CQ, row_address, row, worker=self._components.worker_of(row_address)
             )
         except FullError as error:
             raise CommandError(
@@ -149,7 +149,7 @@ class CompletionQueues(QueueObjects):
         self.need_unused(cqn)
         self._forget_armable(row_address)
         worker = self._components.worker_of(row_address)
-        self._engine.post(step.WRITE_ROW, row_address, self.new_row(), worker=worker)
+        self._engine.post(EngineCommand.WRITE_ROW, row_address, self.new_row(), worker=worker)
         self._components.remove(row_address)
         place = self._places.pop(cqn)
         self._umems.release(place.ring_umem, place.record_umem)

@@ -8,9 +8,9 @@ from enum import IntFlag
 from ...formats.commands import Opcode, Status
 from ...formats.layout import Entry, Fields
 from ...formats.mailboxes import mailboxes
-from .. import step
 from ..hardware import Hardware
 from ..state.tables import Row, Table
+from ..commands import EngineCommand
 from .command import DONE, Capabilities, opcode_of
 from .objects import MailboxObjects, Uses
 from .syndromes import CommandError, CommandSyndrome
@@ -20,8 +20,8 @@ class EthernetObjects(MailboxObjects):
     """Objects of one kind, which only an Ethernet port can have. `contexts` are as their QUERY returns them."""
 
     contexts: dict[int, bytearray]
-    put_op: int = step.WRITE_ROW  # how the engine puts a new row in place
-    remove_op: int = step.WRITE_ROW  # and how it clears one
+    put_op: int = EngineCommand.WRITE_ROW  # how the engine puts a new row in place
+    remove_op: int = EngineCommand.WRITE_ROW  # and how it clears one
 
     def __init__(
         self, hardware: Hardware, name: str, entry: Entry, rows: int, no_such: CommandSyndrome, shared: bool = False
@@ -58,7 +58,7 @@ class EthernetObjects(MailboxObjects):
 
     def replace(self, number: int, row: Row, uses: Uses | None = None) -> None:
         """Change an object between two WQEs: its row and, if `uses` are given, what it uses."""
-        self._engine.post(step.WRITE_ROW, self.table.row_address(number), row)
+        self._engine.post(EngineCommand.WRITE_ROW, self.table.row_address(number), row)
         if uses is not None:
             self.exchange_uses(number, uses)
 

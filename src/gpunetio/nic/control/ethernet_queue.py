@@ -8,15 +8,15 @@ from ...formats.commands import Status
 from ...formats.ethernet import QueueState, TimestampFormat
 from ...formats.layout import BitStruct, Entry, Fields
 from ...interrupts import allowed
-from ..extensions import ETHERNET_QUEUES
 from ..hardware import Hardware
+from ..extensions import ETHERNET_QUEUES
 from ..state.tables import Row
-from .ethernet import EthernetObjects, refuse_fields
 from .links import Links
 from .objects import ChosenEvents, CountedObjects, Uses
-from .qp import MAX_LOG_QUEUE
-from .syndromes import CommandError, CommandSyndrome
 from .umem import Umems
+from .syndromes import CommandError, CommandSyndrome
+from .ethernet import EthernetObjects, refuse_fields
+from .qp import MAX_LOG_QUEUE
 
 # To which states MODIFY takes a queue, from each (PRM, MODIFY_SQ and MODIFY_RQ).
 _NEXT = {

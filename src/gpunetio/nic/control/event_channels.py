@@ -8,10 +8,10 @@ import numpy as np
 
 from ...errors import NoMemoryError
 from ...formats.events import EventType
-from .. import step
 from ..hardware import Hardware
 from ..queues.channels import EventChannel
 from ..state.cq import EVENT
+from ..commands import EngineCommand
 from .objects import EventSources
 
 MAX_CHANNELS = 1024
@@ -59,4 +59,4 @@ class EventChannels:
         for channel, cookie in self._unaffiliated.items():
             event = np.zeros((), EVENT.dtype)
             event["cookie"], event["type"], event["number"] = cookie, int(kind), number
-            self._engine.post(step.RAISE_EVENT, channel.address, event)
+            self._engine.post(EngineCommand.RAISE_EVENT, channel.address, event)

@@ -8,18 +8,24 @@ from dataclasses import dataclass, replace
 from ...formats import flow
 from ...formats.commands import Opcode, Status
 from ...formats.flow import (
-    DEST_FORMAT, FLOW_CONTEXT, FLOW_COUNTER_LIST, DestinationType, EntryChange, EntryModify, FlowAction,
+    DEST_FORMAT,
+    FLOW_CONTEXT,
+    FLOW_COUNTER_LIST,
+    DestinationType,
+    EntryChange,
+    EntryModify,
+    FlowAction,
 )  # fmt: skip
 from ...formats.layout import BitStruct, Fields
 from ..state.flow import Fate
 from .command import DONE, Call, Command, Handlers
+from .objects import MailboxObjects, Uses
+from .syndromes import CommandError, CommandSyndrome
 from .flow_counters import FlowCounters
 from .flow_groups import FlowGroups
 from .flow_match import PARAM_BYTES, check_value, words_of
 from .flow_rules import Decision
 from .flow_tables import FlowTable, FlowTables
-from .objects import MailboxObjects, Uses
-from .syndromes import CommandError, CommandSyndrome
 
 # As plain ints, which are compared much faster than flags.
 _DROP, _FWD_DEST = int(FlowAction.DROP), int(FlowAction.FWD_DEST)

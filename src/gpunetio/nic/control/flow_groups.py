@@ -10,9 +10,9 @@ from ...formats.commands import Opcode, Status
 from ...formats.flow import GroupType
 from ...formats.layout import BitStruct
 from .command import DONE, Call, Command, Handlers
+from .syndromes import CommandError, CommandSyndrome
 from .flow_match import PARAM_BYTES, check_criteria, words_of
 from .flow_tables import FlowGroup, FlowTable, FlowTables
-from .syndromes import CommandError, CommandSyndrome
 
 _CRITERIA = flow.CREATE_FLOW_GROUP_IN.offset("match_criteria")
 

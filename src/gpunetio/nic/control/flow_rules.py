@@ -15,12 +15,22 @@ import numpy as np
 
 from ...formats.commands import Status
 from ...memory import HostMemory
-from .. import step
 from ..hardware import Engine
 from ..state.flow import (
-    DELETED, FLOW_ENTRY, FLOW_MASK, FLOW_TABLE_ROW, LOOKUP_WORDS, MAX_MASKS, SLOT, SLOT_HALF, SLOT_NUMBER, WORDS, Fate,
+    DELETED,
+    FLOW_ENTRY,
+    FLOW_MASK,
+    FLOW_TABLE_ROW,
+    LOOKUP_WORDS,
+    MAX_MASKS,
+    SLOT,
+    SLOT_HALF,
+    SLOT_NUMBER,
+    WORDS,
+    Fate,
 )  # fmt: skip
 from ..steering.hashing import START, mix
+from ..commands import EngineCommand
 from .syndromes import CommandError, CommandSyndrome
 
 _FEWEST_MASKS = 4  # of a table whose lookups are remembered: with fewer, a search costs about as much
@@ -269,4 +279,4 @@ class FlowRules:
         old.close()
 
     def _write(self, address: int, row: np.ndarray | np.void) -> None:
-        self._engine.post(step.WRITE_ROW, address, np.asarray(row))
+        self._engine.post(EngineCommand.WRITE_ROW, address, np.asarray(row))

@@ -11,16 +11,16 @@ from ...formats import flow
 from ...formats.commands import CapClass, Opcode, Status
 from ...formats.flow import FlowTableType, MissAction, RootChange, TableModify
 from ...formats.layout import BitStruct, Fields
-from ..hardware import Hardware
 from ...memory import HostMemory
+from ..hardware import Hardware
 from ..state.flow import FLOW_TABLE_ROW, FLOW_WAY, LOG_LOOKUP_SETS, LOG_MAX_TABLES, LOG_WAYS, LOOKUP
 from ..state.tables import Table
 from .command import DONE, Call, Capabilities, Command
+from .objects import MailboxObjects, log_of
+from .syndromes import CommandError, CommandSyndrome
 from .flow_counters import LOG_MAX_COUNTERS
 from .flow_match import FIELD_SUPPORT
 from .flow_rules import FlowRules
-from .objects import MailboxObjects, log_of
-from .syndromes import CommandError, CommandSyndrome
 
 MAX_TABLES = 1 << LOG_MAX_TABLES
 MAX_LEVEL, MAX_LOG_SIZE = 63, 16

@@ -12,11 +12,11 @@ from ...formats.commands import ROCE_VERSION_2, CapClass, Opcode, Status
 from ...formats.contexts import ROCE_ADDR_LAYOUT
 from ...formats.packet import IPV4_MAPPED, ROCE_UDP_PORT
 from ..hardware import Hardware
+from .port import MAX_GID
 from ..state.objects import GID_ROW
 from ..state.tables import Table
 from .command import DONE, OUT_BYTES, Call, Capabilities, Command
 from .objects import Objects
-from .port import MAX_GID
 from .syndromes import CommandError, CommandSyndrome
 
 UDP_SPORTS = 0xC000, 0xFFFF  # the lowest and the highest UDP source port of a QP (IBTA annex A17.4.3)

@@ -17,15 +17,15 @@ from ...formats import commands as cmd
 from ...formats.commands import CapClass, MkeyAccessMode, Opcode, Status
 from ...formats.contexts import KLM
 from ...formats.layout import Fields
-from .. import step
-from ..dma.reach import signed
 from ..hardware import Engine
 from ..state.objects import MKEY_ROW
 from ..state.tables import MkeyTable, Row
+from ..commands import EngineCommand
 from .command import DONE, Call, Capabilities, Command, Handlers
 from .objects import log_of
-from .pd import ProtectionDomains
 from .syndromes import CommandError, CommandSyndrome
+from .pd import ProtectionDomains
+from ..dma.reach import signed
 
 MOST_ENTRIES = 1 << 16
 _FIRST_INDEX = 2  # key 0x100 ends a scatter list
@@ -69,7 +69,7 @@ class IndirectKeys(Handlers):
         rows = [self._table.copy(made.key) for made in self._made.values() if made.region == region]
         for row in rows:
             row["nbytes"] = row["access"] = row["delta"] = 0
-        return [(step.WRITE_ROW, self._table.row_address(int(row["key"])), row) for row in rows]
+        return [(EngineCommand.WRITE_ROW, self._table.row_address(int(row["key"])), row) for row in rows]
 
     def _create(self, mailbox: bytes) -> bytes:
         context = cmd.CREATE_MKEY_IN.unpack(mailbox)["memory_key_mkey_entry"]
@@ -85,7 +85,7 @@ class IndirectKeys(Handlers):
             )
         key = index << 8 | context["mkey_7_0"]
         row["key"] = key
-        self._engine.post_alone((step.WRITE_ROW, self._table.row_address(key), row))
+        self._engine.post_alone((EngineCommand.WRITE_ROW, self._table.row_address(key), row))
         self._pds.hold(context["pd"])
         self._made[index] = _Indirect(key, region, context["pd"])
         return bytes(cmd.CREATE_MKEY_OUT.pack(mkey_index=index))
@@ -129,7 +129,7 @@ class IndirectKeys(Handlers):
             )
         gone = self._made[index]
         row = np.zeros((), MKEY_ROW.dtype)
-        self._engine.post_alone((step.WRITE_ROW, self._table.row_address(gone.key), row))
+        self._engine.post_alone((EngineCommand.WRITE_ROW, self._table.row_address(gone.key), row))
         self._pds.release(gone.pdn)
         del self._made[index]
         return DONE

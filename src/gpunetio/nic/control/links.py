@@ -13,24 +13,25 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from ...errors import NoMemoryError, NotFoundError
-from ...fabric.faults import Faults
 from ...fabric.claims import claimant
-from ...fabric.injector import Injector
+from ...fabric.faults import Faults
 from ...fabric.frames import pipe_size
+from ...fabric.injector import Injector
 from ...fabric.inprocess import CAPACITY, LinkEnd
 from ...fabric.link import Link
 from ...fabric.link_limits import MAX_LINKS
 from ...memory import HostMemory
-from .. import step
-from ..dma.grants import Grants
+from .. import wires
 from ..hardware import Hardware
-from ..state.worker import WORKER
+from .port import IPAddress, address_of, can_reach, gid_of
 from ..state.tables import Table
 from ..state.wire import WIRE
+from ..state.worker import WORKER
+from ..commands import EngineCommand
 from ..wires.pipes import Pipes
 from ..wires.wire import Wire
+from ..dma.grants import Grants
 from .lan import Lan
-from .port import IPAddress, address_of, can_reach, gid_of
 
 logger: logging.Logger = logging.getLogger("gpunetio.nic")
 
@@ -92,7 +93,7 @@ class Links:
         self.lost = []
         self._kind = self._port.config.wire_kind
         self.lan = Lan(hardware) if self._kind.neighbours and not self._port.infiniband else None
-        self._to_others: Wire = import_module(f"..wires.{self._kind.module}", __package__).make(self._port)
+        self._to_others: Wire = import_module(f"{wires.__name__}.{self._kind.module}").make(self._port)
 
     def close(self) -> None:
         """Release all wires. The engine must have stopped."""
@@ -132,7 +133,7 @@ class Links:
             row["faults"] = wire.injector.address
             tx = wire.injector.from_nic
         row["tx"] = np.void(tx.tobytes())
-        self._engine.post(step.WRITE_ROW, address, row)
+        self._engine.post(EngineCommand.WRITE_ROW, address, row)
         wire.address = address
         self._wires.append(wire)
         self._list()
@@ -163,7 +164,7 @@ class Links:
         if len(self._wires) < record["wire_count"]:
             writes.reverse()
         for address, values in writes:
-            self._engine.post(step.WRITE_ROW, address, values)
+            self._engine.post(EngineCommand.WRITE_ROW, address, values)
         events = [fd for wire in self._wires if not wire.dead for fd in wire.events]
         self._engine.watch(events, [fd for wire in self._wires for fd in wire.sockets])
 
@@ -177,7 +178,7 @@ class Links:
             for wire in gone:
                 for forget in self.lost:
                     forget(wire.address)
-                self._engine.post(step.WRITE_ROW, wire.address, np.zeros((), WIRE.dtype))
+                self._engine.post(EngineCommand.WRITE_ROW, wire.address, np.zeros((), WIRE.dtype))
                 self._release(wire)
         used = {wire.address for wire in self._wires}
         for i in range(MAX_WIRES):
@@ -200,7 +201,7 @@ class Links:
                 self._list()
 
     def drain(self, address: int) -> None:
-        """Have the engine take, and drop, what arrived on a wire before a QP entered RTR (delivery.py).
+        """Have the engine take, and drop, what arrived on a wire before a QP entered RTR (transport/delivery.py).
 
         Otherwise the engine might find the QP's first packet behind that, and drop it, too. If others keep the sockets
         full, or the NIC is paused, this does not wait for long: the peer retransmits that packet.

@@ -10,19 +10,19 @@ from ...enums import Access
 from ...errors import NoMemoryError, NotSupportedError
 from ...formats.commands import CapClass
 from ...memory import is_accessible
-from .. import step
-from ..dma.device_memory import DeviceMemory
-from ..dma.grants import Grants, place_of
-from ..dma.reach import signed
-from ..dma.streams import DEVICE_SHIFT
 from ..hardware import Hardware
+from ..dma.streams import DEVICE_SHIFT
 from ..state.objects import MKEY_ROW
 from ..state.tables import MkeyTable
+from ..commands import EngineCommand
 from .command import Capabilities
-from .indirect_mkey import IndirectKeys
 from .objects import Objects
-from .pd import ProtectionDomains
 from .syndromes import CommandSyndrome
+from ..dma.device_memory import DeviceMemory
+from ..dma.grants import Grants, place_of
+from .indirect_mkey import IndirectKeys
+from .pd import ProtectionDomains
+from ..dma.reach import signed
 from .umem import inaccessible
 
 MAX_MR = 65536
@@ -65,7 +65,7 @@ class MemoryKeys(Objects):
         row["key"], row["pdn"], row["access"], row["iova"] = key, pdn, int(access), signed(iova)
         row["nbytes"], row["delta"] = nbytes, signed(place - iova)
         row["granted"], row["near"] = self._grants.grant(address, nbytes), self._engine.is_near(address, nbytes)
-        self._engine.post_alone((step.WRITE_ROW, self.table.row_address(key), row))
+        self._engine.post_alone((EngineCommand.WRITE_ROW, self.table.row_address(key), row))
         self._grants.tell(row)
         self._pds.hold(pdn)
         return key
@@ -112,7 +112,7 @@ class MemoryKeys(Objects):
             row["iova"], row["nbytes"] = signed(address), nbytes
             row["granted"], row["near"] = self._grants.grant(address, nbytes), self._engine.is_near(address, nbytes)
         row["pdn"], row["access"] = after, int(rights)
-        self._engine.post_alone((step.WRITE_ROW, self.table.row_address(key), row), *self._indirect.leave(key))
+        self._engine.post_alone((EngineCommand.WRITE_ROW, self.table.row_address(key), row), *self._indirect.leave(key))
         self._grants.withdraw(was)
         self._grants.tell(row)
         self._pds.release(before)
@@ -127,7 +127,7 @@ class MemoryKeys(Objects):
         row = self.table.copy(key)
         pdn, granted, left = int(row["pdn"]), int(row["granted"]), _range_of(row)
         self._engine.post_alone(
-            (step.WRITE_ROW, self.table.row_address(key), self.new_row()), *self._indirect.leave(key)
+            (EngineCommand.WRITE_ROW, self.table.row_address(key), self.new_row()), *self._indirect.leave(key)
         )
         self._grants.withdraw(row)
         self._pds.release(pdn)

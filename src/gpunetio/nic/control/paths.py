@@ -9,9 +9,9 @@ import numpy as np
 
 from ...errors import NoMemoryError
 from ...memory import HostMemory
-from .. import step
 from ..hardware import Hardware
 from ..state.path import MAX_PATHS, PATH, PROBES, path_slot
+from ..commands import EngineCommand
 from .links import Links
 from .routes import Routes
 
@@ -103,4 +103,4 @@ class Paths:
             self._write(slot, np.asarray(row))
 
     def _write(self, slot: int, row: np.ndarray) -> None:
-        self._engine.post(step.WRITE_ROW, self._memory.address + slot * PATH.size, row)
+        self._engine.post(EngineCommand.WRITE_ROW, self._memory.address + slot * PATH.size, row)

@@ -8,13 +8,13 @@ import numpy as np
 
 from ...formats import ethernet as eth
 from ...formats.commands import Opcode
-from .. import step
 from ..hardware import Hardware
 from ..state.ethernet import Q_COUNTER_ROW
+from ..commands import EngineCommand
 from .command import Call, Command
-from .ethernet import EthernetObjects
 from .objects import Uses
 from .syndromes import CommandSyndrome
+from .ethernet import EthernetObjects
 
 MAX_Q_COUNTER = 256  # a counter_set_id has 8 bits
 
@@ -45,5 +45,5 @@ class QCounters(EthernetObjects):
         out = eth.QUERY_Q_COUNTER_OUT.pack(out_of_buffer=int(self.table[number]["out_of_buffer"]) & 0xFFFF_FFFF)
         if eth.QUERY_Q_COUNTER_IN.get(mailbox, "clear"):
             counter = self.table.row_address(number) + Q_COUNTER_ROW.out_of_buffer
-            self._engine.post(step.WRITE_ROW, counter, np.zeros(1, np.int64))
+            self._engine.post(EngineCommand.WRITE_ROW, counter, np.zeros(1, np.int64))
         return bytes(out)

@@ -10,7 +10,15 @@ import numpy as np
 
 from ...formats import commands as cmd
 from ...formats.commands import (
-    AtomicOperation, CapClass, Opcode, QpState, ResponsesToCqe, RqType, ScatterToCqe, ServiceType, Status,
+    AtomicOperation,
+    CapClass,
+    Opcode,
+    QpState,
+    ResponsesToCqe,
+    RqType,
+    ScatterToCqe,
+    ServiceType,
+    Status,
 )  # fmt: skip
 from ...formats.cqe import WIDE_CQE_SIZE
 from ...formats.doorbell import QP_DBREC, REGISTER_BYTES
@@ -18,20 +26,20 @@ from ...formats.layout import Fields
 from ...formats.packet import GSI_QPN, PSN_MASK
 from ...formats.wqe import MAX_MMO_SHIFT, MAX_TRANSFER_SHIFT, WQEBB
 from ...memory import HostMemory
-from .. import step
 from ..hardware import Hardware
 from ..state.qp import FLIGHT, MAX_RD_ATOMIC, QP_ROW, RESOURCE
 from ..state.work_queue import QueueKind
+from ..commands import EngineCommand
 from .command import DONE, Call, Capabilities, Command
 from .components import Components
-from .cq import CompletionQueues
 from .objects import ChosenEvents, MailboxObjects, QueueObjects, Uses, log_of
 from .pd import ProtectionDomains
-from .qp_extension import mmo_of
-from .rmp import ReceivePools
+from .umem import Umems
 from .syndromes import CommandError, CommandSyndrome
 from .uar import UarPages
-from .umem import Umems
+from .cq import CompletionQueues
+from .qp_extension import mmo_of
+from .rmp import ReceivePools
 
 MAX_QP = 16384
 MAX_LOG_QUEUE = 15
@@ -200,7 +208,7 @@ class QueuePairs(ChosenEvents, QueueObjects):
             self._components.gather()  # it may wait for any CQ
         worker = self._components.add_qp(address, [int(queue) for queue in queues if queue])
         try:
-            self._engine.post(step.ADD_QP, address, row, worker=worker)
+            self._engine.post(EngineCommand.ADD_QP, address, row, worker=worker)
         except BaseException:
             self._components.remove(address)
             raise
@@ -255,7 +263,7 @@ class QueuePairs(ChosenEvents, QueueObjects):
     def _destroy(self, mailbox: bytes) -> bytes:
         qpn = cmd.DESTROY_QP_IN.get(mailbox, "qpn")
         address = self.need(qpn)
-        self._engine.post(step.REMOVE_QP, address, worker=self._components.worker_of(address))
+        self._engine.post(EngineCommand.REMOVE_QP, address, worker=self._components.worker_of(address))
         self._components.remove(address)
         self._memory.pop(qpn).close()
         self.known.pop(qpn).uses.release(self.named(qpn))

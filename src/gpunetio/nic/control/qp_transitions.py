@@ -18,18 +18,18 @@ from ...formats.commands import CapClass, Opcode, OptParam, OptParam32, PrmMtu, 
 from ...formats.layout import BitStruct
 from ...formats.packet import GSI_Q_KEY, GSI_QPN
 from ...formats.wqe import MAX_TRANSFER_SHIFT
-from .. import step
 from ..hardware import Hardware
 from ..state.qp import EXTENDED_ATOMICS, QP_CONNECTION
 from ..transport.rnr import rnr_delay_ns
+from ..commands import EngineCommand
 from .command import DONE, Call, Capabilities, Command, Handlers, opcode_of
 from .components import FIRST, Components
 from .gids import UDP_SPORTS, Gids
 from .links import Links
-from .qp import QueuePairs, state_of
-from .qp_extension import check_mmo
 from .routes import Routes
 from .syndromes import CommandError, CommandSyndrome
+from .qp import QueuePairs, state_of
+from .qp_extension import check_mmo
 
 logger: logging.Logger = logging.getLogger("gpunetio.nic")
 
@@ -166,7 +166,7 @@ class QpTransitions(Handlers):
             # For the engine, SQD is RTS in which no WQE begins.
             expected = QpState.RTS if transition.before is QpState.SQDRAINED else transition.before
             worker = self._components.worker_of(row_address)
-            self._engine.post(step.MODIFY_QP, row_address, row, state=int(expected), worker=worker)
+            self._engine.post(EngineCommand.MODIFY_QP, row_address, row, state=int(expected), worker=worker)
         except BadStateError:
             raise _bad_state(opcode, qpn, int(self._qps.table[qpn]["state"])) from None
         qp.context = context
@@ -244,7 +244,7 @@ class QpTransitions(Handlers):
         row = self._qps.table.copy(qpn)
         row["state"] = QpState.ERR
         worker = self._components.worker_of(row_address)
-        self._engine.post(step.MODIFY_QP, row_address, row, state=state, worker=worker)
+        self._engine.post(EngineCommand.MODIFY_QP, row_address, row, state=state, worker=worker)
         return DONE
 
     def _to_reset(self, mailbox: bytes) -> bytes:
@@ -257,7 +257,7 @@ class QpTransitions(Handlers):
         worker = self._components.worker_of(row_address)
         if worker != 0:  # the first one passes on what was rung in a UAR's register: before the reset, or never
             self._engine.settle()
-        self._engine.post(step.RESET_QP, row_address, row, worker=worker)
+        self._engine.post(EngineCommand.RESET_QP, row_address, row, worker=worker)
         self._components.disconnect(row_address)
         qp = self._qps.known[qpn]
         qp.udp_sport, qp.context = 0, bytearray(qp.created)

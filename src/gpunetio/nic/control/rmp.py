@@ -12,15 +12,15 @@ from ...formats.contexts import RMPC
 from ...formats.layout import Fields
 from ...formats.wqe import SRQ_NEXT_SEG
 from ...memory import HostMemory
-from .. import step
 from ..hardware import Hardware
 from ..state.srq import SRQ_ROW
+from ..commands import EngineCommand
 from .command import DONE, Call, Capabilities, Command
 from .components import Components
 from .objects import QueueObjects
 from .pd import ProtectionDomains
-from .syndromes import CommandError, CommandSyndrome
 from .umem import Umems
+from .syndromes import CommandError, CommandSyndrome
 
 MAX_SRQ = 1024
 MAX_LOG_SRQ = 15
@@ -75,7 +75,7 @@ class ReceivePools(QueueObjects):
         row["log"], row["stride"], row["linked"] = log, 1 << stride_log, wq["wq_type"] == WqType.LINKED_LIST
         row["header"] = _header(context)
         row["returned"], row["limit"] = returned.address, wq["lwm"]
-        self._engine.post(step.WRITE_ROW, self.table.row_address(srqn), row)
+        self._engine.post(EngineCommand.WRITE_ROW, self.table.row_address(srqn), row)
         start = cmd.CREATE_RMP_IN.offset("ctx")
         self._contexts[srqn] = bytearray(mailbox[start : start + RMPC.size])
         self._umems.hold(ring_umem, record_umem)
@@ -102,7 +102,7 @@ class ReceivePools(QueueObjects):
                 )  # fmt: skip
             worker = self._components.worker_of(row_address)
             self._engine.post(
-                step.WRITE_ROW, row_address + SRQ_ROW.limit, np.array([limit], np.int64), worker=worker
+                EngineCommand.WRITE_ROW, row_address + SRQ_ROW.limit, np.array([limit], np.int64), worker=worker
             )
         return DONE
 
@@ -121,7 +121,7 @@ class ReceivePools(QueueObjects):
         row["log"], row["returned"] = log, larger.address
         address = self.table.row_address(srqn)
         try:
-            self._engine.post(step.RESIZE_SRQ, address, row, worker=self._components.worker_of(address))
+            self._engine.post(EngineCommand.RESIZE_SRQ, address, row, worker=self._components.worker_of(address))
         except BaseException:
             larger.close()
             raise
@@ -147,7 +147,7 @@ class ReceivePools(QueueObjects):
         srqn = cmd.DESTROY_RMP_IN.get(mailbox, "rmpn")
         row_address = self.need(srqn)
         self.need_unused(srqn)
-        self._engine.post(step.WRITE_ROW, row_address, self.new_row())
+        self._engine.post(EngineCommand.WRITE_ROW, row_address, self.new_row())
         self._returned.pop(srqn).close()
         wq = RMPC.get(self._contexts.pop(srqn), "wq")
         self._umems.release(wq["wq_umem_id"], wq["dbr_umem_id"])

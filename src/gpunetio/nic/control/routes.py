@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from .port import Port, address_of, mac_of
 from ..state.tables import Table
 from .gids import Gids
 from .links import Links
-from .port import Port, address_of, mac_of
 
 
 class Routes:

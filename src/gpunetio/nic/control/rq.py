@@ -12,22 +12,22 @@ from ...formats.commands import CapClass, Opcode, Status, WqType
 from ...formats.ethernet import ModifyRq, RqMemory, TimestampFormat, TimestampFormats
 from ...formats.layout import BitStruct, Fields
 from ...formats.wqe import MIN_STRIDE_LOG, MIN_STRIDES_LOG, SEGMENT, STRIDING_WQE
-from .. import step
 from ..hardware import Hardware
 from ..state.ethernet import RQ_ROW
+from ..commands import EngineCommand
 from .command import DONE, Call, Capabilities, Command
 from .components import Components
-from .cq import CompletionQueues
-from .ethernet import check_mask, refuse_fields
-from .ethernet_queue import HAIRPIN, EthernetQueues
 from .links import Links
 from .objects import MailboxObjects, Uses, log_of
 from .pd import ProtectionDomains
+from .umem import Umems
+from .syndromes import CommandError, CommandSyndrome
+from .cq import CompletionQueues
+from .ethernet import check_mask, refuse_fields
+from .ethernet_queue import HAIRPIN, EthernetQueues
 from .q_counter import QCounters
 from .qp import MAX_LOG_QUEUE
 from .rmp import ReceivePools
-from .syndromes import CommandError, CommandSyndrome
-from .umem import Umems
 
 MAX_RQ = 4096
 _MAX_WQE_LOG = 9  # 512 bytes
@@ -151,7 +151,7 @@ class ReceiveQueues(EthernetQueues):
             others = [use for use in before.named if use[0] is not self._counters]
             uses = Uses(before.counted, others + self._counter_use(context["counter_set_id"]))
         try:
-            self._engine.post(step.MODIFY_RQ, self.table.row_address(number), row, state=now)
+            self._engine.post(EngineCommand.MODIFY_RQ, self.table.row_address(number), row, state=now)
         except BadStateError:
             raise CommandError(
                 Status.BAD_RES_STATE, CommandSyndrome.QUEUE_STATE, f"{self.named(number)} has failed meanwhile"

@@ -13,10 +13,10 @@ from ...memory import HostMemory
 from ..hardware import Hardware
 from ..state.ethernet import RQT_ROW
 from .command import DONE, Call, Capabilities, Command
-from .ethernet import EthernetObjects, check_mask, refuse_fields
 from .objects import Uses
-from .rq import ReceiveQueues
 from .syndromes import CommandError, CommandSyndrome
+from .ethernet import EthernetObjects, check_mask, refuse_fields
+from .rq import ReceiveQueues
 
 MAX_RQT = 1024
 MAX_LOG_RQT = 11

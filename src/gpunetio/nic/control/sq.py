@@ -9,28 +9,35 @@ from ...fabric.ethernet_records import FRAME_ROOM
 from ...formats import ethernet as eth
 from ...formats.commands import CapClass, Opcode, QpState, Status, WqType
 from ...formats.doorbell import REGISTER_BYTES
-from ...formats.ethernet import InlineMode, InlineModeCap, ModifySq, QueueState, TimestampFormat, TimestampFormats
+from ...formats.ethernet import (
+    InlineMode,
+    InlineModeCap,
+    ModifySq,
+    QueueState,
+    TimestampFormat,
+    TimestampFormats,
+)  # fmt: skip
 from ...formats.layout import BitStruct, Fields
 from ...formats.wqe import WQEBB_SHIFT
 from ...memory import HostMemory
-from .. import step
 from ..hardware import Hardware
 from ..state.ethernet import SQ_ROW
 from ..state.work_queue import QueueKind
 from ..transport.eth_segment import LOG_MAX_TSO
+from ..commands import EngineCommand
 from .command import DONE, Call, Capabilities, Command
 from .components import Components
-from .cq import CompletionQueues
-from .ethernet import check_mask, refuse_fields
-from .ethernet_queue import HAIRPIN, EthernetQueues
 from .links import Links
 from .objects import Uses
 from .pd import ProtectionDomains
-from .syndromes import CommandError, CommandSyndrome
-from .tis import SendInterfaces
-from .uar import UarPages
 from .umem import Umems
+from .syndromes import CommandError, CommandSyndrome
+from .uar import UarPages
 from .vport import mtu_of
+from .cq import CompletionQueues
+from .ethernet import check_mask, refuse_fields
+from .ethernet_queue import HAIRPIN, EthernetQueues
+from .tis import SendInterfaces
 
 MAX_SQ = 4096
 # The engine has the states of send queues of QPs.
@@ -53,8 +60,8 @@ class SendQueues(EthernetQueues):
 
     struct: BitStruct = eth.SQC
     formats: tuple[TimestampFormat, ...] = tuple(TimestampFormat)
-    put_op: int = step.ADD_SQ
-    remove_op: int = step.REMOVE_SQ
+    put_op: int = EngineCommand.ADD_SQ
+    remove_op: int = EngineCommand.REMOVE_SQ
 
     def __init__(
         self, hardware: Hardware, components: Components, pds: ProtectionDomains, umems: Umems, uars: UarPages,
@@ -152,7 +159,7 @@ class SendQueues(EthernetQueues):
         row["state"] = _ENGINE_STATES[state]
         try:
             before = _ENGINE_STATES[QueueState(now)]
-            self._engine.post(step.MODIFY_SQ, self.table.row_address(number), row, state=before)
+            self._engine.post(EngineCommand.MODIFY_SQ, self.table.row_address(number), row, state=before)
         except BadStateError:
             raise CommandError(
                 Status.BAD_RES_STATE, CommandSyndrome.QUEUE_STATE, f"{self.named(number)} has failed meanwhile"

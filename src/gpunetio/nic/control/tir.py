@@ -13,11 +13,11 @@ from ...formats.layout import Fields
 from ..hardware import Hardware
 from ..state.ethernet import TIR_ROW
 from .command import DONE, Call, Capabilities, Command
-from .ethernet import EthernetObjects, check_mask, refuse_fields
 from .objects import MailboxObjects, Uses
+from .syndromes import CommandError, CommandSyndrome
+from .ethernet import EthernetObjects, check_mask, refuse_fields
 from .rq import ReceiveQueues
 from .rqt import ReceiveQueueTables
-from .syndromes import CommandError, CommandSyndrome
 from .toeplitz import ToeplitzTables
 from .transport_domain import TransportDomains
 

@@ -10,10 +10,10 @@ from ...formats.ethernet import ModifyTis
 from ..hardware import Hardware
 from ..state.ethernet import TIS_ROW
 from .command import DONE, Call, Capabilities, Command
-from .ethernet import EthernetObjects, check_mask, refuse_fields
 from .objects import Uses
 from .pd import ProtectionDomains
 from .syndromes import CommandSyndrome
+from .ethernet import EthernetObjects, check_mask, refuse_fields
 from .transport_domain import TransportDomains
 
 MAX_TIS = 1024

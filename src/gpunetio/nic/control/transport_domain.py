@@ -9,9 +9,9 @@ from ...formats.commands import CapClass, Opcode
 from ..hardware import Hardware
 from ..state.ethernet import TRANSPORT_DOMAIN_ROW
 from .command import Call, Capabilities, Command
-from .ethernet import EthernetObjects
 from .objects import Uses
 from .syndromes import CommandSyndrome
+from .ethernet import EthernetObjects
 
 MAX_TRANSPORT_DOMAIN = 64
 

@@ -10,9 +10,9 @@ from ...formats.commands import Opcode, Status
 from ...formats.ethernet import InlineMode
 from ...formats.packet import ETHERNET
 from ..hardware import Hardware
+from .port import Port
 from .command import Call, Command, Handlers
 from .guids import node_guid_of, port_guid_of
-from .port import Port
 from .syndromes import CommandError, CommandSyndrome
 
 # What the 16 bits of nic_vport_context.mtu can say, which count the framing. A wire has room for one byte more.

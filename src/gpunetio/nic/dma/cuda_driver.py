@@ -1,7 +1,7 @@
 """The CUDA driver, through ctypes: it says which GPU's memory an address is in, and opens GPUs for streams.
 
-This uses only symbols of libcuda whose signatures have not changed since CUDA 11. It uses the primary context, as the
-CUDA runtime, Numba, CuPy and PyTorch do, so that it can copy their memory.
+This uses only symbols of libcuda whose signatures have not changed since CUDA 11. It uses the primary context, as
+CUDA's runtime, CuPy and PyTorch do, so that it can copy their memory.
 """
 
 from __future__ import annotations

@@ -11,10 +11,18 @@ from ...errors import NoMemoryError
 from ...memory import HostMemory
 from ..hardware import Hardware
 from .cuda_driver import CopyDevice, DeviceDriver, cuda_driver
-from .streams import (
-    DEVICE_SHIFT, LANDINGS, MARKS, MAX_STREAMS, MEMORY_TYPE, RANGE_SIZE, RANGE_START, STAGING, TIMED_OUT,
-)  # fmt: skip
 from .staging import SLOT_BYTES, SLOTS
+from .streams import (
+    DEVICE_SHIFT,
+    LANDINGS,
+    MARKS,
+    MAX_STREAMS,
+    MEMORY_TYPE,
+    RANGE_SIZE,
+    RANGE_START,
+    STAGING,
+    TIMED_OUT,
+)  # fmt: skip
 from ..state.dma_stream import LANDING, MARK, DMA_STREAM, SLOT
 from ..state.worker import WORKER
 

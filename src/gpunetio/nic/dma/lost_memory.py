@@ -17,13 +17,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from numba import types
 
+from ...formats.layout import Entry
 from ...jit.compile import engine_function
 from ...jit.fault_signals import ACTIONS_BYTES, FaultHandler, address_of, by_fault, memory_of_handler, pass_on
 from ...jit.ops import ld8, ld64, st8, st64
+from ...jit.ops.calls import external
 from ...jit.struct_view import struct_view
-from ...formats.layout import Entry
 from ...once import once
 from ..state.objects import MKEY_ROW, UMEM_ROW, mkey_row_at
 from ..state.tables import Table
@@ -40,8 +40,8 @@ _UMEM_TEXT = (
 _ADDRESS, _KEY = "#" * 16, "#" * 8  # replaced by hexadecimal digits
 _TEXT_BYTES = 320
 
-# An engine: its thread, the address of the word with that of a helper (loop.py), its tables, and the messages for a
-# region and a UMEM. `told`: a message was printed.
+# An engine: its thread, the address of the word with that of a helper (host/loop.py), its tables, and the messages for
+# a region and a UMEM. `told`: a message was printed.
 ENGINE = Entry("known_engine", 64 + 2 * _TEXT_BYTES, """
     thread           0  i64
     told             8  i64
@@ -59,8 +59,8 @@ _ENGINES_AT = ACTIONS_BYTES
 _state: Any = ctypes.create_string_buffer(_ENGINES_AT + MOST * ENGINE.size)
 _state_address = memory_of_handler("gpunetio_known_engines", _state)
 
-_write = types.ExternalFunction("write", types.int64(types.int32, types.int64, types.uint64))
-_pthread_self = types.ExternalFunction("pthread_self", types.int64())
+_write = external("write", 32, 64, 64, ret=64)
+_pthread_self = external("pthread_self", ret=64)
 
 _engine_at, _umem_row_at = struct_view(ENGINE), struct_view(UMEM_ROW)
 _HASH, _ZERO, _TEN = ord("#"), ord("0"), ord("a") - 10
@@ -149,14 +149,10 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def _c_handle(number, info, context):
-    _handle(number, info, context)
-
-
 @once
 def handler() -> FaultHandler:
     """Return the handler."""
-    return FaultHandler(_c_handle, _handle, ctypes.addressof(_state))
+    return FaultHandler(_handle, ctypes.addressof(_state))
 
 
 @contextlib.contextmanager

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from ...fabric.frames import GRANT_SHIFT
 from ...jit.compile import device_function, engine_function
 from ...jit.ops import on_host
-from ...fabric.frames import GRANT_SHIFT
 from ..observe import refuse
 from ..state.nic import nic_at
 from ..state.objects import MKEY_ROW, mkey_row_at

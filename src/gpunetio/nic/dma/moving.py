@@ -7,25 +7,25 @@ else waits until all are complete. So a request that was posted later never take
 
 from __future__ import annotations
 
-from ...jit.compile import device_function, engine_function
-from ...jit.ops import ld64
 from ...formats.commands import QpState
 from ...formats.wqe import WqeOpcode
+from ...jit.compile import device_function, engine_function
+from ...jit.ops import ld64
+from .mkey import find
+from .staging import free_slots
+from .streams import copy_failed, ended, device_of, is_pinned, stream_of, on_gpu
 from ..queues.completion import fail_send
-from ..queues.sent import complete_send
 from ..queues.local import check_copy, source_of, target_of
 from ..queues.operations import is_atomic, is_local, receive_cqe, returns_data, right_of
-from ..state.message import MESSAGE, message_at
-from .mkey import find
-from .streams import copy_failed, ended, device_of, is_pinned, stream_of, on_gpu
 from ..transport.psn import on_wire, packets_of
-from ..transport.execution import complete_receive
-from .staging import free_slots
+from ..queues.sent import complete_send
+from ..queues.wqes import build, check_wqe, in_one_piece, read_control, wqe_slot
 from ..state.counters import counters_at
 from ..state.dma_stream import dma_stream_at
-from ..state.worker import worker_at
+from ..state.message import MESSAGE, message_at
 from ..state.qp import flight_at, flight_of, qp_row_at
-from ..queues.wqes import build, check_wqe, in_one_piece, read_control, wqe_slot
+from ..state.worker import worker_at
+from ..transport.execution import complete_receive
 
 MOST_MOVING = 64 << 20  # bytes in flight by one stream, beyond which nothing begins: commands wait for them
 

@@ -2,7 +2,7 @@
 
 A NIC tells the NIC at the other end of a link which regions lie in GPU memory, and which queue pairs are in RTS. The
 other NIC's engine then executes WRITEs, READs and atomics to them by itself, as between two queue pairs of one NIC
-(runs.py): it checks keys, bounds and rights, and copies over NVLink. All other requests, and all that fail a check,
+(gpu/runs.py): it checks keys, bounds and rights, and copies over NVLink. All other requests, and all that fail a check,
 go as packets.
 
 What was told is withdrawn before it ends. Two words in the pipe do that (fabric/frames.py, PIPE), because a message to
@@ -33,13 +33,13 @@ from ...fabric.control_message import Body
 from ...fabric.frames import PIPE
 from ...fabric.link import Link
 from ...formats.commands import QpState, ServiceType
-from .. import step
-from ..control.components import Components
 from ..hardware import Hardware, Opened
 from ..state.objects import MKEY_ROW
 from ..state.qp import QP_ROW
 from ..state.tables import MkeyTable, Row, Table
 from ..state.wire import WIRE
+from ..commands import EngineCommand
+from ..control.components import Components
 
 logger: logging.Logger = logging.getLogger("gpunetio.nic")
 
@@ -275,7 +275,7 @@ class Reach:
         self._write_at(address + QP_ROW.peer_keys, np.array(words, np.int64), worker)
 
     def _write_at(self, address: int, data: np.void | np.ndarray, worker: int = 0) -> None:
-        self._engine.post(step.WRITE_ROW, address, data, worker=worker)
+        self._engine.post(EngineCommand.WRITE_ROW, address, data, worker=worker)
 
 
 def _pipe_at(address: int) -> np.void:

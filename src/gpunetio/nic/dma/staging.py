@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from ...jit.compile import device_function, engine_function
 from ...jit.ops import copy, ld64
-from ..state.message import MESSAGE
-from .streams import copy_failed, ended, device_of, move_device, on_gpu
 from ..state.dma_stream import SLOT, dma_stream_at, slot_at
-from ..state.worker import worker_at
+from ..state.message import MESSAGE
 from ..state.qp import qp_row_at
+from ..state.worker import worker_at
+from .streams import copy_failed, ended, device_of, move_device, on_gpu
 
 SLOTS = 32
 SLOT_BYTES = 256 << 10

@@ -12,15 +12,15 @@ in the ring, and the engine copies them out once their event has occurred.
 
 from __future__ import annotations
 
+from ...formats.commands import ServiceType
 from ...jit.compile import device_function, engine_function
 from ...jit.ops import call_c, clock_ns, copy, ld32, on_host, pause
-from ...formats.commands import ServiceType
-from ..copies import copy_payload
 from ..observe import refuse
-from ..observe.reasons import Reason
 from ..state.dma_stream import FOR_EVER, LANDING, MARK, DMA_STREAM, UNTIL_IDLE, landing_at, mark_at, dma_stream_at
-from ..state.worker import worker_at
 from ..state.qp import qp_row_at
+from ..observe.reasons import Reason
+from ..state.worker import worker_at
+from ..copies import copy_payload
 
 DEVICE_SHIFT = 58  # above all addresses of a process, on every 64-bit platform of CUDA
 DEVICE_ADDRESS = (1 << DEVICE_SHIFT) - 1
@@ -471,7 +471,7 @@ def move_now(nic, target, source, nbytes):
 def await_moved(nic, row):
     """Wait for a QP's copies in flight, so that something may follow them. Return 0, or a reason.
 
-    An RC QP whose copies have failed keeps its stream until it has told its peer (responder.py).
+    An RC QP whose copies have failed keeps its stream until it has told its peer (transport/responder.py).
     """
     if on_gpu():
         return 0

@@ -1,6 +1,6 @@
 """Publish a NIC's tables and counters to other processes of its user, read-only.
 
-A `fabric.control_socket.ControlSocket` hands a `Publication` to each process that asks; observe.py asks.
+A `fabric.control_socket.ControlSocket` hands a `Publication` to each process that asks; running.py asks.
 """
 
 from __future__ import annotations

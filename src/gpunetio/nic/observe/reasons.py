@@ -10,10 +10,8 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from ...formats.cqe import Syndrome
-from ...jit.enums import constants
 
 
-@constants
 class Reason(IntEnum):
     """Why a WQE, a message or a doorbell was refused."""
 

@@ -16,8 +16,8 @@ from ...formats.wqe import WqeOpcode
 from ...memory import HostMemory
 from ...service import ServiceThread
 from ..queues.completion import RECEIVE_QUEUE, REQUESTER, RESPONDER, SEND_QUEUE
-from .reasons import EXPLAIN, Reason
 from ..state.nic import ERROR_RECORD
+from .reasons import EXPLAIN, Reason
 
 logger: logging.Logger = logging.getLogger("gpunetio.nic")
 

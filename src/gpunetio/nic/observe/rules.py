@@ -30,7 +30,7 @@ TABLE = _dtype("table_id root level room miss")
 GROUP = _dtype("table_id group_id start end", "mask")
 # `target` is the number of a TIR or a table, as `fate` (state.flow.Fate) says. `counter` is 0 without one.
 RULE = _dtype("table_id group_id index fate target tag counter packets octets", "value")
-# Either `rqn` or `rqtn` is 0. `fields` are formats.ethernet.HashField, 0 without a hash.
+# Either `rqn` or `rqtn` is 0. `fields` are formats.ethernet_queues.HashField, 0 without a hash.
 TIR = _dtype("tirn rqn rqtn fields symmetric")
 RQT = _dtype("rqtn rqn")  # a row for each entry, in order
 TABLES = {"flow_tables": TABLE, "flow_groups": GROUP, RULES: RULE, "tirs": TIR, "rqts": RQT}

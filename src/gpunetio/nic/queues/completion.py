@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from ...jit.compile import device_function, engine_function
-from ...jit.ops import (
-    be32, be64, copy, fence_release_sys, ld8, ld64, ld_acquire32, pack64, st64, st128, st_relaxed32, st_release32,
-)  # fmt: skip
+from typing import NamedTuple
+
 from ...fabric.ring import lock, next_free, publish, unlock
 from ...formats.commands import SCATTER_FORMAT_MASK, QpState
 from ...formats.cqe import (
@@ -15,18 +13,22 @@ from ...formats.cqe import (
 from ...formats.doorbell import CQ_DBREC
 from ...formats.events import CqErrorSyndrome, EventType
 from ...formats.wqe import CompletionMode
-from .events import notify, raise_event, tell
-from .wakeups import wake_later
+from ...jit.compile import device_function, engine_function
+from ...jit.ops import (
+    be32, be64, copy, fence_release_sys, ld8, ld64, ld_acquire32, pack64, st64, st128, st_relaxed32, st_release32,
+)  # fmt: skip
 from ..observe import refuse
-from ..observe.reasons import Reason
-from ..transport.reach import tell_failure
 from ..state.counters import counters_at
 from ..state.cq import cq_row_at
 from ..state.message import MESSAGE
 from ..state.nic import error_record_at, nic_at
-from ..state.worker import worker_at
 from ..state.qp import qp_row_at
+from ..observe.reasons import Reason
 from ..state.work_queue import QueueKind, wake
+from ..state.worker import worker_at
+from .events import notify, raise_event, tell
+from ..transport.reach import tell_failure
+from .wakeups import wake_later
 
 _NO_EVENT = 0
 _INVALID = INIT_OP_OWN >> OPCODE_SHIFT << OPCODE_SHIFT
@@ -55,8 +57,29 @@ def stage_payload(message, nbytes):
 # --- CQEs ------------------------------------------------------------------------------------------------------------
 
 
+class Completion(NamedTuple):
+    """The contents of a CQE.
+
+    `qpn` is the number of the QP, RQ or SQ, or a flow tag. `head` is the address of the CQE's first 32 bytes, or 0 if
+    they are zeros; with INLINE_64, that of the 64 bytes before it.
+    """
+
+    opcode: int  # CqeOpcode
+    qpn: int
+    user_index: int
+    counter: int  # index of the WQE
+    wqe_opcode: int = 0
+    nbytes: int = 0
+    imm: int = 0
+    form: int = CqeFormat.NO_INLINE
+    head: int = 0
+    solicited: int = 0
+    syndrome: int = 0
+    vendor: int = 0
+
+
 @device_function
-def fill_cqe(nic, cqe, qpn, user_index, wqe_opcode, nbytes, imm, syndrome, vendor, head):
+def fill_cqe(nic, cqe, said: Completion, head):
     """Write all of a CQE but its last word. `head` is the address of its first 32 bytes, or 0 if they are zeros."""
     if head == 0:
         st128(cqe, 0, 0)
@@ -64,11 +87,11 @@ def fill_cqe(nic, cqe, qpn, user_index, wqe_opcode, nbytes, imm, syndrome, vendo
     else:
         st128(cqe, ld64(head), ld64(head + 8))
         st128(cqe + 16, ld64(head + 16), ld64(head + 24))
-    st128(cqe + 32, pack64(be32(user_index), be32(imm)), pack64(0, be32(nbytes)))
+    st128(cqe + 32, pack64(be32(said.user_index), be32(said.imm)), pack64(0, be32(said.nbytes)))
     # An error CQE has its syndromes where other CQEs have the end of the timestamp.
-    errors = pack64(0, be32(vendor << 8 | syndrome))
-    st64(cqe + CQE64.timestamp, errors if syndrome else be64(worker_at(nic).now))
-    st_relaxed32(cqe + CQE64.sop_drop_qpn, be32(wqe_opcode << 24 | qpn))
+    errors = pack64(0, be32(said.vendor << 8 | said.syndrome))
+    st64(cqe + CQE64.timestamp, errors if said.syndrome else be64(worker_at(nic).now))
+    st_relaxed32(cqe + CQE64.sop_drop_qpn, be32(said.wqe_opcode << 24 | said.qpn))
 
 
 @device_function
@@ -78,14 +101,8 @@ def last_word(counter, kind, form, owner):
 
 
 @device_function
-def write_cqe(
-    nic, cq, kind, form, qpn, user_index, wqe_opcode, counter, nbytes, imm, syndrome, vendor, solicited, head
-):  # fmt: skip
-    """Write a CQE, its last word last. Return 0, or Reason.CQ_OVERRUN if the CQ is full and may not be overrun.
-
-    `form` is a CqeFormat. `head` is the address of the CQE's first 32 bytes, or 0 if they are zeros; with INLINE_64,
-    that of the 64 bytes before it.
-    """
+def write_cqe(nic, cq, said: Completion):
+    """Write a CQE, its last word last. Return 0, or Reason.CQ_OVERRUN if the CQ is full and may not be overrun."""
     c = cq_row_at(cq)
     n = worker_at(nic)
     if not c.overrun:
@@ -95,27 +112,28 @@ def write_cqe(
                 raise_event(nic, c.error_channel, c.error_cookie, EventType.CQ_ERROR, c.cqn, CqErrorSyndrome.OVERRUN)
             c.error = 1
             return refuse.full_cq(nic, c.cqn, 1 << c.log)
-    if syndrome and not c.failed:
+    if said.syndrome and not c.failed:
         c.failed, c.failed_from = 1, c.pi
     slot = 0 if c.collapsed else c.pi & ((1 << c.log) - 1)
     cqe = c.addr + (slot << c.shift)
     owner = (c.pi >> c.log) & 1
-    if kind != CqeOpcode.REQ or form != CqeFormat.NO_INLINE:
+    if said.opcode != CqeOpcode.REQ or said.form != CqeFormat.NO_INLINE:
         # Invalidate the entry first. A reader that still reads the CQE of the previous lap must be able to tell that it
         # has read this CQE's length or payload instead. A card writes all 64 bytes at once.
         st_relaxed32(cqe + CQE64.wqe_counter, be32(_INVALID | owner ^ 1))
         fence_release_sys()
-    if form == CqeFormat.INLINE_64:
+    head = said.head
+    if said.form == CqeFormat.INLINE_64:
         copy(cqe - INLINE_64_BYTES, head, INLINE_64_BYTES)
         head = 0
-    fill_cqe(nic, cqe, qpn, user_index, wqe_opcode, nbytes, imm, syndrome, vendor, head)
+    fill_cqe(nic, cqe, said, head)
     counters_at(n.counters).cqes += 1  # before anyone sees it
-    st_release32(cqe + CQE64.wqe_counter, last_word(counter, kind, form, owner))
+    st_release32(cqe + CQE64.wqe_counter, last_word(said.counter, said.opcode, said.form, owner))
     c.pi += 1
     if c.wakeup != 0:
         wake_later(nic, cq)
     if c.channel != 0:
-        notify(nic, cq, solicited or syndrome)  # an error counts as solicited (IBTA 11.4.2.2)
+        notify(nic, cq, said.solicited or said.syndrome)  # an error counts as solicited (IBTA 11.4.2.2)
     return 0
 
 
@@ -248,7 +266,8 @@ def fail_send(nic, row, index, opcode, ce, reason):
     fail_qp(nic, row, index, opcode, reason, REQUESTER)
     if ce == CompletionMode.ON_FIRST_ERROR and not first:
         return
-    write_cqe(nic, q.send_cq, CqeOpcode.REQ_ERR, 0, q.qpn, q.user_index, opcode, index, 0, 0, syndrome, reason, 0, 0)
+    said = Completion(CqeOpcode.REQ_ERR, q.qpn, q.user_index, index, opcode, syndrome=syndrome, vendor=reason)
+    write_cqe(nic, q.send_cq, said)
 
 
 @engine_function
@@ -257,4 +276,5 @@ def fail_receive(nic, row, index, reason, syndrome):
     q = qp_row_at(row)
     count_error(nic, reason, syndrome, RESPONDER)
     fail_qp(nic, row, index, 0, reason, RESPONDER)
-    write_cqe(nic, q.recv_cq, CqeOpcode.RESP_ERR, 0, q.qpn, q.user_index, 0, index, 0, 0, syndrome, reason, 0, 0)
+    said = Completion(CqeOpcode.RESP_ERR, q.qpn, q.user_index, index, syndrome=syndrome, vendor=reason)
+    write_cqe(nic, q.recv_cq, said)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from ...jit.compile import device_function, engine_function
-from ...jit.ops import be32, be64, fence_acquire_sys, ld64, ld_acquire32, ld_relaxed64, st64, st_release64
 from ...formats.commands import QpState
 from ...formats.doorbell import PI_MASK, QP_DBREC, REGISTER_BYTES, WQE_IDX_SHIFT
 from ...formats.wqe import WqeOpcode
-from .completion import REQUESTER, fail_qp, fail_send, record_error
+from ...jit.compile import device_function, engine_function
+from ...jit.ops import be32, be64, fence_acquire_sys, ld64, ld_acquire32, ld_relaxed64, st64, st_release64
 from ..observe import refuse
 from ..state.nic import nic_at
 from ..state.qp import qp_row_at
 from ..state.work_queue import wake
+from .completion import REQUESTER, fail_qp, fail_send, record_error
 from .wqes import ds_in, index_in, wqe_slot
 
 HALF_RANGE = (PI_MASK + 1) // 2

@@ -13,7 +13,7 @@ from ..state.message import MESSAGE, message_at
 from ..state.nic import nic_at
 from ..state.qp import qp_row_at
 from ..state.worker import worker_at
-from .completion import REQUESTER, fail_qp, format_for, stage_payload, write_cqe
+from .completion import REQUESTER, Completion, fail_qp, format_for, stage_payload, write_cqe
 from .operations import returns_data, segments_of
 from .wqes import gather, in_one_piece, read_control, wqe_slot
 
@@ -30,7 +30,7 @@ def complete_send(nic, row, index, opcode, ce, nbytes):
     if q.cs_req != ResponsesToCqe.NONE:
         reason = _write_with_response(nic, row, index, opcode, nbytes)
     else:
-        reason = write_cqe(nic, q.send_cq, CqeOpcode.REQ, 0, q.qpn, q.user_index, opcode, index, nbytes, 0, 0, 0, 0, 0)
+        reason = write_cqe(nic, q.send_cq, Completion(CqeOpcode.REQ, q.qpn, q.user_index, index, opcode, nbytes))
     if reason != 0:
         fail_qp(nic, row, index, opcode, reason, REQUESTER)
 
@@ -47,9 +47,8 @@ def _write_with_response(nic, row, index, opcode, nbytes):
     head = _read_back(nic, row, index, opcode, nbytes) if form != CqeFormat.NO_INLINE else 0
     if head == 0:
         form = CqeFormat.NO_INLINE
-    return write_cqe(
-        nic, q.send_cq, CqeOpcode.REQ, form, q.qpn, q.user_index, opcode, index, nbytes, 0, 0, 0, 0, head
-    )  # fmt: skip
+    said = Completion(CqeOpcode.REQ, q.qpn, q.user_index, index, opcode, nbytes, form=form, head=head)
+    return write_cqe(nic, q.send_cq, said)
 
 
 @engine_function

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ...jit.compile import device_function, engine_function
-from ...jit.ops import be32, be64, copy, ld8, ld32, ld64, ld_acquire32, st64
 from ...enums import Access
 from ...formats.commands import ServiceType
 from ...formats.doorbell import PI_MASK, WQE_IDX_SHIFT
@@ -14,17 +12,19 @@ from ...formats.wqe import (
     MAX_DS, EXTENDED_AV, FM_SHIFT, INLINE_SEG, MASKED_CS32_SEG, MASKED_CS64_SEG, MASKED_FA32_SEG, MASKED_FA64_SEG,
     MAX_TRANSFER, OPMOD_SHIFT, RADDR_SEG, SEGMENT, WQEBB_SHIFT, CtrlFlags, WqeOpcode,
 )  # fmt: skip
+from ...jit.compile import device_function, engine_function
+from ...jit.ops import be32, be64, copy, ld8, ld32, ld64, ld_acquire32, st64
+from ..dma.mkey import translate
+from ..dma.streams import DEVICE_SHIFT
+from ..observe import refuse
+from ..state.message import MAX_SEGMENTS, MESSAGE, message_at
+from ..state.qp import qp_row_at
+from ..observe.reasons import Reason
+from ..state.worker import worker_at
 from .completion import fail_send
 from .operations import (
     is_atomic, is_masked, is_offered, returns_data, right_of, segments_of,
 )  # fmt: skip
-from ..state.message import MAX_SEGMENTS, MESSAGE, message_at
-from ..dma.mkey import translate
-from ..dma.streams import DEVICE_SHIFT
-from ..observe import refuse
-from ..observe.reasons import Reason
-from ..state.worker import worker_at
-from ..state.qp import qp_row_at
 
 NOT_YET = -1  # from `check_wqe`: the WQE may still be on its way, so the queue pair waits
 PATIENCE_NS = 2_000_000  # for such a WQE; on an H200 the latest one came within 300 µs

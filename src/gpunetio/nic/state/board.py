@@ -1,4 +1,4 @@
-"""Where a slice on a GPU asks blocks on other SMs for copies: in memory of that GPU (copies.py)."""
+"""Where a slice on a GPU asks blocks on other SMs for copies: in memory of that GPU (memory/copies.py)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DMA streams, which copy payload to, from and between GPUs (dma/streams.py), and staging slots.
+"""DMA streams, which copy payload to, from and between GPUs (memory/streams.py), and staging slots.
 
 Positions count the bytes that a DMA stream was given, and never wrap.
 """
@@ -77,7 +77,7 @@ landing_at: View = struct_view(LANDING)
 # Pinned memory that holds bytes [begin, end) of a message in device memory, for packets or for an atomic.
 SLOT = record("slot", """
     row            i64      dma        address of the QP_ROW; 0 if the slot is free
-    tag            i64      dma        which of its messages; ABANDONED if nobody needs the bytes (dma/staging.py)
+    tag            i64      dma        which of its messages; ABANDONED if nobody needs the bytes (memory/staging.py)
     begin          i64      dma        first byte
     end            i64      dma        behind the last byte
     address        i64      nobody     address of the pinned memory

@@ -33,7 +33,7 @@ TIS_ROW = record("tis_row", """
 SQ_ROW = record("sq_row", QP_FIELDS + """
     # set-up of an SQ
     tis            i64      command    address of its TIS_ROW
-    inline_mode    i64      command    formats.ethernet.InlineMode: the headers that its WQEs must contain
+    inline_mode    i64      command    formats.ethernet_queues.InlineMode: the headers that its WQEs must contain
     multi_packet   i64      command    not 0: a WQE may hold several packets (ENHANCED_MPSW)
     flush          i64      command    not 0: in ERR, its WQEs complete with flush errors
     real_time      i64      command    not 0: its times are of day: in CQEs, and to wait for
@@ -49,7 +49,7 @@ SQ_STATE, SQ_COUNTS = SQ_ROW.packets, SQ_ROW.frames  # where the state and the c
 RQ_ROW = record("rq_row", """
     # set-up
     rqn            i64      command    number of the RQ; 0 in a free row
-    state          i64      engine     formats.ethernet.QueueState; commands ask for it, and a failure sets ERR
+    state          i64      engine     formats.ethernet_queues.QueueState; commands ask for it, and a failure sets ERR
     user_index     i64      command    what CQEs carry to identify the RQ
     pdn            i64      command    number of its protection domain
     cq             i64      command    address of its CQ_ROW
@@ -93,12 +93,12 @@ TIR_ROW = record("tir_row", """
     transport_domain i64    command    number of its transport domain
     rq             i64      command    address of the RQ_ROW that gets the packets; 0 if a hash selects it
     rqt            i64      command    address of the RQT_ROW in which the hash selects; 0 if it has one RQ
-    hash_fn        i64      command    formats.ethernet.RxHashFn; NONE is a hash of 0
+    hash_fn        i64      command    formats.ethernet_queues.RxHashFn; NONE is a hash of 0
     symmetric      i64      command    not 0: both directions of a connection have the same hash
-    l3_prot        i64      command    formats.ethernet.L3Prot of the packets that it hashes
-    l4_prot        i64      command    formats.ethernet.L4Prot of the packets whose ports it hashes
-    fields         i64      command    formats.ethernet.HashField: what is hashed
-    self_lb_block  i64      command    formats.ethernet.SelfLbBlock: packets of its own transport domain to drop
+    l3_prot        i64      command    formats.ethernet_queues.L3Prot of the packets that it hashes
+    l4_prot        i64      command    formats.ethernet_queues.L4Prot of the packets whose ports it hashes
+    fields         i64      command    formats.ethernet_queues.HashField: what is hashed
+    self_lb_block  i64      command    formats.ethernet_queues.SelfLbBlock: packets of its own transport domain to drop
     toeplitz       i64      command    address of the table of the key (steering/rss.py); 0 if there is no hash
     key            raw[40]  command    of TOEPLITZ: the key
 """)

@@ -10,7 +10,6 @@ from __future__ import annotations
 from enum import IntEnum
 
 from ...formats.flow import FTE_MATCH_PARAM, FTE_MATCH_SET_LYR_2_4
-from ...jit.enums import constants
 from ...jit.struct_view import View, struct_view
 from .record import record
 
@@ -28,7 +27,6 @@ MAX_MASKS = 64  # different masks in one table
 MAX_JUMPS = 64  # tables that a packet visits: one of each level, unless entries ignore levels
 
 
-@constants
 class Fate(IntEnum):
     """What becomes of a packet. An entry that leads to another table has JUMP."""
 

@@ -27,7 +27,7 @@ MESSAGE = record("message", f"""
     swap_mask      i64      requester  of a masked atomic: the bits that are swapped; of an add: where its fields end
     solicited      i64      requester  not 0: the completion is solicited
     nsegments      i64      requester  entries of `segments`
-    device         i64      requester  not 0: some segments are in device memory (dma/streams.py)
+    device         i64      requester  not 0: some segments are in device memory (memory/streams.py)
     # room
     payload        i64[8]   responder  what a CQE carries
     # segments

@@ -44,7 +44,7 @@ NEAR = record("near", f"""
     # bits for each LANES queue pairs
     ready          i64[{MOST // LANES}] engine  BITS: those whose next WQEs may be a run
     rest           i64[{MOST // LANES}] engine  BITS: those whose next WQEs one thread executes in this turn
-    # copies that many warps make together (copies.py)
+    # copies that many warps make together (memory/copies.py)
     targets        i64[{LANES}] engine  where to
     sources        i64[{LANES}] engine  where from
     sizes          i64[{LANES}] engine  how many bytes

@@ -39,6 +39,7 @@ NIC_FIELDS = """
     yield_every    i64      nobody     idle turns before it yields the core
     nap_ns         i64      nobody     how long it naps instead, in ns, and other threads may make turns; 0: it yields
     twin           i64      nobody     address of the TWIN on which turns are made (jit/twin.py); 0: threads make them
+    twin_slice     i64      nobody     address of the function of C that makes a slice of turns there (gpu/slices.py)
     slice_ns       i64      nobody     how long turns are made there at a time, in ns
     lines_away     i64      nobody     distance from QPs' doorbell lines in host memory to those on a GPU; 0 is none
     service_fd     i64      nobody     eventfd that wakes the report thread
@@ -49,7 +50,7 @@ nic_at: View = struct_view(NIC)
 
 # What went wrong. The report thread reads it (observe/reports.py).
 ERROR_RECORD = record("error_record", """
-    reason         i64      engine     observe.reasons.Reason
+    reason         i64      engine     state.reasons.Reason
     side           i64      engine     REQUESTER, RESPONDER, RECEIVE_QUEUE or SEND_QUEUE (queues/completion.py)
     qpn            i64      engine     number of the QP, RQ or SQ
     index          i64      engine     index of the WQE

@@ -6,7 +6,8 @@ from __future__ import annotations
 from ...jit.struct_view import View, struct_view
 from .record import record
 
-# An access to virtual address `va` is one to address `va + delta`, which tells host from device memory (dma/mkey.py).
+# An access to virtual address `va` is one to address `va + delta`, which tells host from device memory
+# (memory/keys.py).
 MKEY_ROW = record("mkey_row", """
     key            i64      command    lkey and rkey; 0 in a free row
     pdn            i64      command    number of its protection domain
@@ -14,7 +15,7 @@ MKEY_ROW = record("mkey_row", """
     iova           i64      command    first virtual address
     nbytes         i64      command    size, in bytes
     delta          i64      command    what makes an address from a virtual address
-    granted        i64      command    what makes a reference from an address (dma/grants.py); 0 if it is not granted
+    granted        i64      command    what makes a reference from an address (control/regions/grants.py), or 0
     near           i64      command    not 0: it is memory of the GPU that makes the NIC's turns
 """)
 

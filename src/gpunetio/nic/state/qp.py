@@ -132,7 +132,7 @@ QP_FIELDS = """
     failures       i64      dma        failures of that stream before these bytes
     fence_psn      i64      dma        on a wire: the first packet of these bytes
     landing        i64      dma        inside a NIC, not 0: the engine has to put these bytes into host memory
-    # requests in packets, which are not served on borrowed rows (borrowed.py)
+    # requests in packets, which are not served on borrowed rows (gpu/borrowed.py)
     read_ends      i64[16]  requester  the PSNs behind READs and atomics in flight, from reads_tail to reads_head"""
 QP_ROW = record("qp_row", QP_FIELDS)
 QP_SETUP_BYTES = QP_ROW.sq_ci  # what commands prepare, and the engine copies
@@ -149,7 +149,7 @@ FLIGHT = record("flight", """
     ce             i64      requester  formats.wqe.CompletionMode
     ds             i64      requester  its size, in segments of 16 bytes
     blocks         i64      requester  its size, in basic blocks
-    fence          i64      dma        inside a NIC: position of the stream behind its copies (dma/moving.py)
+    fence          i64      dma        inside a NIC: position of the stream behind its copies (transport/moving.py)
 """)
 flight_at: View = struct_view(FLIGHT)
 

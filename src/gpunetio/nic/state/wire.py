@@ -24,7 +24,7 @@ WIRE = record("wire", """
     whole_frames   i64      command    not 0: captures show what is on the wire, not what QPs send
     segments       i64      command    not 0: takes a TSO as one frame, with a VIRTIO_NET before it (fabric/frames.py)
     takes_frames   i64      command    address of the peer's PIPE.takes_frames; 0 if the wire is not of the LAN
-    withdrawn      i64      command    PIPE.withdrawn of `rx` when what is known of the peer was told (dma/reach.py)
+    withdrawn      i64      command    PIPE.withdrawn of `rx` when the peer was heard of last (control/regions/reach.py)
     failed         i64      command    PIPE.failed of `rx` then
     answered       i64      engine     PIPE.answered of `rx`
     # pipes

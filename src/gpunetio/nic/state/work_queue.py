@@ -8,15 +8,13 @@ from __future__ import annotations
 from enum import IntEnum
 
 from ...jit.compile import device_function, engine_function
-from ...jit.enums import constants
 from ...jit.ops import ld_relaxed64
 from ...jit.struct_view import View, struct_view
-from .worker import worker_at
 from .qp import qp_row_at
 from .record import record
+from .worker import worker_at
 
 
-@constants
 class QueueKind(IntEnum):
     """A kind of work queue: a row of nic/work_queues.py."""
 

@@ -20,9 +20,9 @@ WORKER = record("worker", NIC_FIELDS + """
     uar_count      i64      host       pages in it
     wires          i64      nobody     address of a list of WIREs. The first worker serves all
     wire_count     i64      command    wires in it
-    streams        i64      command    address of the DMA_STREAMs (dma/streams.py). The first worker has all
+    streams        i64      command    address of the DMA_STREAMs (memory/streams.py). The first worker has all
     stream_count   i64      command    DMA streams in it; 0 if all payload is in host memory
-    slots          i64      command    address of the SLOTs for payload in device memory (dma/staging.py)
+    slots          i64      command    address of the SLOTs for payload in device memory (memory/staging.py)
     slices         i64      nobody     address of its SLICES, in which a GPU makes its turns; 0: none does
     board          i64      nobody     address of the BOARD for blocks that only copy; 0: there are none
     near           i64      nobody     address of the NEAR of its slices; on a GPU, which has its own, just not 0
@@ -30,9 +30,9 @@ WORKER = record("worker", NIC_FIELDS + """
     pollfds        i64      nobody     address of what `poll` waits for
     pollfd_count   i64      command    descriptors in it. Written together with the next field
     event_count    i64      command    how many of them are bells; the rest are sockets
-    # commands: what the command path posts (engine.py)
+    # commands: what the command path posts (host/engine.py)
     command_seq    i64      host       commands that were posted
-    command_op     i64      host       what to do (step.py)
+    command_op     i64      host       EngineCommand (turn/commands.py)
     command_row    i64      host       address of the row
     command_src    i64      host       address of what was prepared for it
     command_bytes  i64      host       its size, in bytes
@@ -40,7 +40,7 @@ WORKER = record("worker", NIC_FIELDS + """
     awaited        i64      host       not 0: the poster sleeps (a futex, at command_done). Who wakes it sets 0
     # commands: what the worker answers, and whether it sleeps
     command_done   i64      engine     commands that were executed
-    command_result i64      engine     step.DONE, WRONG_STATE or TOO_FULL
+    command_result i64      engine     its Result
     holding        i64      engine     not 0: a command waits until no DMA stream is at work
     asleep         i64      engine     not 0: the worker sleeps, and wants to be woken
     # requests of the host
@@ -53,7 +53,7 @@ WORKER = record("worker", NIC_FIELDS + """
     paused         i64      engine     not 0: the worker executes commands only. The host clears it
     virtual_time   i64      host       not 0: the host sets `now` (tests)
     utc_offset     i64      host       what to add to `now` for the time of day, in ns since 1970
-    # turns that threads of the program make in the worker's place (helping.py)
+    # turns that threads of the program make in the worker's place (host/helping.py)
     taken          i64      engine     not 0: a thread makes a turn. It was taken by an exchange
     helper         i64      engine     pthread_self() of a thread of the program that makes it, or else 0
     helped_at      i64      engine     when such a thread last made one, in ns
@@ -74,7 +74,7 @@ WORKER = record("worker", NIC_FIELDS + """
     served_first   i64      engine     random number that selects the work queue with which a turn begins
     scan_at        i64      engine     the work queue whose doorbell record is scanned next
     arms_seen      i64      engine     how many of `arms_rung` were dealt with
-    lull           i64      engine     until when QPs that reach their peers start no packets (slices.py); 0 is no lull
+    lull           i64      engine     until when QPs that reach their peers start no packets (gpu/slices.py), or 0
     lull_after     i64      engine     the time before which no other lull begins
     lull_rest      i64      engine     how long that was after the last lull in vain, in ns
     error_event    i64      engine     not 0: the report thread is to be woken

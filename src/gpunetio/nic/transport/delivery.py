@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from ...jit.compile import device_function, engine_function
-from ...jit.ops import be16, be32, clock_ns, ld8, ld16, ld32, ld64
 from ...fabric.capture import capture
 from ...fabric.frames import traffic_of
 from ...formats.commands import QpState, ServiceType
@@ -11,18 +9,20 @@ from ...formats.packet import (
     BTH, DEFAULT_PKEY, GRH, GRH_NEXT_HEADER, ICRC_SIZE, LNH_GLOBAL, LNH_LOCAL, LRH, MANUFACTURER, OPERATION_MASK,
     PAD_SHIFT, PKEY_BASE_MASK, QPN_MASK, RESERVED, SERVICE_SHIFT, TVER_MASK, UD_SERVICE,
 )  # fmt: skip
-from .psn import on_wire
-from .responder import take_request
-from .execution import establish
-from .responses import is_response, take_response
-from .ud_receive import take_datagram
+from ...jit.compile import device_function, engine_function
+from ...jit.ops import be16, be32, clock_ns, ld8, ld16, ld32, ld64
 from ..queues.operations import is_request, service_bits
+from .psn import on_wire
 from ..state.counters import counters_at
 from ..state.nic import nic_at
-from ..state.worker import worker_at
 from ..state.objects import GID_ROW
 from ..state.qp import QP_ROW, qp_row_at
 from ..state.wire import wire_at
+from ..state.worker import worker_at
+from .execution import establish
+from .responder import take_request
+from .responses import is_response, take_response
+from .ud_receive import take_datagram
 
 _DEFAULT_PKEY_BASE = DEFAULT_PKEY & PKEY_BASE_MASK
 _LVER_MASK, _LNH_MASK, _LENGTH_MASK = 0x0F, 0x03, 0x07FF

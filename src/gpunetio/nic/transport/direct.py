@@ -1,4 +1,4 @@
-"""Requests without packets to the NIC of another process (dma/reach.py) that are no run (runs.py), by one thread.
+"""Requests without packets (control/regions/reach.py) to another process that are no run (gpu/runs.py), by one thread.
 
 These are masked atomics, requests of several segments, and those that wrap around in their ring. NOPs, WAITs and DUMPs
 are executed on the way. All others, and what fails a check, go as packets, by which the peer hears of them.

@@ -6,8 +6,8 @@ decide which queues of the port get it.
 
 from __future__ import annotations
 
-from ...fabric.capture import capture_frame
 from ...device.checksum import internet_sum, pseudo_sum, store_checksum
+from ...fabric.capture import capture_frame
 from ...fabric.ip_headers import MOST_TAGS, tag_bytes
 from ...formats.ethernet import InlineMode, SelfLbBlock
 from ...formats.packet import (

@@ -7,8 +7,8 @@ CQEs have told of all its strides.
 
 from __future__ import annotations
 
-from ...enums import Access
 from ...device.checksum import fold, pseudo_sum, raw_sum
+from ...enums import Access
 from ...formats.commands import WqType
 from ...formats.cqe import (
     CQE64, FILLER, INLINE_32_BYTES, RX_L3_SHIFT, RX_L4_SHIFT, STRIDES_SHIFT, STRIDING_LENGTH_MASK, CqeOpcode,
@@ -28,15 +28,17 @@ from ...jit.ops import (
 )  # fmt: skip
 from ..dma.mkey import translate
 from ..dma.streams import move_now
-from ..extensions import ETHERNET_QUEUES
-from ..observe import refuse
-from ..observe.reasons import Reason
-from ..queues.completion import RECEIVE_QUEUE, count_error, record_error, recover_cq, stage_payload, write_cqe
+from ..queues.completion import (
+    RECEIVE_QUEUE, Completion, count_error, record_error, recover_cq, stage_payload, write_cqe,
+)  # fmt: skip
 from ..queues.events import raise_event
+from ..observe import refuse
 from ..state.counters import COUNTERS, counters_at
 from ..state.ethernet import RQ_COUNTS, RQ_SETUP_BYTES, q_counter_row_at, rq_row_at, rqt_row_at, tir_row_at
+from ..extensions import ETHERNET_QUEUES
 from ..state.flow import packet_at
 from ..state.nic import nic_at
+from ..observe.reasons import Reason
 from ..state.srq import srq_row_at
 from ..state.worker import worker_at
 from ..steering.parse import FRAGMENTED, MARKS, PROTOCOL, VERSION_SHIFT
@@ -125,10 +127,10 @@ def _fail_receive(nic, row, number, strides, reason, syndrome):
     count_error(nic, reason, syndrome, RECEIVE_QUEUE)
     head = _start_head(nic, row, number)
     first = r.strides - strides if r.strides != 0 else number
-    return write_cqe(
-        nic, r.cq, CqeOpcode.RESP_ERR, 0, r.rqn, r.user_index, 0, first, strides << STRIDES_SHIFT, 0, syndrome, reason,
-        0, head,
-    )  # fmt: skip
+    return write_cqe(nic, r.cq, Completion(
+        CqeOpcode.RESP_ERR, r.rqn, r.user_index, first, nbytes=strides << STRIDES_SHIFT, head=head, syndrome=syndrome,
+        vendor=reason,
+    ))  # fmt: skip
 
 
 @engine_function
@@ -308,10 +310,9 @@ def _describe(nic, row, number, frame, tag, nbytes):
 def _complete(nic, row, number, counter, byte_count, head):
     """Write the CQE of a frame that was placed. Return what became of the frame."""
     r = rq_row_at(row)
-    reason = write_cqe(
-        nic, r.cq, CqeOpcode.RESP_SEND, 0, packet_at(worker_at(nic).packet).tag, r.user_index, 0, counter, byte_count,
-        0, 0, 0, 0, head,
-    )  # fmt: skip
+    tag = packet_at(worker_at(nic).packet).tag
+    said = Completion(CqeOpcode.RESP_SEND, tag, r.user_index, counter, nbytes=byte_count, head=head)
+    reason = write_cqe(nic, r.cq, said)
     return COUNTERS.rx_frame_delivered if reason == 0 else _fail_queue(nic, row, number, reason)
 
 
@@ -375,9 +376,7 @@ def _skip_rest(nic, row):
     number, rest = _number(row), r.strides - r.used
     head = _start_head(nic, row, number)
     count = FILLER | rest << STRIDES_SHIFT
-    reason = write_cqe(
-        nic, r.cq, CqeOpcode.RESP_SEND, 0, 0, r.user_index, 0, r.used, count, 0, 0, 0, 0, head
-    )
+    reason = write_cqe(nic, r.cq, Completion(CqeOpcode.RESP_SEND, 0, r.user_index, r.used, nbytes=count, head=head))
     _consume(row)
     return reason
 

@@ -5,8 +5,8 @@ A wire to the kernel takes many segments as one frame, as a card does.
 
 from __future__ import annotations
 
-from ...fabric.ethernet_records import GSO_ECN, GSO_TCPV4, GSO_TCPV6, NEEDS_CHECKSUM, VIRTIO_NET, virtio_net_at
 from ...device.checksum import fold, pseudo_sum
+from ...fabric.ethernet_records import GSO_ECN, GSO_TCPV4, GSO_TCPV6, NEEDS_CHECKSUM, VIRTIO_NET, virtio_net_at
 from ...fabric.ip_headers import tag_bytes
 from ...fabric.offloads import set_length, set_tcp
 from ...formats.packet import ETHERNET, GROUP_MAC, IP_PROTOCOL_TCP, IPV4, TCP, TCP_CWR, TCP_OFFSET_SHIFT

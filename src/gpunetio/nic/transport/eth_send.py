@@ -12,20 +12,20 @@ from ...formats.wqe import (
 )  # fmt: skip
 from ...jit.compile import device_function, engine_function
 from ...jit.ops import be16, be32, ld8, ld16, ld32, ld64, prefetch, st64
-from ..extensions import ETHERNET_QUEUES
-from ..observe import refuse
-from ..observe.reasons import Reason
 from ..queues.completion import recover_cq
-from ..queues.sent import complete_send
 from ..queues.doorbells import poll_doorbell
+from ..queues.sent import complete_send
+from ..queues.waits import real_time_stamp, time_left, wait_for_cq, wait_for_time
 from ..queues.wqes import (
     NOT_YET, check_wqe, flush_next, gather, in_one_piece, local_failure, read_control, wqe_slot,
 )  # fmt: skip
-from ..queues.waits import real_time_stamp, time_left, wait_for_cq, wait_for_time
+from ..observe import refuse
 from ..state.counters import counters_at
 from ..state.ethernet import SQ_COUNTS, SQ_STATE, sq_row_at
+from ..extensions import ETHERNET_QUEUES
 from ..state.message import MESSAGE, message_at
 from ..state.qp import QP_ROW, QP_SETUP_BYTES, qp_row_at
+from ..observe.reasons import Reason
 from ..state.work_queue import wake, work_queue_at
 from ..state.worker import worker_at
 from .eth_frame import NO_ROOM, SENT, send_packet

@@ -5,8 +5,7 @@ It makes system calls, so the engine must be on a CPU.
 
 from __future__ import annotations
 
-from ...jit.compile import device_function, engine_function
-from ...jit.ops import be16, ld8, ld16, ld32, ld64, st64
+from ...device.checksum import internet_sum
 from ...fabric.capture import capture_frame
 from ...fabric.ethernet_receive import mark_frames, receive_frames
 from ...fabric.ethernet_records import (
@@ -15,7 +14,6 @@ from ...fabric.ethernet_records import (
 from ...fabric.ethernet_transmit import transmit_frames
 from ...fabric.frames import PACKET, commit, reserve_frame
 from ...fabric.icrc import packet_icrc, received_crc
-from ...device.checksum import internet_sum
 from ...fabric.ip_headers import tag_bytes, whole_ipv4, whole_ipv6
 from ...fabric.udp_records import MAPPED, MSG_DONTWAIT, MSG_NOSIGNAL
 from ...formats.packet import (
@@ -23,12 +21,14 @@ from ...formats.packet import (
     ICRC_SIZE, IP_PROTOCOL_FRAGMENT, IP_PROTOCOL_ICMPV6, IP_PROTOCOL_UDP, IPV4, IPV4_FRAGMENT_MASK, IPV6, NEIGHBOUR,
     NEIGHBOUR_ADVERTISEMENT, NEIGHBOUR_SOLICITATION, ROCE_UDP_PORT, UDP,
 )  # fmt: skip
-from ..extensions import ETHERNET_WIRES
+from ...jit.compile import device_function, engine_function
+from ...jit.ops import be16, ld8, ld16, ld32, ld64, st64
 from ..state.counters import COUNTERS, counters_at
+from ..extensions import ETHERNET_WIRES
 from ..state.flow import Fate, flow_table_at
 from ..state.nic import nic_at
-from ..state.worker import worker_at
 from ..state.wire import WIRE, wire_at
+from ..state.worker import worker_at
 from ..steering.steer import read_frames, steer, turn_to
 from .delivery import BATCH, addressee, date_captured, take_checked
 from .eth_receive import ANY_NUMBER, receive_frame, room_for

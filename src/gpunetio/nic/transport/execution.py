@@ -6,28 +6,30 @@ from a wire come in packets (responder.py).
 
 from __future__ import annotations
 
-from ...jit.compile import device_function, engine_function
-from ...jit.ops import (
-    be16, be32, be64, cas_acq_rel_gpu64, fetch_add_acq_rel_gpu64, ld16, ld32, ld64, ld_acquire32, st64,
-)  # fmt: skip
 from ...enums import Access
-from ..state.message import MESSAGE, message_at
 from ...formats.commands import QpState, ServiceType
 from ...formats.cqe import INLINE_64_BYTES, CqeFormat, CqeOpcode, Syndrome
 from ...formats.doorbell import PI_MASK, QP_DBREC
 from ...formats.events import EventType
 from ...formats.wqe import DATA_SEG, INLINE_SEG, INVALID_LKEY, SEGMENT, SRQ_NEXT_SEG, WqeOpcode
-from ..queues.completion import RESPONDER, fail_qp, fail_receive, format_for, stage_payload, write_cqe
-from ..queues.operations import is_atomic, is_masked, receive_cqe, returns_data, right_of
-from ..queues.events import raise_event, tell
+from ...jit.compile import device_function, engine_function
+from ...jit.ops import (
+    be16, be32, be64, cas_acq_rel_gpu64, fetch_add_acq_rel_gpu64, ld16, ld32, ld64, ld_acquire32, st64,
+)  # fmt: skip
 from ..dma.mkey import translate
 from ..dma.streams import device_of, let_arrive, move, move_now, place
+from ..queues.completion import (
+    RESPONDER, Completion, fail_qp, fail_receive, format_for, stage_payload, write_cqe,
+)  # fmt: skip
+from ..queues.events import raise_event, tell
+from ..queues.operations import is_atomic, is_masked, receive_cqe, returns_data, right_of
 from ..observe import refuse
-from ..observe.reasons import Reason
 from ..state.counters import counters_at
-from ..state.worker import worker_at
+from ..state.message import MESSAGE, message_at
 from ..state.qp import EXTENDED_ATOMICS, qp_row_at
+from ..observe.reasons import Reason
 from ..state.srq import srq_row_at
+from ..state.worker import worker_at
 from .masked_atomics import masked_atomic
 
 _SEGMENTS = MESSAGE.segments
@@ -432,7 +434,10 @@ def complete_receive(nic, row, kind, nbytes, imm, opcode, solicited, head):
         imm = 0
     index = _consume_receive(nic, row)
     form = format_for(q.cs_res, nbytes) if head != 0 and q.service != ServiceType.UD else CqeFormat.NO_INLINE
-    reason = write_cqe(nic, q.recv_cq, kind, form, q.qpn, q.user_index, 0, index, nbytes, imm, 0, 0, solicited, head)
+    said = Completion(
+        kind, q.qpn, q.user_index, index, nbytes=nbytes, imm=imm, form=form, head=head, solicited=solicited
+    )
+    reason = write_cqe(nic, q.recv_cq, said)
     if reason != 0:
         fail_qp(nic, row, index, opcode, reason, RESPONDER)
         return Reason.REMOTE_ABORT

@@ -13,8 +13,8 @@ from ...fabric.injector import icrc_fits
 from ...formats.packet import ETHERNET, GROUP_MAC
 from ...jit.compile import device_function, engine_function
 from ...jit.ops import copy, ld16, ld32, ld64, ld_relaxed64, st64
-from ..extensions import ETHERNET_QUEUES
 from ..state.counters import COUNTERS, counters_at
+from ..extensions import ETHERNET_QUEUES
 from ..state.flow import flow_table_at
 from ..state.lan import MAC_ROW, MACS, MAX_AGE_NS, PROBES, lan_at, mac_row_at
 from ..state.nic import nic_at

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from ...jit.compile import device_function, engine_function
-from ...jit.ops import be16, be32, be64, ld32, ld64, st8, st16, st32, st64
 from ...fabric.capture import capture
 from ...fabric.frames import PACKET, class_of, commit, frame_at, hop_limit_of, label_of, reserve, traffic_of
 from ...formats.commands import ServiceType
@@ -11,13 +9,15 @@ from ...formats.packet import (
     BTH, DEFAULT_PKEY, GRH, GRH_NEXT_HEADER, ICRC_SIZE, LNH_GLOBAL, LNH_LOCAL, LRH, PAD_SHIFT, SERVICE_SHIFT,
     SOLICITED,
 )  # fmt: skip
+from ...jit.compile import device_function, engine_function
+from ...jit.ops import be16, be32, be64, ld32, ld64, st8, st16, st32, st64
 from .psn import on_wire
 from ..state.counters import counters_at
 from ..state.nic import nic_at
-from ..state.worker import worker_at
 from ..state.objects import GID_ROW
 from ..state.qp import qp_row_at
 from ..state.wire import WIRE, wire_at
+from ..state.worker import worker_at
 
 _MIGRATED = 0x40  # path migration is not used: the state is always "migrated" (IBTA 17.2.8)
 _GRH_VERSION, _CLASS_SHIFT = 6 << 28, 20

@@ -1,4 +1,7 @@
-"""The engine's side of requests without packets (dma/reach.py): what of wires matters to an engine on borrowed rows."""
+"""The engine's side of requests without packets (control/regions/reach.py).
+
+Of wires, this is what matters to an engine on borrowed rows.
+"""
 
 from __future__ import annotations
 

@@ -7,37 +7,37 @@ again, so only the FLIGHT is kept.
 
 from __future__ import annotations
 
-from ...jit.compile import device_function, engine_function
-from ...jit.ops import be32, copy, ld32, ld64, st32, st64
 from ...fabric.frames import LEAST_GRANTED, GRANTED_SHIFT, publish, refer
 from ...formats.commands import QpState, ServiceType
 from ...formats.packet import ATOMIC_ETH, BTH, IMM_DT, OPERATION_MASK, RETH
 from ...formats.wqe import DATA_SEG, INLINE_SEG, SEGMENT
+from ...jit.compile import device_function, engine_function
+from ...jit.ops import be32, copy, ld32, ld64, st32, st64
+from ..copies import copy_payload
+from ..dma.mkey import reference
+from ..dma.staging import drop_acknowledged, leave, request_tag, staged
+from ..dma.streams import let_arrive
 from ..queues.completion import fail_send
-from ..queues.sent import complete_send
 from ..queues.local import execute_local
 from ..queues.operations import (
     has_imm, header_bytes, is_atomic, is_local, is_masked, packet_of, returns_data, right_of, segments_of,
 )  # fmt: skip
-from .loopback import ENDLESS_RNR
-from ..state.dma_stream import slot_at
-from ..state.message import MESSAGE, message_at
-from ..copies import copy_payload
-from ..dma.mkey import reference
-from ..dma.streams import let_arrive
-from . import masked_atomics
-from .packets import close_packet, open_packet, packet_opcode, put_be64, write_bth
 from .psn import MAX_OUTSTANDING, packets_of
-from ..observe import refuse
-from ..dma.staging import drop_acknowledged, leave, request_tag, staged
-from ..state.counters import counters_at
-from ..state.nic import nic_at
-from ..state.worker import worker_at
-from ..state.qp import MAX_RD_ATOMIC, QP_ROW, flight_at, flight_of, qp_row_at
-from ..state.wire import WIRE, wire_at
+from ..queues.sent import complete_send
 from ..queues.wqes import (
     NOT_YET, build, check_wqe, in_one_piece, local_failure, read_control, wqe_slot,
 )  # fmt: skip
+from ..observe import refuse
+from ..state.counters import counters_at
+from ..state.dma_stream import slot_at
+from ..state.message import MESSAGE, message_at
+from ..state.nic import nic_at
+from ..state.qp import MAX_RD_ATOMIC, QP_ROW, flight_at, flight_of, qp_row_at
+from ..state.wire import WIRE, wire_at
+from ..state.worker import worker_at
+from . import masked_atomics
+from .loopback import ENDLESS_RNR
+from .packets import close_packet, open_packet, packet_opcode, put_be64, write_bth
 
 BURST = 64  # packets of one QP before the next QP's turn
 PUBLISH_EVERY = 8  # packets, so that the peer can start before the burst ends
@@ -315,7 +315,7 @@ def _send_flight(nic, row, built):
 
 @device_function
 def _is_held(nic, row):
-    """Return whether a request is not to begin now, because soon it may go without packets (slices.py)."""
+    """Return whether a request is not to begin now, because soon it may go without packets (gpu/slices.py)."""
     return worker_at(nic).lull != 0 and qp_row_at(row).peer_keys != 0
 
 

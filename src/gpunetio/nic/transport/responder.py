@@ -7,8 +7,6 @@ room. One acknowledgement answers several requests that arrived together.
 
 from __future__ import annotations
 
-from ...jit.compile import device_function, engine_function
-from ...jit.ops import be32, copy, ld8, ld32, st32, st64
 from ...enums import Access
 from ...formats.commands import QpState, ServiceType
 from ...formats.cqe import INLINE_64_BYTES, Syndrome
@@ -17,29 +15,31 @@ from ...formats.packet import (
     SYNDROME_SHIFT, AckKind, NakCode, PacketOpcode,
 )  # fmt: skip
 from ...formats.wqe import WqeOpcode
+from ...jit.compile import device_function, engine_function
+from ...jit.ops import be32, copy, ld8, ld32, st32, st64
+from ..copies import copy_payload
+from ..dma.mkey import translate
+from ..dma.staging import drop, leave, response_tag, staged
+from ..dma.streams import await_moved, copy_failed, ended, device_of, place
 from ..queues.completion import RESPONDER, fail_qp, stage_payload
 from ..queues.operations import (
     begins, ends, has_imm, header_bytes, is_atomic, is_masked, operation_of, receive_cqe_of, returns_data, right_of,
 )  # fmt: skip
-from ..state.dma_stream import slot_at
-from ..state.message import MESSAGE
-from ..copies import copy_payload
-from ..dma.mkey import translate
-from ..dma.streams import await_moved, copy_failed, ended, device_of, place
-from .packets import close_packet, get_be64, open_packet, write_bth
-from . import masked_atomics
 from .psn import distance, is_before, on_wire, packets_of
 from ..observe import refuse
+from ..state.counters import counters_at
+from ..state.dma_stream import slot_at
+from ..state.message import MESSAGE
+from ..state.nic import nic_at
+from ..state.qp import RESOURCE, qp_row_at, resource_at
 from ..observe.reasons import Reason
+from ..state.worker import worker_at
+from . import masked_atomics
 from .execution import (
     atomic, atomic_address, check_length, check_rights, complete_receive, fail_scatter, fits_cqe, authorize,
     receive_scatter, receives_posted,
 )  # fmt: skip
-from ..dma.staging import drop, leave, response_tag, staged
-from ..state.counters import counters_at
-from ..state.nic import nic_at
-from ..state.worker import worker_at
-from ..state.qp import RESOURCE, qp_row_at, resource_at
+from .packets import close_packet, get_be64, open_packet, write_bth
 
 _ACK = AckKind.ACK << ACK_KIND_SHIFT | NO_CREDITS
 _RNR_NAK, _NAK = AckKind.RNR_NAK << ACK_KIND_SHIFT, AckKind.NAK << ACK_KIND_SHIFT

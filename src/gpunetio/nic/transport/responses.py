@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from ...jit.compile import device_function, engine_function
-from ...jit.ops import be32, ld32, ld64, st64
 from ...formats.commands import QpState
 from ...formats.packet import (
     ACK_KIND_SHIFT, ACK_VALUE_MASK, AETH, ATOMIC_ACK_ETH, BTH, SYNDROME_SHIFT, AckKind, NakCode, PacketOpcode,
 )  # fmt: skip
-from ..state.message import MESSAGE, message_at
+from ...jit.compile import device_function, engine_function
+from ...jit.ops import be32, ld32, ld64, st64
 from ..dma.streams import await_moved, place
-from ..observe import refuse
-from ..observe.reasons import Reason
+from ..queues.operations import is_atomic, returns_data
 from .psn import unwrap
+from ..queues.wqes import build, in_one_piece, wqe_slot
+from ..observe import refuse
+from ..state.counters import counters_at
+from ..state.message import MESSAGE, message_at
+from ..state.qp import flight_at, flight_of, qp_row_at
+from ..observe.reasons import Reason
+from ..state.worker import worker_at
 from .requester import acknowledge, fail_oldest, fast_retransmit, read_end, retry, retry_gap, retry_rnr
 from .rnr import rnr_delay_ns
-from ..state.counters import counters_at
-from ..state.worker import worker_at
-from ..state.qp import flight_at, flight_of, qp_row_at
-from ..queues.operations import is_atomic, returns_data
-from ..queues.wqes import build, in_one_piece, wqe_slot
 
 
 

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from ...jit.compile import device_function, engine_function
 from ...formats.commands import QpState
 from ...formats.events import EventType
-from ..dma.moving import is_still
+from ...jit.compile import device_function, engine_function
 from ..queues.doorbells import go_on, poll_doorbell
 from ..queues.events import tell
 from ..queues.wqes import flush_next
 from ..state.counters import counters_at
-from ..state.worker import worker_at
 from ..state.qp import qp_row_at
 from ..state.work_queue import work_queue_at
+from ..state.worker import worker_at
 from .execution import flush_receives
+from ..dma.moving import is_still
 
 
 @engine_function

@@ -7,8 +7,6 @@ label and hop limit are not the packet's.
 
 from __future__ import annotations
 
-from ...jit.compile import device_function, engine_function
-from ...jit.ops import be32, ld8, ld16, ld32, ld64, st16, st32, st64
 from ...fabric.frames import HOP_LIMIT
 from ...fabric.ip_headers import put_ipv4, put_ipv6
 from ...fabric.udp_records import is_mapped
@@ -17,14 +15,16 @@ from ...formats.cqe import CQE64, CQE_ROCE_IPV4, CQE_ROCE_IPV6, GRH_SHIFT, INLIN
 from ...formats.packet import (
     BTH, DETH, GRH, ICRC_SIZE, IMM_DT, IPV4, LRH, OPERATION_MASK, PAD_SHIFT, QPN_MASK, SOLICITED, UDP,
 )  # fmt: skip
-from ..observe.reasons import Reason
+from ...jit.compile import device_function, engine_function
+from ...jit.ops import be32, ld8, ld16, ld32, ld64, st16, st32, st64
 from ..queues.completion import stage_payload
 from ..queues.operations import begins, ends, has_imm, header_bytes, is_request, operation_of, receive_cqe_of
 from ..state.counters import counters_at
-from ..state.worker import worker_at
 from ..state.objects import GID_ROW
 from ..state.qp import qp_row_at
+from ..observe.reasons import Reason
 from ..state.wire import wire_at
+from ..state.worker import worker_at
 from .execution import complete_receive, fail_scatter, receive_scatter, receives_posted, return_shared
 
 _IPV4_AT = GRH.size - IPV4.size

@@ -6,16 +6,16 @@ Datagrams to queue pairs of the same NIC take a wire to itself, so they are pack
 
 from __future__ import annotations
 
-from ...jit.compile import device_function, engine_function
 from ...fabric.frames import with_traffic
-from ...jit.ops import be16, be32, ld8, ld16, ld32, ld64, st32
 from ...formats.commands import QpState
 from ...formats.packet import BTH, DETH, FLOW_LABEL_MASK, IMM_DT, OWN_Q_KEY, QPN_MASK, SERVICE_SHIFT, UD_SERVICE
 from ...formats.wqe import AV_GRH, AV_SEG, AV_SGID_MASK, AV_SGID_SHIFT, EXTENDED_AV, SEGMENT
+from ...jit.compile import device_function, engine_function
+from ...jit.ops import be16, be32, ld8, ld16, ld32, ld64, st32
 from ..dma.streams import move_now
-from ..queues.sent import complete_send
 from ..queues.local import execute_local
 from ..queues.operations import has_imm, is_local, packet_of
+from ..queues.sent import complete_send
 from ..queues.wqes import (
     NOT_YET, build, check_wqe, in_one_piece, local_failure, read_control, wqe_slot,
 )  # fmt: skip

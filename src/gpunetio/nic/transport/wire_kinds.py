@@ -9,17 +9,17 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from ...fabric.frames import PIPE, pipe_end_at, publish, recall
+from ...fabric.injector import inject, recall_injected
 from ...jit.by_kind import by_kind
 from ...jit.compile import DeviceFunction, device_function, engine_function
 from ...jit.ops import fence_sys, ld64, ld_relaxed64
-from ...fabric.frames import PIPE, pipe_end_at, publish, recall
-from ...fabric.injector import inject, recall_injected
+from ..state.qp import qp_row_at
+from ..state.wire import WIRE, wire_at
+from ..state.worker import worker_at
 from . import datagrams, ethernet, lan, pipes
 from .packets import link_bytes
 from .pipes import take_frames
-from ..state.worker import worker_at
-from ..state.qp import qp_row_at
-from ..state.wire import WIRE, wire_at
 
 PIPES, UDP, ETHERNET = 1, 2, 3  # WIRE.kind
 

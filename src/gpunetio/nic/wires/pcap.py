@@ -11,7 +11,6 @@ import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -21,13 +20,10 @@ from ...fabric.frames import PIPE_END, pipe_end, pipe_size
 from ...fabric.pcap_frames import WHENEVER, PcapFrames
 from ...fabric.pcap_reader import PcapFile
 from ...memory import HostMemory
-from .. import step
 from ..hardware import Engine
+from ..commands import EngineCommand
 from .ethernet import Ethernet
-from .replay import LONGEST_SLEEP, PAUSE, TIMEOUT, Replayed, grown, late, stuck
-
-if TYPE_CHECKING:
-    from ..nic import SoftNic
+from .replay import LONGEST_SLEEP, PAUSE, TIMEOUT, Replayed, ReplayingNic, grown, late, stuck
 
 _CAPACITY = 1 << 20  # bytes of the pipe
 _FEW = 256  # frames for which it is not worth to look again at once
@@ -69,9 +65,9 @@ class Pcap(Ethernet):
     def wait_for(self, engine: Engine, rows: Sequence[int], longest: int) -> None:
         """Let frames of up to `longest` bytes wait for room in the receive queues with these rows."""
         queues = self._memory.address + 2 * PIPE_END.size + pipe_size(_CAPACITY)
-        engine.post(step.WRITE_ROW, queues, np.array(rows or [0], np.int64))
+        engine.post(EngineCommand.WRITE_ROW, queues, np.array(rows or [0], np.int64))
         told = np.array([queues, len(rows), longest, 0], np.int64)  # without credit, the engine looks
-        engine.post(step.WRITE_ROW, self._wire.address + ETHERNET_WIRE.queues, told)
+        engine.post(EngineCommand.WRITE_ROW, self._wire.address + ETHERNET_WIRE.queues, told)
 
     def close(self) -> None:
         super().close()
@@ -83,7 +79,7 @@ make = Pcap
 
 
 def replay_frames(
-    nic: SoftNic, fast: bool = False, timeout: float = TIMEOUT, rqns: Iterable[int] = (),
+    nic: ReplayingNic, fast: bool = False, timeout: float = TIMEOUT, rqns: Iterable[int] = (),
     meanwhile: Callable[[], object] = lambda: None,
 ) -> Replayed:  # fmt: skip
     """Put the frames of a capture file on the wire of a NIC, whose port must have the wire "pcap:FILE".
@@ -106,7 +102,7 @@ def replay_frames(
 
 
 def _play(
-    nic: SoftNic, wire: Pcap, frames: PcapFrames, rows: Sequence[int], fast: bool, timeout: float,
+    nic: ReplayingNic, wire: Pcap, frames: PcapFrames, rows: Sequence[int], fast: bool, timeout: float,
     meanwhile: Callable[[], object],
 ) -> Replayed:  # fmt: skip
     before, start, longest = dict(nic.counters), time.monotonic(), 0

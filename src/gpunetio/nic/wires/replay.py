@@ -5,10 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
-from numba import types
 
 from ...errors import InvalidValueError, TimedOutError
 from ...fabric.frames import (
@@ -19,13 +18,12 @@ from ...formats.packet import ICRC_SIZE
 from ...jit.compile import engine_function
 from ...jit.ops import copy
 from ...memory import HostMemory
+from ..hardware import Engine
 from ..control.port import Port
 from ..state.counters import FRAME_FATES, PACKET_FATES, STEERED_FATES
+from ..state.tables import Table
 from ..transport.wire_kinds import PIPES
 from .wire import ANY_PEER, Wire
-
-if TYPE_CHECKING:
-    from ..nic import SoftNic
 
 TIMEOUT = 600.0
 _CAPACITY = 1 << 20
@@ -84,8 +82,8 @@ class Replay(Wire):
         self._tx, self._rx = (self._memory.address + 2 * pipe + i * PIPE_END.size for i in range(2))
         self._scratch = self._memory.array[2 * pipe + 2 * PIPE_END.size :]
         self._pipe = self._memory.view(PIPE.dtype)[0]
-        _put.compile((types.int64,) * 6)  # not while packets have to keep to their times
-        _take.compile((types.int64,))
+        _put.compile()  # not while packets have to keep to their times
+        _take.compile()
         row["rx"], row["infiniband"] = np.void(ends[0].tobytes()), self._infiniband
         return ends[1].copy()
 
@@ -138,7 +136,25 @@ class Replayed:
         return {name: self.counters[name] for name in reasons if name not in _TAKEN and name in self.counters}
 
 
-def replay(nic: SoftNic, packets: Iterable[Packet], fast: bool = False, timeout: float = TIMEOUT) -> Replayed:
+class ReplayingNic(Protocol):
+    """What a replay needs of a software NIC."""
+
+    name: str
+    port: Port
+
+    @property
+    def engine(self) -> Engine: ...
+
+    @property
+    def counters(self) -> Mapping[str, int]: ...
+
+    @property
+    def rqs(self) -> Table: ...
+
+    def wire_to_others(self) -> Wire: ...
+
+
+def replay(nic: ReplayingNic, packets: Iterable[Packet], fast: bool = False, timeout: float = TIMEOUT) -> Replayed:
     """Put packets on the wire of a NIC, whose port must have the wire "replay". Return when the NIC has answered them.
 
     Each packet comes as long after the first one as its time stamp says or, if `fast`, as soon as there is room.
@@ -184,7 +200,7 @@ def _wait(wire: Replay, due: float) -> None:
         wire.take()
 
 
-def _rest(nic: SoftNic, wire: Replay, end: float, count: int) -> None:
+def _rest(nic: ReplayingNic, wire: Replay, end: float, count: int) -> None:
     """Give the NIC time to take what is on the wire."""
     if time.monotonic() > end:
         raise stuck(nic, f"packet {count}")
@@ -201,7 +217,7 @@ def late(what: str, due: float, timeout: float) -> TimedOutError:
     )
 
 
-def stuck(nic: SoftNic, what: str) -> TimedOutError:
+def stuck(nic: ReplayingNic, what: str) -> TimedOutError:
     """Return the error for something in a capture that is still on the wire at the end."""
     return TimedOutError(
         f"{nic.name} has not taken {what} of the capture in time: it is paused, or starved of CPU time"

@@ -155,7 +155,7 @@ class Devx:
 
     Its objects close with the context, the latest first, and not before the objects created with them. Mailboxes have
     the PRM's names: `gpunetio.formats.commands` declares them, `formats.contexts` the structures inside, and
-    `formats.ethernet` both for Ethernet queues.
+    `formats.ethernet_queues` both for Ethernet queues.
     """
 
     def __init__(self, ctx: Context):

@@ -1,4 +1,4 @@
-"""A device can be controlled where Numba is not installed: a process that cannot import it does all of that."""
+"""A device can be controlled where llvmlite is not installed: a process that cannot import it does all of that."""
 
 import re
 import subprocess
@@ -13,7 +13,7 @@ import sys
 
 class NoCompiler:
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in ("numba", "llvmlite"):
+        if name.partition(".")[0] == "llvmlite":
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 sys.meta_path.insert(0, NoCompiler())
@@ -21,7 +21,7 @@ sys.meta_path.insert(0, NoCompiler())
 
 
 def run(program: str) -> str:
-    """What a process without Numba prints."""
+    """What a process without llvmlite prints."""
     done = subprocess.run(
         [sys.executable, "-c", FORBID + program], env=environment(), text=True, timeout=60,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
@@ -77,11 +77,12 @@ except ModuleNotFoundError as error:
     print(error)
 """)
     named, *others = said.splitlines()
-    assert re.fullmatch(r"no device 'soft0'; there are: .*(no software NIC can run without Numba .*)", named)
+    assert re.fullmatch(r"no device 'soft0'; there are: .*(no software NIC can run without llvmlite .*)", named)
     assert others == [
-        "no software NIC can run without Numba (No module named 'numba'): pip install numba",
-        "the CPU cannot work at the rings of a queue without Numba (No module named 'numba'): pip install numba",
-        "No module named 'numba'",
+        "no software NIC can run without llvmlite (No module named 'llvmlite'): pip install llvmlite",
+        ("the CPU cannot work at the rings of a queue without llvmlite (No module named 'llvmlite'): "
+         "pip install llvmlite"),
+        "No module named 'llvmlite'",
     ]
 
 
@@ -90,9 +91,9 @@ except ModuleNotFoundError as error:
     [
         ("devices -l", 0, ""),
         ("conformance -l states", 0, "RST, INIT, RTR, RTS"),
-        ("pingpong -d soft0", 1, "no software NIC can run without Numba"),
-        ("verbs_server_client -d soft0", 1, "no software NIC can run without Numba"),
-        ("conformance -d soft0", 1, "no software NIC can run without Numba"),
+        ("pingpong -d soft0", 1, "no software NIC can run without llvmlite"),
+        ("verbs_server_client -d soft0", 1, "no software NIC can run without llvmlite"),
+        ("conformance -d soft0", 1, "no software NIC can run without llvmlite"),
     ],
 )
 def test_commands(arguments: str, status: int, text: str) -> None:
@@ -124,5 +125,5 @@ found = {line["probe"]: (line["status"], line["summary"]) for line in said if "p
 assert found["probe-open"][0] == "OK", found
 assert found["probe-uar"] == found["probe-dmabuf"] == found["probe-umem"] == ("SKIP", "no GPU"), found
 for name in ("probe-loopback-host", "probe-gpu", "probe-loopback-gpu"):
-    assert found[name][0] == "FAIL" and "without Numba" in found[name][1], found[name]
+    assert found[name][0] == "FAIL" and "without llvmlite" in found[name][1], found[name]
 """)

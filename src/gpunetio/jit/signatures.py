@@ -1,0 +1,20 @@
+"""The parameters of functions."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable
+from typing import Any
+
+
+def signature_of(function: Callable[..., Any]) -> inspect.Signature:
+    """Return the parameters of a function.
+
+    Since Python 3.14, annotations are evaluated when somebody asks for them, and may name what only type checkers have.
+    """
+    if sys.version_info >= (3, 14):
+        from annotationlib import Format
+
+        return inspect.signature(function, annotation_format=Format.STRING)
+    return inspect.signature(function)
