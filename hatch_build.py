@@ -113,5 +113,5 @@ def compile_for(name: str, source: Path, made: Path) -> None:
     made.mkdir(exist_ok=True)
     run("gpunetio", "warm")
     if gpus := os.environ.get(GPUS):
-        run("gpunetio.nic.slice_cubins", *gpus.split(","))
+        run("gpunetio.nic.gpu.slice_cubins", *gpus.split(","))
     (made / "target.json").write_text(run("gpunetio.jit.prebuilt", name))

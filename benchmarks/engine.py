@@ -41,8 +41,8 @@ from gpunetio.formats.packet import PSN_MASK
 from gpunetio.jit.compile import engine_function
 from gpunetio.jit.ops import be32, clock_ns, st_release32
 from gpunetio.memory import HostMemory
-from gpunetio.nic import engine, step
-from gpunetio.nic.control.port import PortConfig
+from gpunetio.nic.engine.port import PortConfig
+from gpunetio.nic.host import engine
 from gpunetio.nic.state.counters import COUNTERS
 from gpunetio.nic.state.cq import CQ_ROW
 from gpunetio.nic.state.message import MAX_SEGMENTS
@@ -50,6 +50,7 @@ from gpunetio.nic.state.objects import MKEY_ROW
 from gpunetio.nic.state.qp import QP_ROW, qp_row_at
 from gpunetio.nic.state.work_queue import WORK_QUEUE
 from gpunetio.nic.state.worker import WORKER
+from gpunetio.nic.turn import step
 from gpunetio.service import STOP_TIMEOUT, ServiceThread
 
 PEER = Path(__file__).with_name("engine_peer.cpp")

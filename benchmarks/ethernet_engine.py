@@ -36,7 +36,7 @@ from gpunetio.nic.state.flow import Fate
 from gpunetio.nic.state.qp import qp_row_at
 from gpunetio.nic.state.worker import worker_at
 from gpunetio.nic.steering.steer import read_frames, steer, turn_to
-from gpunetio.nic.step import step
+from gpunetio.nic.turn.step import step
 from gpunetio.packet_processing.steering import Steering
 from gpunetio.verbs import open
 

@@ -19,7 +19,7 @@ from gpunetio import Gpu, PortConfig, kernel, verbs
 from gpunetio import device as dev
 from gpunetio.enums import Access
 from gpunetio.jit.ops import copy, ld_relaxed64, on_host, st_release64
-from gpunetio.nic.copies import copy_part
+from gpunetio.nic.memory.copies import copy_part
 
 DEPTH = 1024
 AREA = 32 << 20  # bytes that a queue writes from and to, piece by piece

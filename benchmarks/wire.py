@@ -21,7 +21,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from gpunetio.device.waiting import HOST_SPINS
-from gpunetio.nic.engine import yield_every
+from gpunetio.nic.host.engine import yield_every
 
 LIMITS = Path(__file__).with_name("wire_limits.c")
 FLAGS = ["-Wall", "-O3", "-march=native", "-pthread"]

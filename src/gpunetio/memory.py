@@ -29,7 +29,7 @@ _live: dict[int, HostMemory] = {}  # by address: garbage collection must not fre
 
 
 class Watcher(Protocol):
-    """Who has to know of all host memory of ours (nic/pinned.py)."""
+    """Who has to know of all host memory of ours (nic/gpu/pinned.py)."""
 
     def add(self, address: int, nbytes: int) -> None:
         """Take in new memory."""

@@ -29,7 +29,7 @@ from gpunetio.cli import app, benchmarks
 from gpunetio.cli.failures import Failure, writing
 from gpunetio.errors import InUseError
 from gpunetio.jit import roots
-from gpunetio.nic.control.port import WIRES, spell
+from gpunetio.nic.engine.port import WIRES, spell
 from gpunetio.providers import device_list
 from gpunetio.rendezvous import PeerInterrupted
 from gpunetio.verbs import QpEndpoint

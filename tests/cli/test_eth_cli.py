@@ -10,7 +10,7 @@ from gpunetio import eth, verbs
 from gpunetio.cli import app
 from gpunetio.cli.eth import Mac
 from gpunetio.errors import NotSupportedError, TimedOutError
-from gpunetio.nic.engine import compile_engine, compile_extensions
+from gpunetio.nic.host.engine import compile_engine, compile_extensions
 from gpunetio.samples import eth_rxq, eth_txq
 from gpunetio.samples.eth_rxq import Kind
 from nic_rig import until

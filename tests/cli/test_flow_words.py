@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from gpunetio.cli.flow_words import Compared, compared
 from gpunetio.flow import Match, TcpFlag, match
-from gpunetio.nic.control.flow_match import PARAM_BYTES, words_of
+from gpunetio.nic.control.flow.match import PARAM_BYTES, words_of
 
 
 def words(shown: Match) -> list[Compared]:

@@ -313,4 +313,4 @@ def test_it_imports_little(tmp_path):
     )  # fmt: skip
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     assert "gpunetio.doctor.report.tree" in imported
-    assert not {"numba", "llvmlite", "matplotlib", "rich", "gpunetio.gpu", "gpunetio.nic.engine"} & imported
+    assert not {"numba", "llvmlite", "matplotlib", "rich", "gpunetio.gpu", "gpunetio.nic.host.engine"} & imported

@@ -18,7 +18,7 @@ from gpunetio.cli import app
 from gpunetio.enums import LinkLayer
 from gpunetio.errors import DocaError, DriverError, InvalidValueError, UnexpectedError
 from gpunetio.fabric.faults import Faults
-from gpunetio.nic.control.port import PortConfig
+from gpunetio.nic.engine.port import PortConfig
 from gpunetio.rendezvous import PeerError, link
 from gpunetio.samples import verbs_server_client as sample
 from gpunetio.samples.verbs_server_client import SampleOptions

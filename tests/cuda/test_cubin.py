@@ -17,7 +17,7 @@ from gpunetio.jit import cache as kept
 from gpunetio.jit import cubin, prebuilt
 from gpunetio.jit.kinds import INT
 from gpunetio.kept import read_kept, write_kept
-from gpunetio.nic.slice_kernel import OPTIONS, gpunetio_slice
+from gpunetio.nic.gpu.slice_kernel import OPTIONS, gpunetio_slice
 
 SM_90 = (9, 0)
 ELF = b"\x7fELF"

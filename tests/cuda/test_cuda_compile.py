@@ -26,7 +26,8 @@ from gpunetio.jit import cubin, machine, nvvm, ops
 from gpunetio.jit.compile import device_function, engine_function
 from gpunetio.jit.kinds import INT, ArrayType
 from gpunetio.jit.unit import Unit
-from gpunetio.nic import borrowed, copies, slices
+from gpunetio.nic.gpu import borrowed, slices
+from gpunetio.nic.memory import copies
 from gpunetio.nic.queues import completion
 from gpunetio.nic.transport import delivery, eth_send, lan, loopback, pipes, requester, responses
 

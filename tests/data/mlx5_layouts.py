@@ -20,7 +20,8 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
 
-from gpunetio.formats import commands, contexts, cqe, ethernet, events, flow, wqe
+from gpunetio.formats import commands, contexts, cqe, events, flow, wqe
+from gpunetio.formats import ethernet_queues as ethernet
 from gpunetio.formats.layout import BitStruct, Entry
 
 MODULES = (commands, contexts, cqe, ethernet, events, flow, wqe)

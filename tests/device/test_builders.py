@@ -27,7 +27,7 @@ from gpunetio.formats.wqe import (
     CtrlFlags,
     WqeOpcode,
 )  # fmt: skip
-from gpunetio.nic.observe.reasons import Reason
+from gpunetio.nic.state.reasons import Reason
 from nic_rig import control, data, inline, raddr, view
 from pair import Pair, make_pair
 

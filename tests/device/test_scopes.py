@@ -10,7 +10,7 @@ import pytest
 from device_programs import BLOCK, CTA, EXCLUSIVE, GIB, GPU, SCOPES, THREAD, WARP, Call, run
 from gpunetio import Gpu, MemType, device, verbs
 from gpunetio.formats.cqe import Syndrome
-from gpunetio.nic.control.port import PortConfig
+from gpunetio.nic.engine.port import PortConfig
 from nic_rig import until
 from pair import Pair, make_pair
 

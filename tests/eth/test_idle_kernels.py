@@ -13,7 +13,7 @@ from eth_receive_rig import remove_rules
 from gpunetio import Gpu, MemType, device, eth, kernel, verbs
 from gpunetio.flow import FlowPort, match
 from gpunetio.formats.commands import Opcode
-from gpunetio.formats.ethernet import QueueState
+from gpunetio.formats.ethernet_queues import QueueState
 from gpunetio.jit.code import Launch
 from gpunetio.memory import HostMemory
 from nic_rig import view

@@ -15,7 +15,7 @@ from gpunetio import eth
 from gpunetio.enums import Access
 from gpunetio.errors import BadStateError, FullError, InvalidValueError, NotSupportedError
 from gpunetio.formats.cqe import RxChecksum
-from gpunetio.formats.ethernet import QueueState
+from gpunetio.formats.ethernet_queues import QueueState
 from gpunetio.memory import HostMemory
 
 DELIVERED, NO_BUFFER, TOO_LONG = (f"rx_frame_{fate}" for fate in ("delivered", "no_buffer", "too_long"))

@@ -14,7 +14,7 @@ from gpunetio import Gpu, MemType, device, eth
 from gpunetio.enums import NicHandler
 from gpunetio.errors import BadStateError
 from gpunetio.formats.commands import Opcode
-from gpunetio.formats.ethernet import QueueState
+from gpunetio.formats.ethernet_queues import QueueState
 from nic_rig import until, view
 
 NBYTES = 64

@@ -19,7 +19,7 @@ from gpunetio.eth.layout import cyclic_layout
 from gpunetio.flow import FlowPort, match
 from gpunetio.formats.device_structs import DEV_CQ
 from gpunetio.formats.eth_device import DEV_ETH_RXQ
-from gpunetio.formats.ethernet import QueueState
+from gpunetio.formats.ethernet_queues import QueueState
 from gpunetio.formats.wqe import DATA_SEG, SEGMENT
 from gpunetio.memory import HostMemory, is_accessible
 

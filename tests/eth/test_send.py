@@ -12,7 +12,7 @@ from ethernet_rig import nic_of
 from gpunetio import Gpu, PortConfig, eth, verbs
 from gpunetio.errors import BadStateError, FullError, InvalidValueError, NotSupportedError, TooBigError
 from gpunetio.flow import FlowPort, match
-from gpunetio.formats.ethernet import InlineMode, QueueState
+from gpunetio.formats.ethernet_queues import InlineMode, QueueState
 from gpunetio.formats.wqe import CTRL_SEG, DATA_SEG, ETH_SEG, EthChecksum, WqeOpcode
 from gpunetio.memory import HostMemory
 

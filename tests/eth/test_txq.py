@@ -14,7 +14,7 @@ from gpunetio.errors import BadStateError, InvalidValueError, NotSupportedError
 from gpunetio.formats.cqe import CQE64, CqeOpcode
 from gpunetio.formats.device_structs import DEV_CQ, DEV_QP, DEV_SIDE
 from gpunetio.formats.eth_device import DEV_ETH_TXQ
-from gpunetio.formats.ethernet import QueueState
+from gpunetio.formats.ethernet_queues import QueueState
 from gpunetio.formats.wqe import CTRL_SEG, WQEBB
 
 

@@ -6,9 +6,9 @@ import pytest
 from gpunetio.device import kernel
 from gpunetio.enums import MemType
 from gpunetio.jit.ops import st64
-from gpunetio.nic.commands import EngineCommand
 from gpunetio.nic.state.worker import WORKER, worker_at
-from gpunetio.nic.step import step
+from gpunetio.nic.turn.commands import EngineCommand
+from gpunetio.nic.turn.step import step
 
 
 @kernel

@@ -14,7 +14,7 @@ import pytest
 from gpunetio import Gpu, MemType, SharingMode, device, kernel, verbs
 from gpunetio.errors import NotSupportedError
 from gpunetio.gpu.memory import GpuMemory
-from gpunetio.nic.observe.reasons import Reason
+from gpunetio.nic.state.reasons import Reason
 from nic_rig import (
     FA,
     READ,

@@ -14,7 +14,7 @@ from gpunetio.formats.cqe import Syndrome
 from gpunetio.gpu import watchdog as watchdog_module
 from gpunetio.gpu.completions import FailedWqe
 from gpunetio.gpu.watchdog import Watchdog
-from gpunetio.nic.observe.reasons import Reason
+from gpunetio.nic.state.reasons import Reason
 from nic_rig import until
 from pair import Pair, make_pair
 from queue_kernels import puts, receive

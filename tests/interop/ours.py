@@ -26,7 +26,7 @@ from gpunetio.cm.agent import Agent
 from gpunetio.enums import Access, QpState
 from gpunetio.fabric.faults import Faults
 from gpunetio.formats.cqe import Syndrome
-from gpunetio.nic.control.port import PortConfig
+from gpunetio.nic.engine.port import PortConfig
 from gpunetio.verbs import QpEndpoint
 from protocol import ACCESS, Connection, End, Session
 

@@ -110,8 +110,8 @@ def test_names_for_perf() -> None:
         file.unlink()
         Path(f"/tmp/jit-{process}.dump").unlink()
     places = {name: (int(start, 16), int(size, 16)) for start, size, name in lines}
-    assert format(places["gpunetio.nic.loop.run"][0], "x") == address
-    assert "gpunetio.nic.engine.post_command" in places
+    assert format(places["gpunetio.nic.host.loop.run"][0], "x") == address
+    assert "gpunetio.nic.host.engine.post_command" in places
     assert len(places) > 20  # the functions that are not inlined
     assert not any(name.startswith("root_") for name in places)
 

@@ -59,5 +59,5 @@ def test_what_the_engine_is_compiled_from():
     """Modules that it imports, directly or not, and no others."""
     package = ROOT / PACKAGE
     found = {path.relative_to(package).as_posix() for path in sources_of(package / "nic" / "host" / "engine.py")}
-    assert {"nic/engine.py", "nic/step.py", "formats/wqe.py", "jit/ops/__init__.py"} <= found
+    assert {"nic/host/engine.py", "nic/turn/step.py", "formats/wqe.py", "jit/ops/__init__.py"} <= found
     assert not {"verbs/qp.py", "cli/warm.py", "device/onesided.py"} & found

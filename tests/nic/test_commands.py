@@ -14,7 +14,7 @@ from gpunetio.errors import BadStateError, InUseError, InvalidValueError, NoMemo
 from gpunetio.formats import commands as cmd
 from gpunetio.formats import contexts
 from gpunetio.formats.commands import CapClass, Opcode, PrmMtu, Status
-from gpunetio.nic.control.qp import MAX_QP
+from gpunetio.nic.control.queues.qp import MAX_QP
 from gpunetio.nic.control.syndromes import CommandSyndrome
 from gpunetio.providers.provider import UarPage
 

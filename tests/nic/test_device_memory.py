@@ -16,9 +16,9 @@ import pytest
 from fake_gpu import LAUNCH_FAILURE, DeviceEnds, FakeGpus, device_ends
 from gpunetio.enums import Access
 from gpunetio.errors import InvalidValueError, NotSupportedError
-from gpunetio.nic.dma.cuda_driver import cuda_driver
-from gpunetio.nic.dma.streams import STAGING
-from gpunetio.nic.observe.reasons import Reason
+from gpunetio.nic.memory.cuda_driver import cuda_driver
+from gpunetio.nic.memory.streams import STAGING
+from gpunetio.nic.state.reasons import Reason
 from nic_rig import (
     ALWAYS,
     CS,

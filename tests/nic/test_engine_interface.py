@@ -11,12 +11,12 @@ from gpunetio.enums import WcStatus, WrOpcode
 from gpunetio.fabric.notifier import Notifier
 from gpunetio.memory import HostMemory
 from gpunetio.nic import nic as nic_module
-from gpunetio.nic.control.port import PortConfig
-from gpunetio.nic.engine import compile_engine, post_command
-from gpunetio.nic.hardware import Engine
+from gpunetio.nic.engine.hardware import Engine
+from gpunetio.nic.engine.port import PortConfig
+from gpunetio.nic.host.engine import compile_engine, post_command
 from gpunetio.nic.state.qp import QP_ROW
 from gpunetio.nic.state.tables import Table
-from gpunetio.nic.step import step
+from gpunetio.nic.turn.step import step
 from gpunetio.verbs import RecvWr, SendWr, Sge
 
 

@@ -20,11 +20,11 @@ from gpunetio.enums import Access
 from gpunetio.errors import DriverError
 from gpunetio.formats.commands import Opcode, WqType
 from gpunetio.formats.cqe import FILLER, CqeOpcode, RxChecksum, RxHeaders
-from gpunetio.formats.ethernet import ModifyRq, QueueState
+from gpunetio.formats.ethernet_queues import ModifyRq, QueueState
 from gpunetio.formats.events import EventType
 from gpunetio.formats.wqe import MIN_STRIDE_LOG, MIN_STRIDES_LOG, STRIDING_WQE
 from gpunetio.nic.control.syndromes import CommandSyndrome
-from gpunetio.nic.observe.reasons import Reason
+from gpunetio.nic.state.reasons import Reason
 from lan import Station, cabled, nics
 from nic_rig import until
 from stream_end import StreamEnd

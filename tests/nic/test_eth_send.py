@@ -14,10 +14,10 @@ from eth_send_rig import CHECKSUMS, Port, Sq, error_of, eth, inlined, opcode_of,
 from gpunetio import PortConfig, verbs
 from gpunetio.eth import query_caps
 from gpunetio.formats.cqe import CqeOpcode, Syndrome
-from gpunetio.formats.ethernet import VPORT_FRAMING, QueueState
+from gpunetio.formats.ethernet_queues import VPORT_FRAMING, QueueState
 from gpunetio.formats.events import EQE, EventQueueType, EventType
 from gpunetio.formats.wqe import CtrlFlags, WqeOpcode
-from gpunetio.nic.observe.reasons import Reason
+from gpunetio.nic.state.reasons import Reason
 from nic_rig import until
 
 RST, RDY, ERR = QueueState.RST, QueueState.RDY, QueueState.ERR

@@ -28,9 +28,9 @@ from eth_send_rig import (
 )  # fmt: skip
 from gpunetio import PortConfig, verbs
 from gpunetio.formats.cqe import CqeOpcode, Syndrome
-from gpunetio.formats.ethernet import QueueState, TimestampFormat
+from gpunetio.formats.ethernet_queues import QueueState, TimestampFormat
 from gpunetio.formats.wqe import WAIT_MASK, WaitMode, WqeOpcode
-from gpunetio.nic.observe.reasons import Reason
+from gpunetio.nic.state.reasons import Reason
 from nic_rig import until
 
 TSO, MPSW, WAIT = WqeOpcode.TSO, WqeOpcode.ENHANCED_MPSW, WqeOpcode.WAIT

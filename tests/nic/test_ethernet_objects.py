@@ -11,19 +11,19 @@ from ethernet_rig import KEY, RECORD, Maker, kinds_of, nic_of, refuses
 from flow_rig import TIR, Steering
 from gpunetio import LinkLayer, PortConfig, verbs
 from gpunetio.errors import InUseError, InvalidValueError, NoMemoryError, NotSupportedError
-from gpunetio.formats import ethernet as eth
+from gpunetio.formats import ethernet_queues as eth
 from gpunetio.formats.commands import CapClass, Opcode, Status, WqType
 from gpunetio.formats.contexts import CMD_HCA_CAP, ETHERNET_OFFLOAD_CAPS
-from gpunetio.formats.ethernet import ModifyRq, ModifyRqt, ModifyTir, ModifyTis, QueueState, rq_list
+from gpunetio.formats.ethernet_queues import ModifyRq, ModifyRqt, ModifyTir, ModifyTis, QueueState, rq_list
 from gpunetio.formats.events import EventType
 from gpunetio.formats.flow import EntryModify
 from gpunetio.formats.mailboxes import mailboxes
-from gpunetio.nic.commands import EngineCommand
-from gpunetio.nic.control import q_counter, rq, rqt, sq, tir, tis, transport_domain
-from gpunetio.nic.control.qp import MAX_QP
+from gpunetio.nic.control.queues import q_counter, rq, rqt, sq, tir, tis, transport_domain
+from gpunetio.nic.control.queues.qp import MAX_QP
 from gpunetio.nic.control.syndromes import CommandSyndrome as Because
-from gpunetio.nic.extensions import ETHERNET_QUEUES
-from gpunetio.nic.state.ethernet import Q_COUNTER_ROW
+from gpunetio.nic.state.ethernet_queues import Q_COUNTER_ROW
+from gpunetio.nic.state.extensions import ETHERNET_QUEUES
+from gpunetio.nic.turn.commands import EngineCommand
 from gpunetio.verbs import DevxObject
 from nic_rig import PATIENCE
 

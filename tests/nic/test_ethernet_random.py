@@ -11,9 +11,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from ethernet_rig import KEY, Maker, kinds_of, nic_of
 from gpunetio import verbs
 from gpunetio.errors import DriverError
-from gpunetio.formats import ethernet as eth
+from gpunetio.formats import ethernet_queues as eth
 from gpunetio.formats.commands import Opcode, Status
-from gpunetio.formats.ethernet import ModifyRq, ModifyRqt, ModifyTir, QueueState, rq_list
+from gpunetio.formats.ethernet_queues import ModifyRq, ModifyRqt, ModifyTir, QueueState, rq_list
 from gpunetio.nic.control.syndromes import CommandSyndrome
 from gpunetio.verbs import DevxObject
 

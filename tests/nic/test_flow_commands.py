@@ -11,9 +11,9 @@ from gpunetio.formats import flow
 from gpunetio.formats.commands import CapClass, Opcode, Status
 from gpunetio.formats.contexts import CMD_HCA_CAP
 from gpunetio.formats.flow import FTE_MATCH_PARAM, DestinationType, EntryModify, FlowAction
-from gpunetio.nic.control.flow_tables import MAX_LEVEL, MAX_LOG_SIZE
-from gpunetio.nic.control.port import PortConfig
+from gpunetio.nic.control.flow.tables import MAX_LEVEL, MAX_LOG_SIZE
 from gpunetio.nic.control.syndromes import CommandSyndrome
+from gpunetio.nic.engine.port import PortConfig
 from gpunetio.nic.state.flow import MAX_MASKS
 from gpunetio.providers import open_device
 from gpunetio.verbs import Context

@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gpunetio.formats.doorbell import PI_MASK, UAR_NO_DBR_OFFSET, UAR_REG_HALF, UAR_REG_OFFSET
-from gpunetio.nic import forwarding
+from gpunetio.nic.gpu import forwarding
 
 QPN = 0x123
 PAGE, LINE, LIST = 0x10000, 0x20000, 0x30000

@@ -19,7 +19,7 @@ from frame_fuzz import ROCE, V4, V6, fate, more_templates, mutated, templates
 from gpunetio import Gpu, MemType, PortConfig, eth, verbs
 from gpunetio.flow import DROP, FlowPort, Match, Rss, match
 from gpunetio.memory import HostMemory
-from gpunetio.nic.control.port import gid_of
+from gpunetio.nic.engine.port import gid_of
 from gpunetio.nic.state.counters import FRAME_FATES, PACKET_FATES, STEERED_FATES
 from lan import End, exchange, join
 from nic_rig import until

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gpunetio as gn
-from gpunetio.nic import helping, nic
+from gpunetio.nic import nic
+from gpunetio.nic.host import helping
 from gpunetio.nic.nic import SoftNic
 from gpunetio.providers.soft import SoftProvider
 from gpunetio.verbs import CQ, QP, Context, SendWr, Sge

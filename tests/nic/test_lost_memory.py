@@ -8,7 +8,7 @@ import sys
 import pytest
 
 import gpunetio as gn
-from gpunetio.nic import helping
+from gpunetio.nic.host import helping
 from repository import RIGS
 
 pytestmark = pytest.mark.soft_nic

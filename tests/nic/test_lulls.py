@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpunetio.nic import slices
+from gpunetio.nic.gpu import slices
 
 MS = 1_000_000
 RAN, SENDS = 2, 1  # what `_near_turns` returns: twice how much was done, and 1 if something takes packets

@@ -7,7 +7,7 @@ import pytest
 
 from gpunetio.enums import Access, QpState, QpType
 from gpunetio.memory import HostMemory
-from gpunetio.nic.observe.reasons import Reason
+from gpunetio.nic.state.reasons import Reason
 from nic_rig import (
     ALWAYS,
     CS,

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from gpunetio import Gpu, kernel
 from gpunetio.enums import QpAtomicType
 from gpunetio.jit import ops
-from gpunetio.nic.observe.reasons import Reason
+from gpunetio.nic.state.reasons import Reason
 from nic_rig import (
     CS,
     LOCAL_LENGTH,

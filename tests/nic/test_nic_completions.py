@@ -7,9 +7,9 @@ import pytest
 
 from gpunetio.enums import CqOverrun, QpSendDbrMode, QpState
 from gpunetio.formats.cqe import CQE64, INIT_OP_OWN, OPCODE_SHIFT
-from gpunetio.nic.observe.reasons import Reason
 from gpunetio.nic.queues.completion import Completion, write_cqe
 from gpunetio.nic.queues.wqes import PATIENCE_NS
+from gpunetio.nic.state.reasons import Reason
 from nic_rig import (
     ALWAYS,
     FLUSHED,

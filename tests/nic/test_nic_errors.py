@@ -13,7 +13,7 @@ import pytest
 
 from fake_gpu import LAUNCH_FAILURE, DeviceBuffer, FakeGpus
 from gpunetio.enums import Access, QpAttrMask, QpState
-from gpunetio.nic.observe.reasons import EXPLAIN, Reason
+from gpunetio.nic.state.reasons import EXPLAIN, Reason
 from gpunetio.verbs import QpAttr
 from gpunetio.verbs.qp_state import transition
 from nic_rig import (

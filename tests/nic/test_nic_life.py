@@ -15,7 +15,7 @@ from gpunetio.enums import QpState
 from gpunetio.errors import BadStateError
 from gpunetio.nic import nic
 from gpunetio.nic.nic import SoftNic
-from gpunetio.nic.observe.reasons import Reason
+from gpunetio.nic.state.reasons import Reason
 from gpunetio.providers.soft import SoftProvider
 from nic_rig import (
     ALWAYS,

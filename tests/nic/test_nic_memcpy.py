@@ -12,7 +12,7 @@ from fake_gpu import LAUNCH_FAILURE, DeviceEnds, FakeGpus, device_ends
 from gpunetio.enums import Access, QpType
 from gpunetio.errors import InvalidValueError
 from gpunetio.memory import HostMemory
-from gpunetio.nic.observe.reasons import Reason
+from gpunetio.nic.state.reasons import Reason
 from nic_rig import (
     LOCAL_PROT,
     LOCAL_QP_OP,

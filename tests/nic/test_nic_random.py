@@ -14,7 +14,7 @@ import nic_model as model
 from fake_gpu import DeviceBuffer, FakeGpus
 from gpunetio import verbs
 from gpunetio.enums import Access, QpAtomicType, QpState
-from gpunetio.nic.control.port import PortConfig
+from gpunetio.nic.engine.port import PortConfig
 from nic_model import (
     ATOMICS,
     CMP_SWAP,

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from garbage import garbage
 from gpunetio.errors import DriverError
 from gpunetio.memory import PAGE, HostMemory, watchers
-from gpunetio.nic.pinned import Pinned
+from gpunetio.nic.gpu.pinned import Pinned
 
 PAGES = 24
 BASE = 1 << 40

@@ -13,8 +13,8 @@ from gpunetio.errors import InUseError, InvalidValueError, NotFoundError, NotSup
 from gpunetio.fabric.claims import owner_of
 from gpunetio.gpu import cuda_backend
 from gpunetio.gpu.device import engine_of
-from gpunetio.nic.control.port import MAX_HEADERS, Port, address_of, can_reach, gid_of, link_mtu_of, mac_of
-from gpunetio.nic.dma.cuda_driver import cuda_driver
+from gpunetio.nic.engine.port import MAX_HEADERS, Port, address_of, can_reach, gid_of, link_mtu_of, mac_of
+from gpunetio.nic.memory.cuda_driver import cuda_driver
 from gpunetio.providers import soft
 from nic_child import Child
 from nic_rig import READ, REQ, SEND, SIZE, WRITE, Buffer, Queue, connect, raddr
@@ -206,7 +206,7 @@ def test_can_reach():
 
 
 def test_a_gid_without_a_route(monkeypatch):
-    monkeypatch.setattr("gpunetio.nic.control.links.can_reach", lambda address: False)
+    monkeypatch.setattr("gpunetio.nic.control.links.links.can_reach", lambda address: False)
     with verbs.open("soft5", port=PortConfig(addresses=(own_address(),))) as ctx:
         provider = ctx.provider
         for text in ("192.0.2.1", "2001:db8::1"):

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from gpunetio.formats.wqe import WqeOpcode
-from gpunetio.nic import runs
+from gpunetio.nic.gpu import runs
 
 LANES = 32
 SECONDS = 20

@@ -27,12 +27,12 @@ from ethernet_rig import Maker, nic_of
 from flow_rig import TABLE, TIR, Refused, Steering, match
 from gpunetio import PortConfig, verbs
 from gpunetio.formats.commands import Opcode
-from gpunetio.formats.ethernet import HashField, L3Prot, ModifyTir
+from gpunetio.formats.ethernet_queues import HashField, L3Prot, ModifyTir
 from gpunetio.formats.flow import FTE_MATCH_PARAM, EntryModify
-from gpunetio.nic.control.flow_entries import FlowEntries
-from gpunetio.nic.control.flow_rules import hash_of
+from gpunetio.nic.control.flow.entries import FlowEntries
+from gpunetio.nic.control.flow.rules import hash_of
 from gpunetio.nic.nic import SoftNic
-from gpunetio.nic.state.ethernet import TIR_ROW
+from gpunetio.nic.state.ethernet_queues import TIR_ROW
 from gpunetio.nic.state.flow import MATCHED, Fate
 from gpunetio.nic.steering.hashing import _FACTOR, START
 from gpunetio.nic.steering.rss import toeplitz_table

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from gpunetio import verbs
 from gpunetio.enums import QpType, SendFlags, WrOpcode
 from gpunetio.errors import InvalidValueError, TimedOutError
-from gpunetio.nic import engine
-from gpunetio.nic.control.port import PortConfig
+from gpunetio.nic.engine.port import PortConfig
+from gpunetio.nic.host import engine
 from gpunetio.nic.nic import SoftNic
-from gpunetio.nic.observe.reasons import Reason
 from gpunetio.nic.observe.running import running
+from gpunetio.nic.state.reasons import Reason
 from gpunetio.nic.state.work_queue import WORK_QUEUE
 from gpunetio.verbs import PD, AhAttr, Context, RecvWr, SendWr, Sge
 from nic_rig import READ, REQ, REQ_ERR, RESP_SEND, SEND, WRITE, Buffer, Queue, connect, until, view

@@ -20,10 +20,10 @@ from gpunetio.errors import DriverError
 from gpunetio.eth import ManagedRxq
 from gpunetio.flow import FlowPort, match
 from gpunetio.formats.cqe import CqeOpcode, Syndrome
-from gpunetio.formats.ethernet import QueueState, TimestampFormat
+from gpunetio.formats.ethernet_queues import QueueState, TimestampFormat
 from gpunetio.formats.wqe import WQEBB, WaitMode, WqeOpcode
 from gpunetio.jit.compile import engine_function
-from gpunetio.nic.observe.reasons import Reason
+from gpunetio.nic.state.reasons import Reason
 from gpunetio.nic.transport.eth_frame import leave
 from lan import End, exchange, join
 from nic_rig import until, view

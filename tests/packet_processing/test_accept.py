@@ -13,7 +13,7 @@ from gpunetio.errors import DriverError
 from gpunetio.eth import CpuTxq, query_caps
 from gpunetio.flow import match
 from gpunetio.formats.commands import Opcode
-from gpunetio.formats.ethernet import QueueState
+from gpunetio.formats.ethernet_queues import QueueState
 from gpunetio.memory import HostMemory
 from gpunetio.packet_processing.app import accepter
 from gpunetio.packet_processing.http_host import HttpServer

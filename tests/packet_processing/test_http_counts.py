@@ -14,7 +14,7 @@ import gpunetio as gn
 from gpunetio import PortConfig
 from gpunetio.cli.prometheus import application_exposition
 from gpunetio.formats.commands import Opcode
-from gpunetio.formats.ethernet import QueueState
+from gpunetio.formats.ethernet_queues import QueueState
 from gpunetio.packet_processing.acceptor import COUNTS as OF_ACCEPTORS
 from gpunetio.packet_processing.app import Application
 from gpunetio.packet_processing.connection import LANE, Tables

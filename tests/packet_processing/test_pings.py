@@ -17,7 +17,7 @@ from scapy.layers.l2 import ARP, Dot1AD, Dot1Q, Ether
 
 from gpunetio import PortConfig
 from gpunetio.formats.commands import Opcode
-from gpunetio.formats.ethernet import QueueState
+from gpunetio.formats.ethernet_queues import QueueState
 from gpunetio.packet_processing.app import Application
 from gpunetio.packet_processing.options import Options
 from gpunetio.packet_processing.queues import Protocol

@@ -8,7 +8,7 @@ from scapy.layers.inet import IP, UDP
 from scapy.layers.l2 import Ether
 from scapy.utils import PcapReader
 
-from gpunetio.nic.engine import compile_engine, compile_extensions
+from gpunetio.nic.host.engine import compile_engine, compile_extensions
 from gpunetio.nic.observe.running import running as running_nics
 from nic_rig import until
 from tools import LIMIT, Tool, error_line, running

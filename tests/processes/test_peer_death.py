@@ -8,7 +8,7 @@ import socket
 import pytest
 
 from far import DEADLINE, Far, Farm, Side, side, write_all
-from gpunetio.nic.observe.reasons import Reason
+from gpunetio.nic.state.reasons import Reason
 from neighbour import address
 from nic_rig import (
     ALWAYS,

@@ -24,7 +24,7 @@ from gpunetio.errors import (
     NotSupportedError,
     TimedOutError,
 )
-from gpunetio.nic.engine import compile_engine
+from gpunetio.nic.host.engine import compile_engine
 from gpunetio.rendezvous import PeerError, PeerInterrupted
 from gpunetio.samples import descriptor_files
 from gpunetio.samples.descriptor_files import Exchange

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gpunetio.nic.engine import compile_engine
+from gpunetio.nic.host.engine import compile_engine
 from gpunetio.samples.rdma_client_server_write import send, serve
 from tools import Tool, error_line, running
 

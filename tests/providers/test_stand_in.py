@@ -27,9 +27,9 @@ from gpunetio.formats.events import EventType
 from gpunetio.formats.layout import VARIABLE
 from gpunetio.formats.mailboxes import mailboxes
 from gpunetio.memory import PAGE, HostMemory
-from gpunetio.nic.commands import EngineCommand
-from gpunetio.nic.control.port import PortConfig
+from gpunetio.nic.engine.port import PortConfig
 from gpunetio.nic.state.cq import EVENT
+from gpunetio.nic.turn.commands import EngineCommand
 from gpunetio.providers.mlx5 import structs as s
 from gpunetio.providers.mlx5.inline import ibv_query_port
 from gpunetio.providers.mlx5.libraries import libibverbs, libmlx5

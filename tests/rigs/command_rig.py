@@ -11,7 +11,9 @@ from gpunetio.formats import commands as cmd
 from gpunetio.formats.commands import Opcode, QpState, Status
 from gpunetio.formats.mailboxes import mailboxes
 from gpunetio.memory import HostMemory
-from gpunetio.nic.control import cq, mkey, pd, qp, rmp, uar, umem
+from gpunetio.nic.control import uar
+from gpunetio.nic.control.queues import cq, qp, rmp
+from gpunetio.nic.control.regions import mkey, pd, umem
 from gpunetio.nic.control.syndromes import CommandSyndrome
 from gpunetio.providers import open_device
 from gpunetio.providers.soft import SoftProvider

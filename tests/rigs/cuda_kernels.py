@@ -16,8 +16,8 @@ from gpunetio import device
 from gpunetio.eth import headers
 from gpunetio.jit import cubin
 from gpunetio.jit.kinds import INT
-from gpunetio.nic.slice_kernel import OPTIONS as SLICE_OPTIONS
-from gpunetio.nic.slice_kernel import gpunetio_slice
+from gpunetio.nic.gpu.slice_kernel import OPTIONS as SLICE_OPTIONS
+from gpunetio.nic.gpu.slice_kernel import gpunetio_slice
 from gpunetio.nic.transport.loopback import serve
 from gpunetio.packet_processing.http_server import serve_http
 from gpunetio.packet_processing.receive_icmp import receive_icmp

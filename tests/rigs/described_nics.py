@@ -17,7 +17,8 @@ from gpunetio.nic.observe.kinds import KINDS
 from gpunetio.nic.observe.publish import copies
 from gpunetio.nic.observe.running import Observed
 from gpunetio.nic.observe.words import cells, columns, details, document, number_of
-from gpunetio.nic.state import cq, ethernet, objects, qp, srq, wire
+from gpunetio.nic.state import cq, objects, qp, srq, wire
+from gpunetio.nic.state import ethernet_queues as ethernet
 from gpunetio.nic.state.counters import COUNTERS
 from gpunetio.nic.state.flow import Fate
 

@@ -12,13 +12,13 @@ from gpunetio import verbs
 from gpunetio.enums import Access
 from gpunetio.formats.commands import Opcode, WqType
 from gpunetio.formats.cqe import CQE64
-from gpunetio.formats.ethernet import QueueState
+from gpunetio.formats.ethernet_queues import QueueState
 from gpunetio.formats.wqe import DATA_SEG, INVALID_LKEY, SEGMENT, SRQ_NEXT_SEG
 from gpunetio.jit.compile import engine_function
 from gpunetio.memory import HostMemory
 from gpunetio.nic.state.counters import COUNTERS
 from gpunetio.nic.steering.steer import read_frame
-from gpunetio.nic.transport.ethernet import UNDECIDED, steer_frame
+from gpunetio.nic.transport.frame_sorting import UNDECIDED, steer_frame
 from gpunetio.verbs import DevxObject
 from steering_kernels import FRAME, Frames, frame_at
 

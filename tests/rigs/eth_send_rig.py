@@ -12,7 +12,7 @@ from ethernet_rig import Maker, nic_of
 from gpunetio import verbs
 from gpunetio.formats.commands import Opcode
 from gpunetio.formats.cqe import CqeOpcode
-from gpunetio.formats.ethernet import QueueState
+from gpunetio.formats.ethernet_queues import QueueState
 from gpunetio.formats.wqe import (
     ETH_INSERT_SVLAN,
     ETH_INSERT_VLAN,

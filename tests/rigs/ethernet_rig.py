@@ -8,10 +8,10 @@ import pytest
 from gpunetio import verbs
 from gpunetio.errors import DriverError
 from gpunetio.formats.commands import Opcode, Status
-from gpunetio.formats.ethernet import DispType, RxHashFn, rq_list
+from gpunetio.formats.ethernet_queues import DispType, RxHashFn, rq_list
 from gpunetio.memory import HostMemory
-from gpunetio.nic.control.ethernet import EthernetObjects
 from gpunetio.nic.control.objects import MailboxObjects
+from gpunetio.nic.control.queues.ethernet_objects import EthernetObjects
 from gpunetio.nic.control.syndromes import CommandSyndrome
 from gpunetio.nic.nic import SoftNic
 from gpunetio.verbs import DevxObject

@@ -25,7 +25,7 @@ from gpunetio.jit.ops import copy, ld32, ld64, st32, st64
 from gpunetio.jit.ops.lowering import INT, op
 from gpunetio.jit.struct_view import struct_view
 from gpunetio.memory import PAGE, HostMemory, round_up
-from gpunetio.nic.dma.cuda_driver import Calls
+from gpunetio.nic.memory.cuda_driver import Calls
 from gpunetio.nic.nic import SoftNic
 from nic_rig import Buffer, Queue, connect
 

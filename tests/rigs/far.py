@@ -25,7 +25,7 @@ from gpunetio import verbs
 from gpunetio.enums import Access
 from gpunetio.fabric import udp
 from gpunetio.fabric.frames import PIPE, pipe_size
-from gpunetio.nic.control.port import PortConfig
+from gpunetio.nic.engine.port import PortConfig
 from gpunetio.nic.nic import SoftNic
 from gpunetio.nic.state.wire import WIRE
 from gpunetio.verbs import QpEndpoint

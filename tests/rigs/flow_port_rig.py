@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from ethernet_rig import Maker, nic_of
 from gpunetio import PortConfig, verbs
 from gpunetio.flow import FlowPort
-from gpunetio.formats.ethernet import RQTC, TIRC, DispType, rqns_of
+from gpunetio.formats.ethernet_queues import RQTC, TIRC, DispType, rqns_of
 from gpunetio.nic.state.flow import Fate
 from gpunetio.verbs import DevxObject
 from steering_kernels import Frames

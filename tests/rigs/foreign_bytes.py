@@ -47,7 +47,7 @@ from gpunetio.fabric.pcap_reader import PcapFile
 from gpunetio.formats.rdma_device import CONNECTION_EXPORT
 from gpunetio.kept import DamagedError, unsealed, write_kept
 from gpunetio.nccl import connection as nccl
-from gpunetio.nic.control.port import PortConfig
+from gpunetio.nic.engine.port import PortConfig
 from gpunetio.rdma import description
 from gpunetio.rendezvous import endpoints, link, tcp
 from gpunetio.rendezvous.group import Rendezvous

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Iterator
 
 from gpunetio.errors import DocaError
-from gpunetio.nic.control.port import PortConfig
+from gpunetio.nic.engine.port import PortConfig
 from gpunetio.uverbs import abi, methods, ucma, ucma_abi
 from gpunetio.uverbs.call import Refused
 from gpunetio.uverbs.calls import Calls

@@ -25,7 +25,7 @@ from gpunetio.enums import Access, LinkLayer, QpAttrMask, QpState, QpType, WrOpc
 from gpunetio.errors import DocaError
 from gpunetio.formats.commands import OUT, CapClass, MkeyAccessMode, Opcode
 from gpunetio.formats.contexts import KLM, ROCE_ADDR_LAYOUT
-from gpunetio.formats.ethernet import ModifyRq, ModifyRqt, ModifyTir, ModifyTis, QueueState, rq_list
+from gpunetio.formats.ethernet_queues import ModifyRq, ModifyRqt, ModifyTir, ModifyTis, QueueState, rq_list
 from gpunetio.formats.flow import (
     DEST_FORMAT,
     FLOW_COUNTER_LIST,
@@ -39,7 +39,7 @@ from gpunetio.formats.layout import BitStruct
 from gpunetio.formats.mailboxes import mailboxes
 from gpunetio.nic.control.command import Call
 from gpunetio.nic.control.objects import MailboxObjects, Objects
-from gpunetio.nic.control.port import PortConfig
+from gpunetio.nic.engine.port import PortConfig
 from gpunetio.providers.soft import SoftProvider, open_device
 from gpunetio.uverbs import abi, call
 from gpunetio.uverbs.abi import Object

@@ -19,9 +19,9 @@ from gpunetio.fabric.links import Callbacks, Links, Refusal
 from gpunetio.formats.commands import QpState
 from gpunetio.formats.packet import ETHER_TYPE_ARP, ETHER_TYPE_IPV6, IPV4_MAPPED, NEIGHBOUR_SOLICITATION
 from gpunetio.memory import PAGE, HostMemory, sealed_memory
-from gpunetio.nic.dma.grants import Grants
-from gpunetio.nic.dma.reach import Reach
-from gpunetio.nic.hardware import Hardware
+from gpunetio.nic.control.regions.grants import Grants
+from gpunetio.nic.control.regions.reach import Reach
+from gpunetio.nic.engine.hardware import Hardware
 from gpunetio.nic.state.objects import MKEY_ROW
 from gpunetio.nic.state.qp import QP_ROW
 from gpunetio.nic.state.tables import MkeyTable, Table

@@ -20,7 +20,7 @@ from scapy.layers.l2 import ARP, Dot1AD, Dot1Q, Ether
 from scapy.packet import Raw
 
 from gpunetio.fabric.ip_headers import internet_checksum
-from gpunetio.nic.control.port import gid_of
+from gpunetio.nic.engine.port import gid_of
 
 PEER = bytes.fromhex("020000000002")
 V4, V6 = ("10.9.0.1", "10.9.0.2"), ("fd09::1", "fd09::2")  # of the port, and of its peer

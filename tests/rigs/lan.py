@@ -10,7 +10,7 @@ from typing import Any
 from scapy.layers.l2 import Ether
 
 from gpunetio import PortConfig, verbs
-from gpunetio.nic.engine import compile_engine, compile_extensions
+from gpunetio.nic.host.engine import compile_engine, compile_extensions
 from nic_rig import CS, FA, READ, REQ, RESP_SEND, SEND, SIZE, WRITE, Buffer, Queue, atomic, connect
 from udp_rig import Namespace
 

@@ -12,7 +12,8 @@ import time
 import numpy as np
 
 import gpunetio as gn
-from gpunetio.nic import helping, nic
+from gpunetio.nic import nic
+from gpunetio.nic.host import helping
 from gpunetio.verbs import SendWr, Sge
 from nic_rig import until
 

@@ -11,8 +11,8 @@ import numpy as np
 
 from gpunetio import verbs
 from gpunetio.formats.doorbell import UAR_REG_HALF
-from gpunetio.nic.control.port import PortConfig
-from gpunetio.nic.observe.reasons import Reason
+from gpunetio.nic.engine.port import PortConfig
+from gpunetio.nic.state.reasons import Reason
 from gpunetio.verbs import CQ, MR, PD, QP
 from udp_rig import own_address
 

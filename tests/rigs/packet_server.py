@@ -5,7 +5,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from gpunetio.nic.engine import compile_engine, compile_extensions
+from gpunetio.nic.host.engine import compile_engine, compile_extensions
 from tools import Tool
 
 SERVER, CLIENT = "10.77.9.1", "10.77.9.2"

@@ -8,7 +8,7 @@ from typing import Any
 from gpunetio import PortConfig, eth, verbs
 from gpunetio.flow import DROP, KERNEL, FlowPort, Rss, match
 from gpunetio.memory import HostMemory
-from gpunetio.nic.engine import compile_engine
+from gpunetio.nic.host.engine import compile_engine
 from nic_child import obey
 from repository import environment
 

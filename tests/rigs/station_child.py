@@ -12,7 +12,7 @@ from eth_send_rig import Sq, eth, inlined
 from ethernet_rig import Maker, nic_of
 from gpunetio import PortConfig, verbs
 from gpunetio.formats.packet import ETHERNET
-from gpunetio.nic.engine import compile_engine, compile_extensions
+from gpunetio.nic.host.engine import compile_engine, compile_extensions
 from nic_child import obey
 from repository import environment
 from stations import Station

@@ -14,9 +14,9 @@ from ethernet_rig import Maker, nic_of
 from gpunetio import PortConfig, verbs
 from gpunetio.jit.compile import engine_function
 from gpunetio.jit.ops import copy, ld64
-from gpunetio.nic.step import step
 from gpunetio.nic.transport.lan import frame_room, load_mac, send_frame
 from gpunetio.nic.transport.wire_kinds import flush_wires
+from gpunetio.nic.turn.step import step
 from steering_kernels import FRAME, Frames, frame_at
 from virtual_nics import start_engine, stop_engine
 

@@ -10,7 +10,7 @@ from gpunetio.jit.compile import engine_function
 from gpunetio.jit.ops import ld_relaxed64
 from gpunetio.jit.struct_view import struct_view
 from gpunetio.nic.nic import SoftNic
-from gpunetio.nic.state.ethernet import tir_row_at
+from gpunetio.nic.state.ethernet_queues import tir_row_at
 from gpunetio.nic.state.flow import PACKET, Fate, flow_table_at, packet_at
 from gpunetio.nic.state.nic import nic_at
 from gpunetio.nic.state.worker import worker_at
@@ -18,7 +18,7 @@ from gpunetio.nic.steering.lookups import search
 from gpunetio.nic.steering.parse import parse
 from gpunetio.nic.steering.rss import rss_hash
 from gpunetio.nic.steering.steer import read_frame, read_frames, steer, turn_to
-from gpunetio.nic.step import serve_command
+from gpunetio.nic.turn.step import serve_command
 
 FRAME = Entry("frame", 56, """
     address         0  i64

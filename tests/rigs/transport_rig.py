@@ -19,9 +19,9 @@ import pytest
 from gpunetio import verbs
 from gpunetio.fabric import frames
 from gpunetio.fabric.inprocess import InProcessWire
-from gpunetio.nic.commands import EngineCommand
-from gpunetio.nic.control.port import PortConfig
+from gpunetio.nic.engine.port import PortConfig
 from gpunetio.nic.state.wire import WIRE
+from gpunetio.nic.turn.commands import EngineCommand
 from gpunetio.verbs import QpEndpoint
 from nic_rig import Buffer, Queue, until, view
 

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from gpunetio.enums import QpState
-from gpunetio.nic.observe.reasons import Reason
+from gpunetio.nic.state.reasons import Reason
 from nic_rig import ALWAYS, FLUSHED, REQ, SEND, SEND_IMM, control, error_of, raddr, reports_of
 from transport_rig import Packet, Peer
 

@@ -20,13 +20,13 @@ from gpunetio.formats.layout import Entry
 from gpunetio.jit.compile import engine_function
 from gpunetio.jit.ops import be32, copy, ld8, ld64, st_release32
 from gpunetio.jit.struct_view import struct_view
-from gpunetio.nic.control.port import PortConfig
+from gpunetio.nic.engine.port import PortConfig
 from gpunetio.nic.nic import SoftNic
 from gpunetio.nic.state.qp import qp_row_at
 from gpunetio.nic.state.wire import WIRE, wire_at
 from gpunetio.nic.state.work_queue import entry, work_queue_at
 from gpunetio.nic.state.worker import worker_at
-from gpunetio.nic.step import scan_records, step
+from gpunetio.nic.turn.step import scan_records, step
 from gpunetio.providers.soft import open_device
 from nic_rig import Queue, view
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gpunetio.enums import QpAttrMask, QpState, QpType
-from gpunetio.nic.observe.reasons import Reason
+from gpunetio.nic.state.reasons import Reason
 from gpunetio.verbs import QpAttr
 from gpunetio.verbs.qp_state import transition
 from nic_rig import (

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from fake_gpu import LAUNCH_FAILURE, DeviceBuffer, FakeGpus
-from gpunetio.nic.dma.staging import ABANDONED, SLOT_BYTES, SLOTS
-from gpunetio.nic.observe.reasons import Reason
+from gpunetio.nic.memory.staging import ABANDONED, SLOT_BYTES, SLOTS
 from gpunetio.nic.state.counters import PACKET_FATES
 from gpunetio.nic.state.dma_stream import SLOT
+from gpunetio.nic.state.reasons import Reason
 from nic_rig import LOCAL_QP_OP, READ, REMOTE_ACCESS, REQ, WRITE, error_of, raddr, until, view
 from transport_rig import (
     ACK,

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpunetio.nic.observe.reasons import Reason
+from gpunetio.nic.state.reasons import Reason
 from nic_rig import FLUSHED, READ, WRITE, error_of
 from transport_rig import (
     ACKNOWLEDGE,

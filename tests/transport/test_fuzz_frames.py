@@ -37,8 +37,8 @@ from gpunetio.nic.state.counters import PACKET_FATES
 from gpunetio.nic.state.qp import QP_ROW, QP_SETUP_BYTES, qp_row_at
 from gpunetio.nic.state.wire import WIRE, wire_at
 from gpunetio.nic.state.worker import worker_at
-from gpunetio.nic.step import step
 from gpunetio.nic.transport.pending import forget_pending
+from gpunetio.nic.turn.step import step
 from nic_rig import (
     FA,
     READ,

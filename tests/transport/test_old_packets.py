@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from gpunetio.fabric.faults import Faults
-from gpunetio.nic.control.qp import QueuePairs
+from gpunetio.nic.control.queues.qp import QueuePairs
 from nic_rig import READ, RETRY_EXCEEDED, WRITE, Ends, Queue, error_of, pause, until
 
 PSN = 7

@@ -4,7 +4,7 @@
 import pytest
 
 from gpunetio.enums import QpState
-from gpunetio.nic.observe.reasons import Reason
+from gpunetio.nic.state.reasons import Reason
 from nic_rig import NOP, REMOTE_ACCESS, REMOTE_INVALID, REMOTE_OP, REQ, RETRY_EXCEEDED, SEND, WRITE, WRITE_IMM
 from transport_rig import ACK, NAK_ACCESS, NAK_INVALID, NAK_OPERATION, NAK_SEQUENCE, PSNS, RNR_NAK
 from transport_steps import completed, failed, post, request

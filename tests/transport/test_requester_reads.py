@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gpunetio.nic.observe.reasons import Reason
+from gpunetio.nic.state.reasons import Reason
 from nic_rig import FA, LOCAL_PROT, NOP, READ, RETRY_EXCEEDED, SEND, WRITE, Buffer, atomic, raddr
 from transport_rig import (
     ACK,

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from gpunetio.enums import QpState
-from gpunetio.nic.observe.reasons import Reason
+from gpunetio.nic.state.reasons import Reason
 from nic_rig import (
     NOP,
     RETRY_EXCEEDED,
@@ -109,7 +109,7 @@ def test_the_ack_timer_does_not_run_while_a_wait_is_open(peer):
 
 
 def test_in_a_lull_a_queue_pair_that_reaches_its_peer_starts_nothing(peer):
-    """What has begun goes on. The engine of a GPU makes lulls (nic/slices.py)."""
+    """What has begun goes on. The engine of a GPU makes lulls (nic/gpu/slices.py)."""
     p, other = peer(), peer()
     p.row["peer_keys"] = 1
     begun = request(p, WRITE, 3000)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from gpunetio.enums import Access, QpAtomicType, QpState
-from gpunetio.nic.observe.reasons import Reason
+from gpunetio.nic.state.reasons import Reason
 from nic_rig import FLUSHED, LOCAL_LENGTH, Buffer, data, error_of, reports_of
 from transport_rig import (
     ACK,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gpunetio.enums import QpState
-from gpunetio.nic.observe.reasons import Reason
+from gpunetio.nic.state.reasons import Reason
 from nic_rig import CS, FA, READ, RESP_SEND, RESP_WRITE_IMM, SEND, SEND_IMM, WRITE, WRITE_IMM, atomic, raddr
 from transport_rig import (
     ACKNOWLEDGE,

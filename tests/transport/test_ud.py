@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from gpunetio import verbs
 from gpunetio.enums import QpAttrMask, QpState, QpType
-from gpunetio.nic.observe.reasons import Reason
 from gpunetio.nic.state.counters import PACKET_FATES
+from gpunetio.nic.state.reasons import Reason
 from gpunetio.verbs import AhAttr
 from nic_rig import (
     LOCAL_LENGTH,

@@ -18,7 +18,8 @@ from gpunetio.jit import cache, progress
 from gpunetio.jit.compile import DeviceFunction, engine_function
 from gpunetio.jit.values import CompileError
 from gpunetio.kept import read_kept, write_kept
-from gpunetio.nic import engine, step
+from gpunetio.nic.host import engine
+from gpunetio.nic.turn import step
 from nic_rig import until
 from repository import environment
 

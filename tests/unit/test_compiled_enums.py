@@ -22,8 +22,8 @@ from gpunetio.jit.cubin import ptx_of
 from gpunetio.jit.kinds import INT
 from gpunetio.jit.ops import st64
 from gpunetio.jit.values import CompileError, kind_of, of_python
-from gpunetio.nic.observe.reasons import Reason
 from gpunetio.nic.state.qp import QP_ROW
+from gpunetio.nic.state.reasons import Reason
 from pair import run_on
 
 PACKAGE = Path(gpunetio.__file__).parent

@@ -14,7 +14,8 @@ from gpunetio.jit.compile import engine_function
 from gpunetio.jit.extension import Extension
 from gpunetio.jit.ops import ld_relaxed64, pause, st64, st_relaxed64
 from gpunetio.jit.values import CompileError
-from gpunetio.nic import engine, extensions
+from gpunetio.nic.host import engine
+from gpunetio.nic.state import extensions
 from nic_rig import until
 
 MORE = Extension("more")
@@ -111,7 +112,7 @@ def test_the_wait_says_what_is_compiled():
 
 OF_ETHERNET = (
     "gpunetio.fabric.ethernet_", "gpunetio.nic.steering.", "gpunetio.nic.transport.eth_",
-    "gpunetio.nic.transport.ethernet", "gpunetio.nic.transport.lan",
+    "gpunetio.nic.transport.frame_sorting", "gpunetio.nic.transport.lan",
 )  # fmt: skip
 
 

@@ -12,18 +12,8 @@ from compiled import optimized
 from gpunetio import enums
 from gpunetio.device import modes
 from gpunetio.errors import DocaError, DocaErrorCode
-from gpunetio.formats import (
-    commands,
-    contexts,
-    core_device,
-    cqe,
-    device_structs,
-    doorbell,
-    eth_device,
-    ethernet,
-    flow,
-    wqe,
-)
+from gpunetio.formats import commands, contexts, core_device, cqe, device_structs, doorbell, eth_device, flow, wqe
+from gpunetio.formats import ethernet_queues as ethernet
 from gpunetio.formats.layout import VARIABLE, BitStruct, Entry
 from gpunetio.jit.compile import engine_function
 from repository import DATA

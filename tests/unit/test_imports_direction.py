@@ -20,8 +20,9 @@ The layers, from high to low:
 
 So formats knows nothing of the NIC, the NIC nothing of verbs, and verbs reaches a NIC only through providers.
 Packages on one line count as one layer. An import inside a function, or for types only, counts like any other. A new
-package or root module belongs in LAYERS: the test names the ones
-it does not know.
+package or root module belongs in LAYERS: the test names the ones it does not know.
+
+A large package has floors of its own, in FLOORS.
 """
 
 from collections.abc import Iterator
@@ -36,7 +37,8 @@ PACKAGE = "gpunetio"
 SOURCE = ROOT / "src" / PACKAGE
 
 FACE = "__init__"  # the package itself: `import gpunetio`, or `from gpunetio import` of something that is no module
-LAYERS = (
+Layers = tuple[tuple[str, ...], ...]
+LAYERS: Layers = (
     ("cli", "__main__"),
     ("samples", "packet_processing", "bench", "testing", "doctor"),
     ("eth", "flow", "rdma", "dma", FACE),
@@ -56,31 +58,72 @@ LAYERS = (
         "interrupts", "limits", "service", "trusted", "kept", "once", "_version",
     ),
 )
-RANK = {name: len(LAYERS) - i for i, names in enumerate(LAYERS) for name in names}
+FLOORS: dict[str, Layers] = {
+    "nic": (
+        ("diagnosis",),
+        ("nic",),       # the NIC, as drivers call it
+        ("host",),      # turns on threads of the CPU
+        ("observe",),   # counters, reports, tables for other processes
+        ("gpu",),       # turns in slices, on a GPU or its twin
+        ("control",),   # commands by object, links, shared memory
+        ("wires",),     # what wires lead to
+        ("engine",),    # what the control path acts on
+        ("turn",),      # what the engine does again and again
+        ("transport",), # IBTA chapter 9, and Ethernet frames
+        ("queues",),    # WQEs, CQEs, doorbells, events
+        ("steering",),  # flow tables
+        ("memory",),    # keys, and how payload is copied
+        ("state", FACE),
+    ),
+    "nic/control": (
+        ("control_path",),
+        ("queues", "flow"),
+        ("links",),     # to other NICs
+        ("regions",),   # PDs, memory keys, UMEMs, shared memory
+        ("interpreter", "event_channels", "gids", "hca", "uar", "vport"),
+        ("command", "components", "guids", "objects", "syndromes", FACE),
+    ),
+}  # fmt: skip
 
 
-def imported_parts(source: str, module: Module, package: bool) -> Iterator[tuple[int, str]]:
-    """(line, part of gpunetio) for each import of a module."""
+def ranks_of(layers: Layers) -> dict[str, int]:
+    return {name: len(layers) - i for i, names in enumerate(layers) for name in names}
+
+
+def imported_parts(source: str, module: Module, package: bool, inside: Module) -> Iterator[tuple[int, str]]:
+    """(line, part of the package `inside`) for each import of a module."""
     found: dict[tuple[int, str], None] = {}  # once for each line
+    folder = SOURCE.joinpath(*inside[1:])
     for line, base, name in imports(source, module, package, types=True):
-        target = (*base, name) if name and base == (PACKAGE,) else base
-        if target[0] == PACKAGE:
-            part = target[1] if len(target) > 1 else FACE
-            known = part in RANK or (SOURCE / part).is_dir() or (SOURCE / f"{part}.py").is_file()
+        target = (*base, name) if name and base == inside else base
+        if target[: len(inside)] == inside:
+            part = target[len(inside)] if len(target) > len(inside) else FACE
+            known = (folder / part).is_dir() or (folder / f"{part}.py").is_file()
             found[line, part if known else FACE] = None
     yield from found
 
 
 def complaints(source: str, path: Path) -> list[str]:
     """What is wrong with the imports of one module; path is relative to the package."""
-    own = path.with_suffix("").parts[0]
-    if own not in RANK:
-        return [f"{path}: {own!r} is in no layer; add it to LAYERS"]
+    parts = path.with_suffix("").parts
+    found = wrong_imports(source, path, (PACKAGE,), parts[0], LAYERS, "LAYERS")
+    for depth in range(1, len(parts)):
+        package = "/".join(parts[:depth])
+        if package in FLOORS:
+            inside = (PACKAGE, *parts[:depth])
+            found += wrong_imports(source, path, inside, parts[depth], FLOORS[package], f"FLOORS[{package!r}]")
+    return found
+
+
+def wrong_imports(source: str, path: Path, inside: Module, own: str, layers: Layers, table: str) -> list[str]:
+    ranks = ranks_of(layers)
+    if own not in ranks:
+        return [f"{path}: {own!r} is in no layer; add it to {table}"]
     found = []
-    for line, part in imported_parts(source, module_of(path, PACKAGE), is_package(path)):
-        if part not in RANK:
-            found.append(f"{path}:{line}: {part!r} is in no layer; add it to LAYERS")
-        elif RANK[part] > RANK[own]:
+    for line, part in imported_parts(source, module_of(path, PACKAGE), is_package(path), inside):
+        if part not in ranks:
+            found.append(f"{path}:{line}: {part!r} is in no layer; add it to {table}")
+        elif ranks[part] > ranks[own]:
             found.append(f"{path}:{line}: {own} imports {part}, which lies above it")
     return found
 
@@ -99,9 +142,13 @@ def test_imports_point_downwards() -> None:
         ("formats/wqe.py", "from ..nic.tables import Row", "nic"),
         ("formats/__init__.py", "from ..nic import tables", "nic"),
         ("formats/__init__.py", "from .. import device", "device"),
-        ("nic/engine.py", "import numpy, gpunetio.verbs.qp", "verbs"),
-        ("nic/engine.py", "def f():\n    from gpunetio import verbs", "verbs"),
-        ("nic/deep/engine.py", "from ...verbs import qp", "verbs"),
+        ("nic/host/engine.py", "import numpy, gpunetio.verbs.qp", "verbs"),
+        ("nic/host/engine.py", "def f():\n    from gpunetio import verbs", "verbs"),
+        ("nic/turn/deep.py", "from ...verbs import qp", "verbs"),
+        ("nic/state/tables.py", "from ..control import qp", "control"),
+        ("nic/transport/packets.py", "def f():\n    from ..gpu.slices import take_slice", "gpu"),
+        ("nic/turn/step.py", "from gpunetio.nic.host.loop import run", "host"),
+        ("nic/control/regions/mkey.py", "from ..queues.qp import QueuePairs", "queues"),
         ("verbs/qp.py", "import gpunetio", FACE),
         ("verbs/qp.py", "from gpunetio import PD", FACE),
         ("errors.py", "from . import formats", "formats"),
@@ -123,7 +170,8 @@ def test_upward_import_is_seen(path: str, source: str, upward: str) -> None:
         ("formats/__init__.py", "from .wqe import Wqe"),
         ("__init__.py", "from .verbs import PD\nfrom .eth import RxQueue"),
         ("cli/__init__.py", "import gpunetio\nfrom gpunetio import PD"),
-        ("jit/ops.py", "import llvmlite\nfrom llvmlite import binding"),
+        ("jit/ops.py", "import llvmlite\nfrom llvmlite import ir"),
+        ("foreign.py", "import numba\nfrom numba import types"),
     ],
 )
 def test_downward_import_passes(path: str, source: str) -> None:

@@ -10,7 +10,8 @@ from enum import IntEnum
 
 import pytest
 
-from gpunetio.formats import commands, contexts, cqe, doorbell, ethernet, events, flow, wqe
+from gpunetio.formats import commands, contexts, cqe, doorbell, events, flow, wqe
+from gpunetio.formats import ethernet_queues as ethernet
 from gpunetio.formats.layout import BitStruct, Entry
 from repository import DATA
 

@@ -18,7 +18,7 @@ from gpunetio.cli.failures import explained
 from gpunetio.errors import NoMemoryError, OperatingSystemError
 from gpunetio.limits import within_limits
 from gpunetio.memory import _live
-from gpunetio.nic.control.port import PortConfig
+from gpunetio.nic.engine.port import PortConfig
 from gpunetio.nic.nic import descriptors_of
 
 DESCRIPTORS = descriptors_of(PortConfig())
@@ -89,7 +89,7 @@ import resource
 import threading
 import gpunetio
 import gpunetio.providers.soft
-from gpunetio.nic.engine import compile_engine
+from gpunetio.nic.host.engine import compile_engine
 
 compile_engine()
 threading.stack_size({stack} << 20)

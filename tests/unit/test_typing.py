@@ -141,7 +141,7 @@ UNTYPED = {
     "interrupts.py": "handlers of signals",
     "jit": "llvmlite, and values of programs",
     "memory.py": "objects with memory, of any library",
-    "nic/dma/lost_memory.py": "ctypes",
+    "nic/memory/lost_memory.py": "ctypes",
     "nic/observe/running.py": "JSON of another process",
     "providers/mlx5": "functions of ctypes",
     "providers/sdk": "functions of ctypes",

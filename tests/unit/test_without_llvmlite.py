@@ -33,7 +33,7 @@ def run(program: str) -> str:
 def test_imports() -> None:
     run("""
 import gpunetio.bench.pingpong, gpunetio.cli, gpunetio.doctor.probes.process, gpunetio.fabric.faults
-import gpunetio.nic.control.port, gpunetio.providers, gpunetio.samples.verbs_server_client, gpunetio.testing
+import gpunetio.nic.engine.port, gpunetio.providers, gpunetio.samples.verbs_server_client, gpunetio.testing
 import gpunetio.verbs
 """)
 

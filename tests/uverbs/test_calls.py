@@ -19,7 +19,7 @@ from gpunetio.errors import DocaError
 from gpunetio.formats.commands import CREATE_CQ_IN
 from gpunetio.formats.layout import Entry
 from gpunetio.memory import HostMemory
-from gpunetio.nic.control.port import PortConfig
+from gpunetio.nic.engine.port import PortConfig
 from gpunetio.uverbs import abi, devx
 from gpunetio.uverbs.abi import DevxObject, Object, QpKind, QpMask, Rereg, Umem
 from gpunetio.uverbs.call import Refused

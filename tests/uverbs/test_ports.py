@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from gpunetio.enums import LinkLayer
 from gpunetio.errors import InUseError, InvalidValueError, NotPermittedError
 from gpunetio.fabric.faults import Faults
-from gpunetio.nic.control.port import PortConfig
+from gpunetio.nic.engine.port import PortConfig
 from gpunetio.uverbs import environment, ports
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to another user")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpunetio.enums import LinkLayer
-from gpunetio.nic.control.port import Port, PortConfig
+from gpunetio.nic.engine.port import Port, PortConfig
 from gpunetio.nic.state.counters import COUNTERS
 from gpunetio.uverbs import counter_files, sysfs
 

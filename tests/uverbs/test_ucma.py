@@ -20,7 +20,7 @@ from gpunetio.cm.communication import State
 from gpunetio.errors import DocaError
 from gpunetio.formats.cm import PortSpace, RejectReason, SidrStatus
 from gpunetio.formats.layout import Entry
-from gpunetio.nic.control.port import Port, PortConfig
+from gpunetio.nic.engine.port import Port, PortConfig
 from gpunetio.uverbs import sysfs, ucma_abi
 from gpunetio.uverbs.call import Refused
 from gpunetio.uverbs.calls import Calls, _guarded

@@ -9,12 +9,12 @@ from ethernet_rig import nic_of
 from gpunetio import verbs
 from gpunetio.errors import DriverError, InvalidValueError
 from gpunetio.formats import commands as cmd
-from gpunetio.formats import ethernet
+from gpunetio.formats import ethernet_queues as ethernet
 from gpunetio.formats.commands import CapClass, Opcode, Status
 from gpunetio.formats.contexts import ATOMIC_CAPS, CMD_HCA_CAP, HCA_VPORT_CONTEXT
 from gpunetio.nic.control.guids import node_guid_of, port_guid_of
-from gpunetio.nic.control.port import CONNECTX_7, Port, PortConfig, _rate
 from gpunetio.nic.control.syndromes import CommandSyndrome
+from gpunetio.nic.engine.port import CONNECTX_7, Port, PortConfig, _rate
 from gpunetio.providers.provider import PortAttr
 
 RDMA_CORE_ASKS = 2064  # bytes: status and half of the capability's room

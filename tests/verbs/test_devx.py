@@ -10,7 +10,7 @@ from gpunetio import verbs
 from gpunetio.enums import AddrType, SrqType, UarAllocationType
 from gpunetio.errors import BadStateError, DriverError, InUseError, InvalidValueError, NotSupportedError
 from gpunetio.formats import commands as c
-from gpunetio.formats import ethernet as eth
+from gpunetio.formats import ethernet_queues as eth
 from gpunetio.formats.commands import Opcode, PrmMtu, QpState, RmpState, ServiceType, WqType
 from gpunetio.formats.contexts import CMD_HCA_CAP
 from gpunetio.formats.cqe import CQE64, INIT_OP_OWN

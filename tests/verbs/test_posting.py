@@ -20,7 +20,7 @@ from gpunetio import DocaError, QpType, verbs
 from gpunetio.enums import CqOverrun, QpState, SendFlags, WcFlags, WcOpcode, WcStatus, WrOpcode
 from gpunetio.errors import BadStateError, DocaErrorCode, InvalidValueError
 from gpunetio.memory import HostMemory
-from gpunetio.nic.step import SCANNED
+from gpunetio.nic.turn.step import SCANNED
 from gpunetio.verbs import CQ, QP, BadWrError, Completion, QpInitAttr, RecvWr, SendWr, Sge
 from gpunetio.verbs.devx import doorbell
 from gpunetio.verbs.devx.doorbell import ring_receive

@@ -22,7 +22,7 @@ from gpunetio.enums import Access, LinkLayer, MemType, NicHandler
 from gpunetio.flow import match
 from gpunetio.memory import HostMemory
 from gpunetio.nccl import plugin
-from gpunetio.nic.engine import compile_engine, compile_extensions
+from gpunetio.nic.host.engine import compile_engine, compile_extensions
 from gpunetio.providers import open_device
 from gpunetio.rdma import Rdma
 from lan import cabled, namespace

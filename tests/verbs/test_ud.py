@@ -36,7 +36,7 @@ from gpunetio.errors import (
     NotFoundError,
     NotSupportedError,
 )
-from gpunetio.nic.control.port import PortConfig, gid_of
+from gpunetio.nic.engine.port import PortConfig, gid_of
 from gpunetio.nic.state import path
 from gpunetio.nic.state.counters import PACKET_FATES
 from gpunetio.verbs import (
@@ -573,7 +573,7 @@ def test_more_destinations_than_there_is_room_for(end, monkeypatch):
     """Destinations share rows. A new one takes the row whose path is unused for longest; without such a row, it is an
     error, and nothing is left half-made.
     """
-    monkeypatch.setattr("gpunetio.nic.control.paths.path_slot", _Everything)
+    monkeypatch.setattr("gpunetio.nic.control.links.paths.path_slot", _Everything)
 
     def to(address: str) -> verbs.AddressHandle:
         return end.pd.create_ah(AhAttr(gid=gid_of(ip_address(address))))

@@ -34,10 +34,10 @@ from gpunetio.errors import (
 from gpunetio.formats.commands import Status
 from gpunetio.formats.cqe import INIT_OP_OWN, Syndrome
 from gpunetio.memory import HostMemory
-from gpunetio.nic.control.port import PortConfig
 from gpunetio.nic.control.syndromes import CommandSyndrome
+from gpunetio.nic.engine.port import PortConfig
 from gpunetio.nic.nic import SoftNic
-from gpunetio.nic.observe.reasons import Reason
+from gpunetio.nic.state.reasons import Reason
 from gpunetio.providers import soft
 from gpunetio.verbs import QpAttr, QpEndpoint
 from nic_rig import READ, REQ, REQ_ERR, SEND, WRITE, Completions, Queue, connect, data, raddr, until

@@ -14,8 +14,8 @@ from gpunetio import verbs
 from gpunetio.cli import app
 from gpunetio.enums import CqOverrun, LinkLayer, QpAttrMask, QpState, SendFlags, WcOpcode, WcStatus, WrOpcode
 from gpunetio.errors import DriverError, InvalidValueError, TimedOutError, UnexpectedError
-from gpunetio.nic.control.port import PortConfig
-from gpunetio.nic.observe.reasons import Reason
+from gpunetio.nic.engine.port import PortConfig
+from gpunetio.nic.state.reasons import Reason
 from gpunetio.samples import verbs_wait_cq_wr as sample
 from gpunetio.samples.verbs_wait_cq_wr import SampleOptions
 from gpunetio.verbs import CQ, BadWrError, Completion, QpAttr, SendWr, Sge, wait_cq_pi

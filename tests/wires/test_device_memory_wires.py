@@ -13,11 +13,11 @@ from fake_gpu import LAUNCH_FAILURE, DeviceBuffer, DeviceEnds, FakeGpus, device_
 from gpunetio import QpType, verbs
 from gpunetio.fabric.faults import Faults
 from gpunetio.memory import HostMemory
-from gpunetio.nic.control.port import PortConfig
-from gpunetio.nic.dma.staging import SLOT_BYTES, SLOTS
-from gpunetio.nic.dma.streams import PIECE
+from gpunetio.nic.engine.port import PortConfig
+from gpunetio.nic.memory.staging import SLOT_BYTES, SLOTS
+from gpunetio.nic.memory.streams import PIECE
 from gpunetio.nic.nic import SoftNic
-from gpunetio.nic.observe.reasons import Reason
+from gpunetio.nic.state.reasons import Reason
 from nic_rig import (
     LOCAL_QP_OP,
     READ,

@@ -26,7 +26,7 @@ from gpunetio import PortConfig, verbs
 from gpunetio.errors import InUseError, InvalidValueError, NotFoundError, NotPermittedError, NotSupportedError
 from gpunetio.fabric.interface import mtu_of
 from gpunetio.fabric.neighbours import Neighbours
-from gpunetio.nic.control.port import gid_of
+from gpunetio.nic.engine.port import gid_of
 from gpunetio.nic.state.counters import FRAME_FATES
 from gpunetio.nic.wires import packet as packet_wire
 from gpunetio.nic.wires import tap

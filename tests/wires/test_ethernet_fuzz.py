@@ -15,12 +15,12 @@ from scapy.layers.l2 import Ether
 from scapy.packet import Raw
 
 from frame_fuzz import PEER, ROCE, V4, V6, fate, mutated, templates
-from gpunetio.fabric.ethernet import EthernetWire
 from gpunetio.fabric.ethernet_records import FILE
+from gpunetio.fabric.ethernet_wire import EthernetWire
 from gpunetio.fabric.ip_headers import internet_checksum
-from gpunetio.nic.control.port import gid_of
+from gpunetio.nic.engine.port import gid_of
 from gpunetio.nic.state.counters import COUNTERS, FRAME_FATES, PACKET_FATES
-from gpunetio.nic.transport.ethernet import sort_frame
+from gpunetio.nic.transport.frame_sorting import sort_frame
 from lan import Station, cabled, exchange, join, mac_text, nics
 from nic_rig import REQ, WRITE, until
 

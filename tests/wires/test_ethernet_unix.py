@@ -12,9 +12,9 @@ from scapy.layers.l2 import ARP, Dot1AD, Dot1Q, Ether
 
 from gpunetio import PortConfig, verbs
 from gpunetio.errors import InUseError, InvalidValueError, NotFoundError, OperatingSystemError, TimedOutError
-from gpunetio.fabric.ethernet import EthernetWire
 from gpunetio.fabric.ethernet_records import STREAM
 from gpunetio.fabric.ethernet_transmit import transmit_frames
+from gpunetio.fabric.ethernet_wire import EthernetWire
 from gpunetio.nic.wires import unix
 from lan import End, exchange, join, mac_text
 from nic_child import Child

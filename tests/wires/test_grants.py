@@ -19,8 +19,8 @@ from gpunetio.fabric.frames import FRAME, GRANT_SHIFT, GRANTED_SHIFT, MAX_GRANTE
 from gpunetio.gpu import Gpu
 from gpunetio.gpu.host_backend import SHARED_FROM
 from gpunetio.memory import PAGE, HostMemory, open_shared
-from gpunetio.nic.control.port import PortConfig
-from gpunetio.nic.dma import grants
+from gpunetio.nic.control.regions import grants
+from gpunetio.nic.engine.port import PortConfig
 from gpunetio.nic.nic import SoftNic
 from gpunetio.nic.state.wire import GRANT, GRANTS, WIRE
 from nic_rig import (

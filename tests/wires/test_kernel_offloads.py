@@ -28,8 +28,8 @@ from gpunetio.fabric.ethernet_records import SOL_PACKET
 from gpunetio.fabric.ip_headers import internet_checksum
 from gpunetio.formats.cqe import CqeOpcode, Syndrome
 from gpunetio.formats.wqe import WqeOpcode
-from gpunetio.nic.engine import compile_engine, compile_extensions
-from gpunetio.nic.observe.reasons import Reason
+from gpunetio.nic.host.engine import compile_engine, compile_extensions
+from gpunetio.nic.state.reasons import Reason
 from lan import ETH_P_ALL, cabled
 from udp_rig import Namespace
 

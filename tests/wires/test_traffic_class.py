@@ -18,7 +18,7 @@ from scapy.utils import rdpcap
 from gpunetio import LinkLayer, verbs
 from gpunetio.enums import AddrType, QpAttrMask, QpType, WrOpcode
 from gpunetio.formats.packet import LRH, ROCE_UDP_PORT
-from gpunetio.nic.control.port import PortConfig
+from gpunetio.nic.engine.port import PortConfig
 from gpunetio.verbs import PD, QP, AhAttr, QpAttr, QpEndpoint, SendWr
 from lan import End, namespace, nics
 from nic_rig import REQ, SEND, Buffer, Queue, connect, until

@@ -8,7 +8,7 @@ import pytest
 from gpunetio import PortConfig, verbs
 from gpunetio.errors import InvalidValueError
 from gpunetio.fabric.udp_records import RX_MESSAGES
-from gpunetio.nic.control import links
+from gpunetio.nic.control.links import links
 from gpunetio.nic.state.counters import PACKET_FATES
 from gpunetio.nic.transport.datagrams import ROUNDS, serve_socket
 from nic_rig import REQ, SIZE, WRITE, Buffer, Queue, until

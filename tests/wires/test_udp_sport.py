@@ -10,7 +10,7 @@ from gpunetio.enums import LinkLayer, WrOpcode
 from gpunetio.errors import DriverError, InvalidValueError, NotSupportedError
 from gpunetio.fabric import udp
 from gpunetio.formats.packet import ROCE_UDP_PORT
-from gpunetio.nic.control.port import PortConfig
+from gpunetio.nic.engine.port import PortConfig
 from gpunetio.verbs import QP, QpEndpoint, SendWr
 from nic_rig import until
 

@@ -15,7 +15,7 @@ from gpunetio import verbs
 from gpunetio.errors import InUseError
 from gpunetio.fabric.control_socket import ControlSocket
 from gpunetio.memory import PAGE, HostMemory
-from gpunetio.nic.control.port import PortConfig
+from gpunetio.nic.engine.port import PortConfig
 from gpunetio.nic.observe.publish import TABLES
 from gpunetio.nic.transport.wire_kinds import PIPES, UDP
 from gpunetio.providers import soft

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ..enums import ExecScope, MemType, NicHandler, SendDbrModeExt
 from ..errors import InvalidValueError, NotSupportedError
-from ..nic.control.port import PortConfig
+from ..nic.engine.port import PortConfig
 from ..rendezvous.link import PORT
 
 ALL_SIZES = tuple(1 << n for n in range(1, 24))

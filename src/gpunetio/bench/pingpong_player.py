@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..enums import Access, QpType
-from ..nic.control.port import PortConfig
+from ..nic.engine.port import PortConfig
 from ..rendezvous.link import PORT
 from ..verbs import QP, Context, QpEndpoint
 

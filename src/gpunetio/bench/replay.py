@@ -33,7 +33,7 @@ from ..formats.packet import (
     SERVICE_SHIFT,
     PacketOpcode,
 )  # fmt: skip
-from ..nic.control.port import MAX_HEADERS, MTUS, PortConfig, address_of
+from ..nic.engine.port import MAX_HEADERS, MTUS, PortConfig, address_of
 from ..nic.wires.pcap import replay_frames
 from ..nic.wires.replay import TIMEOUT, Replayed, replay
 from ..verbs import QP, Context, Handle, QpEndpoint, RecvWr, Sge

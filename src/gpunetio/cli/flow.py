@@ -172,7 +172,7 @@ class Rules:
         return order
 
     def _target(self, rule: np.void) -> Target:
-        from ..formats.ethernet import HashField
+        from ..formats.ethernet_queues import HashField
         from ..nic.state.flow import Fate
 
         fate, number = int(rule["fate"]), int(rule["target"])

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import click
 
 from ..errors import InvalidValueError
-from ..nic.control.port import CPU, ENGINES, MOST_COPIERS, WIRES, check_engine, check_wire, spell
+from ..nic.engine.port import CPU, ENGINES, MOST_COPIERS, WIRES, check_engine, check_wire, spell
 from .click_types import Decorated, Values
 
 if TYPE_CHECKING:
-    from ..nic.control.port import PortConfig
+    from ..nic.engine.port import PortConfig
 
 
 class Wire(click.ParamType):
@@ -136,7 +136,7 @@ def nic_port(values: Values) -> PortConfig | None:
         return None
     from ..enums import LinkLayer
     from ..fabric.faults import Faults
-    from ..nic.control.port import PortConfig
+    from ..nic.engine.port import PortConfig
 
     return PortConfig(
         addresses=addresses, wire=wire, mtu=mtu, link_layer=LinkLayer[link_layer.upper()],

@@ -201,7 +201,7 @@ def _labels(values: Mapping[str, object]) -> str:
 def _help(counter: str) -> str:
     """Return what a counter means."""
     from ..nic.state.counters import COUNTERS
-    from ..nic.state.ethernet import RQ_ROW, SQ_ROW
+    from ..nic.state.ethernet_queues import RQ_ROW, SQ_ROW
     from ..nic.state.record import meanings
 
     kind, _, name = counter.partition("_")

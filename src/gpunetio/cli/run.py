@@ -16,7 +16,7 @@ from .failures import guarded
 from .ports import MTU, nic_port, port_options
 
 if TYPE_CHECKING:
-    from ..nic.control.port import PortConfig
+    from ..nic.engine.port import PortConfig
 
 MOST_NICS, _NICS_BY_DEFAULT = 8, 2
 _IGNORED_BY_PYTHON = signal.SIGPIPE, signal.SIGXFSZ
@@ -77,7 +77,7 @@ def drop_in(folder: Path, nics: int | None, **values: Any) -> None:
 
 def _ports(nics: int | None, values: dict[str, Any]) -> list[tuple[str, PortConfig]]:
     """Return name and port of each NIC."""
-    from ..nic.control.port import PortConfig
+    from ..nic.engine.port import PortConfig
 
     port = nic_port(values) or PortConfig()
     nics = nics or min(len(port.addresses), MOST_NICS) or _NICS_BY_DEFAULT

@@ -117,7 +117,7 @@ def verbs_wait_cq_wr(**values: Any) -> None:
 
     Read the program in gpunetio/samples/verbs_wait_cq_wr.py.
     """
-    from ..nic.control.port import PortConfig
+    from ..nic.engine.port import PortConfig
     from ..samples.verbs_wait_cq_wr import SampleOptions, run
 
     options = SampleOptions(

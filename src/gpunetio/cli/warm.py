@@ -108,8 +108,9 @@ def _all_that_is_compiled() -> dict[str, Callable[[], object]]:
     from ..bench.kernels.catalog import KERNELS
     from ..bench.kernels.pingpong import pingpong
     from ..bench.litmus import post_stamped
-    from ..nic import extensions, helping
-    from ..nic.engine import compile_engine
+    from ..nic.host import helping
+    from ..nic.host.engine import compile_engine
+    from ..nic.state import extensions
     from ..packet_processing.http_server import serve_http
     from ..packet_processing.receive_icmp import receive_icmp
     from ..packet_processing.receive_tcp import receive_tcp

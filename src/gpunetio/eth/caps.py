@@ -10,7 +10,7 @@ from ..enums import LinkLayer
 from ..errors import NotSupportedError
 from ..formats.commands import CapClass, Opcode
 from ..formats.contexts import CMD_HCA_CAP, ETHERNET_OFFLOAD_CAPS
-from ..formats.ethernet import VPORT_FRAMING, InlineMode, InlineModeCap, TimestampFormats
+from ..formats.ethernet_queues import VPORT_FRAMING, InlineMode, InlineModeCap, TimestampFormats
 from ..formats.wqe import MIN_STRIDES_LOG
 from ..verbs import Context
 from ..verbs.device_attr import query_cap

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from ..arguments import instance, within
 from ..errors import InUseError, NotFoundError
 from ..formats.commands import Opcode
-from ..formats.ethernet import QueueState, TimestampFormat
+from ..formats.ethernet_queues import QueueState, TimestampFormat
 from ..formats.layout import Fields
 from ..verbs import CQ, PD, Context, DevxObject, Handle
 from ..verbs.devx.ring import Ring

@@ -15,7 +15,7 @@ from ..arguments import instance, whole, within
 from ..errors import BadStateError, FullError, InvalidValueError, NotSupportedError, TooBigError
 from ..formats.cqe import OPCODE_SHIFT, CqeOpcode
 from ..formats.doorbell import PI_MASK, QP_DBREC
-from ..formats.ethernet import InlineMode
+from ..formats.ethernet_queues import InlineMode
 from ..formats.packet import ETHER_TYPE_SERVICE_VLAN, ETHER_TYPE_VLAN, ETHERNET, VLAN_TAG
 from ..formats.wqe import CE_SHIFT, ETH_SEG, SEGMENT, WQEBB, CompletionMode, EthChecksum, WqeOpcode
 from ..interrupts import deferred

@@ -10,7 +10,7 @@ from ..arguments import instance, whole
 from ..enums import UarAllocationType
 from ..errors import InvalidValueError, NotSupportedError
 from ..formats.commands import Opcode, WqType
-from ..formats.ethernet import InlineMode, QueueState, TimestampFormat
+from ..formats.ethernet_queues import InlineMode, QueueState, TimestampFormat
 from ..formats.wqe import WQEBB_SHIFT, EthChecksum
 from ..verbs import CQ, PD, UAR, DevxObject, Handle
 from ..verbs.devx.ring import Ring

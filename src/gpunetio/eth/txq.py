@@ -14,7 +14,7 @@ from ..formats.cqe import CQE_SIZE, INIT_OP_OWN, OPCODE_SHIFT, CqeOpcode
 from ..formats.device_structs import DEV_CQ, DEV_QP, DEV_SIDE
 from ..formats.doorbell import PI_MASK
 from ..formats.eth_device import DEV_ETH_TXQ
-from ..formats.ethernet import InlineMode
+from ..formats.ethernet_queues import InlineMode
 from ..formats.wqe import CTRL_SEG, WQEBB
 from ..gpu import Gpu
 from ..gpu.completions import Completions

@@ -21,7 +21,7 @@ from ..jit.struct_view import View, struct_view
 # Positions count bytes and never wrap. `asleep` is set by a consumer that waits in the kernel and wants to be woken;
 # `takes_frames` by one that takes Ethernet frames, too.
 #
-# Where the consumer reaches memory of the producer's NIC without frames (nic/dma/reach.py), the producer
+# Where the consumer reaches memory of the producer's NIC without frames (nic/control/regions/reach.py), the producer
 # counts in `withdrawn` how often it took back a right, and in `failed` how many of its queue pairs have failed.
 # `answered` is the value of `withdrawn` that the consumer has taken in.
 PIPE = Entry("pipe", 192, """

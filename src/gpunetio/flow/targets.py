@@ -12,7 +12,7 @@ from typing import Final, Protocol, TypeAlias, runtime_checkable
 from ..arguments import flags, instance, octets, truth
 from ..errors import InvalidValueError
 from ..formats.commands import Opcode
-from ..formats.ethernet import DispType, HashField, L3Prot, L4Prot, RxHashFn, rq_list
+from ..formats.ethernet_queues import DispType, HashField, L3Prot, L4Prot, RxHashFn, rq_list
 from ..formats.flow import DestinationType
 from ..formats.packet import IP_PROTOCOL_TCP, IP_PROTOCOL_UDP
 from ..verbs import Context, DevxObject, Handle

@@ -5,7 +5,8 @@ from __future__ import annotations
 from functools import cache
 from typing import NamedTuple
 
-from . import commands, ethernet, flow
+from . import commands, flow
+from . import ethernet_queues as ethernet
 from .commands import OUT, Opcode
 from .layout import BitStruct
 

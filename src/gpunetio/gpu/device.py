@@ -16,7 +16,7 @@ from ..enums import MemType
 from ..errors import BadStateError, InvalidValueError, NotFoundError, NotSupportedError
 from ..interrupts import Whole
 from ..memory import PAGE
-from ..nic.control.port import CPU
+from ..nic.engine.port import CPU
 from ..providers.sdk.gpu import create_gpu
 from . import cuda_backend
 from .backend import Backend

@@ -12,7 +12,7 @@ from ..errors import NotSupportedError
 from ..memory import HostMemory
 from .backend import Backend
 
-SHARED_FROM = 4 << 20  # bytes: a NIC can grant it to other processes (nic/dma/grants.py), a descriptor each
+SHARED_FROM = 4 << 20  # bytes: a NIC can grant it to other processes (nic/control/regions/grants.py), a descriptor each
 
 
 class HostBackend(Backend):

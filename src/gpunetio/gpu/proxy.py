@@ -22,7 +22,7 @@ from ..interrupts import Whole, deferred
 from ..jit.launch import observers
 from ..limits import within_limits
 from ..memory import HostMemory
-from ..nic.engine import POLLFD, yield_every
+from ..nic.host.engine import POLLFD, yield_every
 from ..service import STOP_TIMEOUT, ServiceThread
 from .device import GpuDevice
 from .proxy_loop import PROXY, PROXY_ROW, ask, forward, serve

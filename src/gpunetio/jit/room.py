@@ -1,4 +1,4 @@
-"""SMs of GPUs that kernels must leave to NICs which make their turns there (nic/gpu_place.py).
+"""SMs of GPUs that kernels must leave to NICs which make their turns there (nic/gpu/gpu_place.py).
 
 A kernel whose blocks are on all SMs, and wait for such a NIC, would wait in vain: no block of a kernel makes room for
 another one. Blocks are spread over all SMs before a second one goes to any of them.

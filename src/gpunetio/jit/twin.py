@@ -2,7 +2,7 @@
 
 Memory of a GPU cannot be touched by the CPU. The twin shows on a machine without a GPU whether anything relies on it
 nevertheless: its memory is mapped without any right, except while a kernel runs on the twin, or a slice of an engine
-(nic/slices.py). Whoever touches it at another time dies of SIGSEGV.
+(nic/gpu/slices.py). Whoever touches it at another time dies of SIGSEGV.
 
 Twins of other processes of the same user may map the memory and write to it, as CUDA lets them with that of a GPU.
 """

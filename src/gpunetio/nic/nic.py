@@ -34,20 +34,20 @@ from .control.components import Components
 from .control.control_path import ControlPath
 from .control.event_channels import MAX_CHANNELS
 from .control.guids import node_guid_of
-from .control.links import MAX_WIRES, Links
-from .control.paths import Destination
+from .control.links.links import MAX_WIRES, Links
+from .control.links.paths import Destination
 from .control.objects import EventSources
-from .control.qp import MAX_QP
-from .control.sq import MAX_SQ
-from .control import mkey, umem
-from .dma.device_memory import DeviceMemory
-from .dma.grants import Grants
-from .dma.reach import Reach
+from .control.queues.qp import MAX_QP
+from .control.queues.sq import MAX_SQ
+from .control.regions import mkey, umem
+from .control.regions.device_memory import DeviceMemory
+from .control.regions.grants import Grants
+from .control.regions.reach import Reach
 from .control.vport import longest_frame
-from .hardware import Engine, Hardware
-from .control.port import IPAddress, Port, PortConfig
-from .places import place_of
-from .engine import ThreadEngine, default_workers, few_cores
+from .engine.hardware import Engine, Hardware
+from .engine.port import IPAddress, Port, PortConfig
+from .gpu.places import place_of
+from .host.engine import ThreadEngine, default_workers, few_cores
 from .observe.publish import TABLES, Publication, copies
 from .observe.receivers import why_not_ready
 from .observe.reports import Report, ReportService
@@ -59,12 +59,12 @@ from .state.counters import COUNTERS, Counters
 from .state.flow import PACKET
 from .state.message import MESSAGE
 from .state.nic import NIC
-from .observe.reasons import EXPLAIN
+from .state.reasons import EXPLAIN
 from .state.record import LINE
 from .state.tables import MkeyTable, Table
 from .state.work_queue import WORK_QUEUE
 from .state.worker import WORKER
-from .commands import EngineCommand
+from .turn.commands import EngineCommand
 from .wires.wire import Wire
 
 MIN_ACK_TIMEOUT_NS = 1_000_000  # an engine is a thread, which may be off its core for that long

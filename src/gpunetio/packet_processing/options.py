@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..arguments import within
-from ..nic.control.port import PortConfig
+from ..nic.engine.port import PortConfig
 from .queues import MAX_QUEUES
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import DocaError, InvalidValueError
 from ..fabric.pcap_reader import CUT_SHORT, PcapFile
-from ..nic.control.port import PortConfig
+from ..nic.engine.port import PortConfig
 from ..nic.state.counters import FRAME_FATES, STEERED_FATES
 from ..nic.wires.pcap import Pcap, replay_frames
 from ..samples.until_stopped import StopWord

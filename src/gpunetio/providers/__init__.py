@@ -9,7 +9,7 @@ from types import ModuleType
 from .. import compiler
 from ..enums import PortState
 from ..errors import DocaError, InvalidValueError, NotFoundError, NotSupportedError
-from ..nic.control.port import PortConfig
+from ..nic.engine.port import PortConfig
 from .mlx5.device import FoundDevice, found_devices
 from .mlx5.libraries import libmlx5
 from .provider import DeviceInfo, Provider

@@ -27,22 +27,22 @@ from ..interrupts import allowed
 from ..limits import within_limits
 from ..memory import MappedMemory
 from ..nic.control.command import Call, Handlers, opcode_of
-from ..nic.control.cq import MAX_LOG_CQ
-from ..nic.control.eq import COMP_VECTORS
-from ..nic.control.flow_tables import MAX_LEVEL, FlowTables
+from ..nic.control.flow.tables import MAX_LEVEL, FlowTables
 from ..nic.control.gids import UDP_SPORTS
+from ..nic.control.links.paths import Destination
 from ..nic.control.objects import EventSources
-from ..nic.control.paths import Destination
-from ..nic.control.port import CPU, MAX_GID, Port, PortConfig
-from ..nic.control.qp import MAX_LOG_QUEUE
-from ..nic.dma.cuda_driver import cuda_driver
-from ..nic.engine import compile_engine
-from ..nic.extensions import ETHERNET_WIRES
+from ..nic.control.queues.cq import MAX_LOG_CQ
+from ..nic.control.queues.eq import COMP_VECTORS
+from ..nic.control.queues.qp import MAX_LOG_QUEUE
+from ..nic.engine.port import CPU, MAX_GID, Port, PortConfig
+from ..nic.host.engine import compile_engine
+from ..nic.memory.cuda_driver import cuda_driver
 from ..nic.nic import SoftNic, descriptors_of
-from ..nic.observe.reasons import Reason
 from ..nic.queues.channels import EventChannel
+from ..nic.state.extensions import ETHERNET_WIRES
 from ..nic.state.path import MAX_PATHS
 from ..nic.state.qp import MAX_RD_ATOMIC
+from ..nic.state.reasons import Reason
 from . import watch
 from .plain_verbs import Route
 from .provider import ClockInfo, DeviceAttr, DeviceInfo, Event, MrKeys, NewAh, PortAttr, UarPage

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from ..nic.control.port import PortConfig
+from ..nic.engine.port import PortConfig
 
 if TYPE_CHECKING:
     from ..nic.nic import SoftNic
@@ -59,7 +59,7 @@ class _ForParent:
         return with_capture(port, self._folder)
 
     def closing(self, nic: SoftNic) -> None:
-        from ..nic.observe.diagnosis import diagnose
+        from ..nic.diagnosis import diagnose
 
         if self._folder.is_dir():  # else the test has passed already
             with (self._folder / DIAGNOSES.replace("*", str(os.getpid()))).open("a", encoding="utf-8") as file:

@@ -17,7 +17,7 @@ from ..dma import Dma
 from ..enums import Access
 from ..errors import InvalidValueError, UnexpectedError
 from ..memory import HostMemory
-from ..nic.control.port import PortConfig
+from ..nic.engine.port import PortConfig
 from ..verbs import open as open_device
 
 MOST_BYTES = 4096

@@ -20,7 +20,7 @@ from ..dma import Dma
 from ..enums import MemType
 from ..gpu import Gpu
 from ..memory import HostMemory
-from ..nic.control.port import PortConfig
+from ..nic.engine.port import PortConfig
 from ..verbs import open as open_device
 from .until_stopped import failure
 

@@ -16,7 +16,7 @@ from ..errors import TimedOutError
 from ..eth import ManagedRxq, PacketInfo, RegularRxq
 from ..flow import FlowPort, match
 from ..memory import HostMemory
-from ..nic.control.port import PortConfig
+from ..nic.engine.port import PortConfig
 from ..verbs import PD, Context
 from ..verbs import open as open_device
 

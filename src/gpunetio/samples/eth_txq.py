@@ -16,7 +16,7 @@ from ..errors import DriverError, TimedOutError
 from ..eth import CpuTxq, Packet, Sent, query_caps
 from ..formats.packet import ETHER_TYPE_IPV4, ETHERNET, IP_PROTOCOL_TCP, IPV4, TCP
 from ..memory import HostMemory
-from ..nic.control.port import PortConfig
+from ..nic.engine.port import PortConfig
 from ..verbs import open as open_device
 
 BURST = 256  # packets that the queue has room for

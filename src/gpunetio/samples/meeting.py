@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..nic.control.port import PortConfig
+from ..nic.engine.port import PortConfig
 from ..rendezvous.link import PORT, Link, PeerError, accept, dial, listen, own_address
 from ..verbs import Context
 

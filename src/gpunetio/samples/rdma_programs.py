@@ -24,7 +24,7 @@ import numpy as np
 from ..core import MemoryMap, RemoteMemory, Task
 from ..enums import Access
 from ..interrupts import until_terminated
-from ..nic.control.port import PortConfig
+from ..nic.engine.port import PortConfig
 from ..rdma import Rdma, RdmaConnection, Read, Receive, Send, SyncEvent, SyncEventGet, SyncEventSet, Write
 from ..verbs import PD
 from ..verbs import open as open_device

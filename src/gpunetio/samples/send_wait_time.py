@@ -21,7 +21,7 @@ from ..enums import MemType
 from ..errors import NotSupportedError
 from ..eth import EthTxq, WaitOnTime, query_caps
 from ..gpu import Gpu
-from ..nic.control.port import PortConfig
+from ..nic.engine.port import PortConfig
 from ..verbs import open as open_device
 from .frames import frame
 from .until_stopped import StopWord, failure

@@ -19,7 +19,7 @@ from ..eth import CyclicRxq
 from ..flow import FlowPort, match
 from ..formats.layout import Entry
 from ..gpu import Gpu
-from ..nic.control.port import PortConfig
+from ..nic.engine.port import PortConfig
 from ..verbs import open as open_device
 from .until_stopped import StopWord, failure
 

@@ -22,7 +22,7 @@ from ..enums import ExecScope, MemType, NicHandler
 from ..errors import InvalidValueError
 from ..eth import EthTxq
 from ..gpu import Gpu
-from ..nic.control.port import PortConfig
+from ..nic.engine.port import PortConfig
 from ..verbs import open as open_device
 from .frames import frame
 from .until_stopped import StopWord, failure

@@ -20,7 +20,7 @@ from ipaddress import IPv6Address
 
 from ..enums import Access, AddrType, LinkLayer, WcOpcode, WcStatus, WrOpcode
 from ..errors import DriverError, InvalidValueError, TimedOutError, UnexpectedError
-from ..nic.control.port import PortConfig
+from ..nic.engine.port import PortConfig
 from ..verbs import CQ, MR, PD, QP, Context, QpEndpoint, RecvWr, SendWr, Sge, wait_cq_pi
 from ..verbs import open as open_device
 from ..verbs.ah_attr import ip_type

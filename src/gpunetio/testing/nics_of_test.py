@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import BadStateError
 from ..fabric.faults import Faults
-from ..nic.control.port import CPU, TWIN, PortConfig
+from ..nic.engine.port import CPU, TWIN, PortConfig
 from ..providers import watch
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def open_nics() -> list[SoftNic]:
 
 def _diagnosis(nic: SoftNic) -> str:
     """Return the diagnosis of a NIC, or why there is none: a thread of the test may be closing the NIC."""
-    from ..nic.observe.diagnosis import diagnose
+    from ..nic.diagnosis import diagnose
 
     try:
         return diagnose(nic)
@@ -101,7 +101,7 @@ class NicsOfTest:
         self._injected.update(nic.injected())
         self._closings += 1
         if self.folder is not None:
-            from ..nic.observe.diagnosis import diagnose
+            from ..nic.diagnosis import diagnose
 
             self._closed.append(diagnose(nic))
 

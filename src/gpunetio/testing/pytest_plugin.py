@@ -240,7 +240,7 @@ def rig(deadline: float) -> Iterator[Rig]:
 def _open(name: str) -> Context:
     """Open a software NIC, with another address than NICs of other processes."""
     from ..interrupts import uninterrupted
-    from ..nic.control.port import PortConfig
+    from ..nic.engine.port import PortConfig
     from ..providers import soft
     from ..verbs import Context
 

@@ -26,8 +26,8 @@ from ..errors import (
     NotSupportedError,
     TimedOutError,
 )  # fmt: skip
-from ..nic import helping
-from ..nic.control.port import PortConfig
+from ..nic.engine.port import PortConfig
+from ..nic.host import helping
 from ..providers import soft
 from ..verbs import Context
 from . import device, devx, events, memory, queues, ucma, ucma_addresses, ucma_connections, valgrind

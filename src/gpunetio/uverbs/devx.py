@@ -10,7 +10,7 @@ from contextlib import ExitStack, suppress
 
 from ..errors import DriverError
 from ..formats import commands as cmd
-from ..formats import ethernet as eth
+from ..formats import ethernet_queues as eth
 from ..formats.commands import OUT, Opcode
 from ..formats.events import EventType
 from ..nic.control.command import opcode_of

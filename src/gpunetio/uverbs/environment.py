@@ -10,7 +10,7 @@ from tempfile import mkdtemp
 
 from ..embed import building, python
 from ..errors import DocaError, InUseError, NotSupportedError, OperatingSystemError
-from ..nic.control.port import Port, PortConfig
+from ..nic.engine.port import Port, PortConfig
 from ..trusted import make_trusted_folder
 from . import ports as ports_file
 from . import sysfs

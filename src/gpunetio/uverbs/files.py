@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import TimedOutError
-from ..nic.control.port import PortConfig
+from ..nic.engine.port import PortConfig
 from ..providers import soft
 from ..verbs import QP, UAR, Context, Handle
 from .abi import DESTROY_RESP, DESTROYED, Object

@@ -11,7 +11,7 @@ from typing import Any
 from ..enums import LinkLayer
 from ..errors import InvalidValueError
 from ..fabric.faults import Faults
-from ..nic.control.port import PortConfig
+from ..nic.engine.port import PortConfig
 from ..trusted import read_trusted, write_trusted
 
 Ports = Sequence[tuple[str, PortConfig]]

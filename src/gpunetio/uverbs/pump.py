@@ -16,7 +16,7 @@ from ..errors import NoMemoryError, TimedOutError
 from ..formats.events import EventType
 from ..interrupts import deferred
 from ..memory import HostMemory
-from ..nic.engine import POLLFD
+from ..nic.host.engine import POLLFD
 from ..nic.queues.channels import EventChannel
 from ..service import ServiceThread
 from ..verbs.events import ASYNC_TYPES

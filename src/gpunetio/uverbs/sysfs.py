@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ..enums import PortState
 from ..nic.control.guids import node_guid_of
-from ..nic.control.port import Port, address_of, interface_of
+from ..nic.engine.port import Port, address_of, interface_of
 from ..providers.provider import LANE_GBPS, LANES
 from . import counter_files, ucma_abi
 from .abi import IP_BASED_GIDS, PHYSICALLY_UP

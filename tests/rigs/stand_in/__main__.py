@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 
 from gpunetio.cli import main
-from gpunetio.nic.control.port import PortConfig
+from gpunetio.nic.engine.port import PortConfig
 
 from . import built, installed
 

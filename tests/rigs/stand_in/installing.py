@@ -9,7 +9,7 @@ from unittest import mock
 from weakref import WeakSet
 
 from gpunetio.enums import QpSendDbrMode, UarAllocationType
-from gpunetio.nic.control.port import PortConfig
+from gpunetio.nic.engine.port import PortConfig
 from gpunetio.nic.nic import SoftNic
 from gpunetio.providers import Provider
 from gpunetio.providers.mlx5 import libraries

@@ -32,7 +32,7 @@ from gpunetio.errors import (
 )  # fmt: skip
 from gpunetio.formats.commands import OUT, Opcode, Status
 from gpunetio.formats.events import EventType, PortSubtype
-from gpunetio.nic.control.port import Port, PortConfig
+from gpunetio.nic.engine.port import Port, PortConfig
 from gpunetio.nic.nic import SoftNic
 from gpunetio.providers import soft
 from gpunetio.providers.mlx5.structs import (

@@ -12,9 +12,9 @@ from itertools import islice, zip_longest
 
 import numpy as np
 
-from ..hardware import Engine
+from ..engine.hardware import Engine
 from ..state.cq import CQ_ROW
-from ..commands import EngineCommand
+from ..turn.commands import EngineCommand
 
 FIRST = 0  # in place of a row: what only the first worker serves, such as wires
 _LARGE = 32  # queues of a component that stays where it is

@@ -6,40 +6,40 @@ from contextlib import ExitStack
 from typing import TypeVar
 
 from ...formats.commands import Opcode
-from ..hardware import Hardware
+from ..engine.hardware import Hardware
 from ..state.tables import MkeyTable, Table
 from .command import Call, Handlers
 from .components import Components
 from .event_channels import EventChannels
-from .flow_counters import FlowCounters
-from .flow_entries import FlowEntries
-from .flow_groups import FlowGroups
-from .flow_tables import FlowTables
+from .flow.counters import FlowCounters
+from .flow.entries import FlowEntries
+from .flow.groups import FlowGroups
+from .flow.tables import FlowTables
 from .gids import Gids
 from .hca import Hca, pack_capabilities
 from .interpreter import CommandInterpreter
-from .links import Connect, Links, LinkToLan
-from .paths import Paths
-from .routes import Routes
+from .links.links import Connect, Links, LinkToLan
+from .links.paths import Paths
+from .links.routes import Routes
 from .objects import EventSources
-from .cq import CompletionQueues
-from .eq import EventQueues
-from .q_counter import QCounters
-from .qp import QueuePairs
-from .qp_transitions import QpTransitions
-from .rmp import ReceivePools
-from .rq import ReceiveQueues
-from .rqt import ReceiveQueueTables
-from .sq import SendQueues
-from .tir import ReceiveInterfaces
-from .tis import SendInterfaces
-from .transport_domain import TransportDomains
-from ..dma.device_memory import DeviceMemory
-from ..dma.grants import Grants
-from .indirect_mkey import IndirectKeys
-from .mkey import MemoryKeys
-from .pd import ProtectionDomains
-from .umem import Umems
+from .queues.cq import CompletionQueues
+from .queues.eq import EventQueues
+from .queues.q_counter import QCounters
+from .queues.qp import QueuePairs
+from .queues.qp_transitions import QpTransitions
+from .queues.rmp import ReceivePools
+from .queues.rq import ReceiveQueues
+from .queues.rqt import ReceiveQueueTables
+from .queues.sq import SendQueues
+from .queues.tir import ReceiveInterfaces
+from .queues.tis import SendInterfaces
+from .queues.transport_domain import TransportDomains
+from .regions.device_memory import DeviceMemory
+from .regions.grants import Grants
+from .regions.indirect_mkey import IndirectKeys
+from .regions.mkey import MemoryKeys
+from .regions.pd import ProtectionDomains
+from .regions.umem import Umems
 from .uar import UarPages
 from .vport import NicVport
 

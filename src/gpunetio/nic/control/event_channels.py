@@ -8,10 +8,10 @@ import numpy as np
 
 from ...errors import NoMemoryError
 from ...formats.events import EventType
-from ..hardware import Hardware
+from ..engine.hardware import Hardware
 from ..queues.channels import EventChannel
 from ..state.cq import EVENT
-from ..commands import EngineCommand
+from ..turn.commands import EngineCommand
 from .objects import EventSources
 
 MAX_CHANNELS = 1024

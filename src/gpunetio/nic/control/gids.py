@@ -11,8 +11,8 @@ from ...formats import commands as cmd
 from ...formats.commands import ROCE_VERSION_2, CapClass, Opcode, Status
 from ...formats.contexts import ROCE_ADDR_LAYOUT
 from ...formats.packet import IPV4_MAPPED, ROCE_UDP_PORT
-from ..hardware import Hardware
-from .port import MAX_GID
+from ..engine.hardware import Hardware
+from ..engine.port import MAX_GID
 from ..state.objects import GID_ROW
 from ..state.tables import Table
 from .command import DONE, OUT_BYTES, Call, Capabilities, Command

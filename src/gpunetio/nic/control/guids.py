@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hashlib import blake2b
 
-from .port import Port
+from ..engine.port import Port
 
 _EUI_64 = 8  # bytes
 _GROUP_BIT, _LOCAL_BIT = 1 << 56, 1 << 57  # of an EUI-64 that nobody has assigned

@@ -11,7 +11,7 @@ from ...formats.commands import (
 )  # fmt: skip
 from ...formats.contexts import ATOMIC_CAPS, CMD_HCA_CAP, CMD_HCA_CAP_2, ETHERNET_OFFLOAD_CAPS, ROCE_CAP
 from ...formats.flow import FLOW_TABLE_NIC_CAP
-from ..hardware import Hardware
+from ..engine.hardware import Hardware
 from .command import DONE, OUT_BYTES, Call, Capabilities, Command, Handlers
 from .guids import node_guid_of, port_guid_of
 from .syndromes import CommandError, CommandSyndrome

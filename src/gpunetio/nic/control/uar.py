@@ -7,7 +7,7 @@ import numpy as np
 from ...enums import UarAllocationType
 from ...formats.doorbell import UAR_PAGE
 from ...memory import HostMemory
-from ..hardware import Hardware
+from ..engine.hardware import Hardware
 from ..state.objects import UAR_ROW
 from ..state.tables import Table
 from .objects import CountedObjects

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ...fabric.pcap_reader import LARGEST_RECORD
-from ...formats import ethernet as eth
+from ...formats import ethernet_queues as eth
 from ...formats.commands import Opcode, Status
-from ...formats.ethernet import InlineMode
+from ...formats.ethernet_queues import InlineMode
 from ...formats.packet import ETHERNET
-from ..hardware import Hardware
-from .port import Port
+from ..engine.hardware import Hardware
+from ..engine.port import Port
 from .command import Call, Command, Handlers
 from .guids import node_guid_of, port_guid_of
 from .syndromes import CommandError, CommandSyndrome

@@ -17,7 +17,7 @@ from ...memory import HostMemory
 from ...service import ServiceThread
 from ..queues.completion import RECEIVE_QUEUE, REQUESTER, RESPONDER, SEND_QUEUE
 from ..state.nic import ERROR_RECORD
-from .reasons import EXPLAIN, Reason
+from ..state.reasons import EXPLAIN, Reason
 
 logger: logging.Logger = logging.getLogger("gpunetio.nic")
 

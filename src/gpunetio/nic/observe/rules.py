@@ -15,7 +15,7 @@ from ..state.tables import Table
 
 if TYPE_CHECKING:
     from ..control.control_path import ControlPath
-    from ..control.flow_tables import FlowTable
+    from ..control.flow.tables import FlowTable
 
 RULES = "flow_rules"
 _MATCH = f"V{sum(size for _, size in MATCHED)}"  # the words that are compared, in the byte order of mailboxes

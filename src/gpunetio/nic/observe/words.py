@@ -9,7 +9,7 @@ import numpy as np
 
 from ...enums import Access, UarAllocationType
 from ...formats.commands import QpState, ResponsesToCqe, ScatterToCqe, ServiceType
-from ...formats.ethernet import QueueState
+from ...formats.ethernet_queues import QueueState
 from .kinds import KINDS
 from .running import Observed, number_in
 
@@ -88,7 +88,7 @@ def _cell(kind: str, field: str, nic: Observed, row: np.void) -> str:
         log = number_in(row, field)
         return str(1 << log) if 0 <= log < 64 else f"2^{log}"  # no ring has as many
     if (kind, field) == ("mr", "address"):
-        from ..dma.streams import DEVICE_ADDRESS  # with the compiler, which the rest does not need
+        from ..memory.streams import DEVICE_ADDRESS  # with the compiler, which the rest does not need
 
         place = number_in(row, "iova") + number_in(row, "delta")
         return f"{_unsigned(place) & DEVICE_ADDRESS:#x}"  # without the number of its DMA stream

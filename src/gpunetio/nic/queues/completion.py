@@ -17,17 +17,17 @@ from ...jit.compile import device_function, engine_function
 from ...jit.ops import (
     be32, be64, copy, fence_release_sys, ld8, ld64, ld_acquire32, pack64, st64, st128, st_relaxed32, st_release32,
 )  # fmt: skip
-from ..observe import refuse
+from ..state import refuse
 from ..state.counters import counters_at
 from ..state.cq import cq_row_at
 from ..state.message import MESSAGE
 from ..state.nic import error_record_at, nic_at
 from ..state.qp import qp_row_at
-from ..observe.reasons import Reason
+from ..state.reasons import Reason
 from ..state.work_queue import QueueKind, wake
 from ..state.worker import worker_at
 from .events import notify, raise_event, tell
-from ..transport.reach import tell_failure
+from .reach import tell_failure
 from .wakeups import wake_later
 
 _NO_EVENT = 0

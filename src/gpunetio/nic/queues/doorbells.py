@@ -7,7 +7,7 @@ from ...formats.doorbell import PI_MASK, QP_DBREC, REGISTER_BYTES, WQE_IDX_SHIFT
 from ...formats.wqe import WqeOpcode
 from ...jit.compile import device_function, engine_function
 from ...jit.ops import be32, be64, fence_acquire_sys, ld64, ld_acquire32, ld_relaxed64, st64, st_release64
-from ..observe import refuse
+from ..state import refuse
 from ..state.nic import nic_at
 from ..state.qp import qp_row_at
 from ..state.work_queue import wake

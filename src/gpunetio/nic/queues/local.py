@@ -6,12 +6,12 @@ from ...enums import Access
 from ...formats.wqe import DATA_SEG, INLINE_SEG, MAX_MMO, MMO_DMA, SEGMENT, WaitMode, WqeOpcode
 from ...jit.compile import device_function, engine_function
 from ...jit.ops import be32, be64, copy, ld32, ld64, st64
-from ..dma.mkey import translate
-from ..dma.streams import DEVICE_SHIFT, move, move_now
-from ..observe import refuse
+from ..memory.keys import translate
+from ..memory.streams import DEVICE_SHIFT, move, move_now
+from ..state import refuse
 from ..state.message import MESSAGE, message_at
 from ..state.qp import qp_row_at
-from ..observe.reasons import Reason
+from ..state.reasons import Reason
 from ..state.worker import worker_at
 from .operations import is_offered, segments_of
 from .waits import wait_for_cq

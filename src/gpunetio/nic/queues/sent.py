@@ -7,7 +7,7 @@ from ...formats.cqe import INLINE_64_BYTES, CqeFormat, CqeOpcode
 from ...formats.wqe import SEGMENT, CompletionMode
 from ...jit.compile import device_function, engine_function
 from ...jit.ops import fetch_add_acq_rel_gpu64, ld64
-from ..dma.streams import move_now
+from ..memory.streams import move_now
 from ..state.cq import EQ_ROW, cq_row_at
 from ..state.message import MESSAGE, message_at
 from ..state.nic import nic_at

@@ -7,7 +7,7 @@ from ...formats.wqe import (
 )  # fmt: skip
 from ...jit.compile import device_function, engine_function
 from ...jit.ops import be32, be64, ld32, ld64
-from ..observe import refuse
+from ..state import refuse
 from ..state.cq import CQ_ROW, cq_row_at
 from ..state.near import cq_where_it_is
 from ..state.nic import nic_at

@@ -14,12 +14,12 @@ from ...formats.wqe import (
 )  # fmt: skip
 from ...jit.compile import device_function, engine_function
 from ...jit.ops import be32, be64, copy, ld8, ld32, ld64, ld_acquire32, st64
-from ..dma.mkey import translate
-from ..dma.streams import DEVICE_SHIFT
-from ..observe import refuse
+from ..memory.keys import translate
+from ..memory.streams import DEVICE_SHIFT
+from ..state import refuse
 from ..state.message import MAX_SEGMENTS, MESSAGE, message_at
 from ..state.qp import qp_row_at
-from ..observe.reasons import Reason
+from ..state.reasons import Reason
 from ..state.worker import worker_at
 from .completion import fail_send
 from .operations import (

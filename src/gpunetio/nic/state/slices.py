@@ -1,4 +1,4 @@
-"""What a worker's thread and the slices of its turns on a GPU tell each other (nic/slices.py)."""
+"""What a worker's thread and the slices of its turns on a GPU tell each other (nic/gpu/slices.py)."""
 
 from __future__ import annotations
 

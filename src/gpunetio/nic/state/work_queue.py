@@ -16,7 +16,7 @@ from .worker import worker_at
 
 
 class QueueKind(IntEnum):
-    """A kind of work queue: a row of nic/work_queues.py."""
+    """A kind of work queue: a row of nic/turn/work_queues.py."""
 
     CONNECTED_SEND = 1  # the send queue of an RC or UC QP
     DATAGRAM_SEND  = 2  # the send queue of a UD QP

@@ -9,11 +9,11 @@ from __future__ import annotations
 import numpy as np
 
 from ...formats.cqe import RX_HASH_IP_SHIFT, RX_HASH_L4_SHIFT, RxHashIp, RxHashL4
-from ...formats.ethernet import HashField, L3Prot, L4Prot
+from ...formats.ethernet_queues import HashField, L3Prot, L4Prot
 from ...formats.packet import IP_PROTOCOL_TCP, IP_PROTOCOL_UDP
 from ...jit.compile import engine_function
 from ...jit.ops import be16, ld8, ld16, ld32
-from ..state.ethernet import tir_row_at
+from ..state.ethernet_queues import tir_row_at
 from ..state.flow import packet_at
 from .parse import DESTINATION, IPV4_AT, MARKS, PROTOCOL, SOURCE, TCP_PORTS, UDP_PORTS, VERSION_SHIFT
 

@@ -12,7 +12,7 @@ from ...formats.packet import (
 from ...jit.compile import device_function, engine_function
 from ...jit.ops import be16, be32, clock_ns, ld8, ld16, ld32, ld64
 from ..queues.operations import is_request, service_bits
-from .psn import on_wire
+from ..queues.psn import on_wire
 from ..state.counters import counters_at
 from ..state.nic import nic_at
 from ..state.objects import GID_ROW

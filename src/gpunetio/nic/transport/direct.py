@@ -10,8 +10,8 @@ from ...formats.commands import QpState, ServiceType
 from ...formats.wqe import WqeOpcode
 from ...jit.compile import device_function, engine_function
 from ...jit.ops import fence_sys
-from ..dma.mkey import find_in
-from ..dma.streams import DEVICE_SHIFT, on_gpu
+from ..memory.keys import find_in
+from ..memory.streams import DEVICE_SHIFT, on_gpu
 from ..queues.doorbells import poll_doorbell
 from ..queues.local import execute_local
 from ..queues.operations import is_atomic, is_local, is_masked, receive_cqe, returns_data, right_of

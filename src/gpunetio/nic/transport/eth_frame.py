@@ -9,7 +9,7 @@ from __future__ import annotations
 from ...device.checksum import internet_sum, pseudo_sum, store_checksum
 from ...fabric.capture import capture_frame
 from ...fabric.ip_headers import MOST_TAGS, tag_bytes
-from ...formats.ethernet import InlineMode, SelfLbBlock
+from ...formats.ethernet_queues import InlineMode, SelfLbBlock
 from ...formats.packet import (
     ETHER_TYPE_SERVICE_VLAN, ETHER_TYPE_VLAN, ETHERNET, GROUP_MAC, IP_PROTOCOL_UDP, IPV4, IPV6, TCP, TCP_OFFSET_SHIFT,
     UDP, VLAN_TAG,
@@ -17,17 +17,17 @@ from ...formats.packet import (
 from ...formats.wqe import ETH_INSERT_SVLAN, EthChecksum
 from ...jit.compile import device_function, engine_function
 from ...jit.ops import be16, copy, ld8, ld16, ld32, ld64, st16, st32, st64
-from ..dma.streams import DEVICE_SHIFT, move_now
-from ..observe import refuse
+from ..memory.streams import DEVICE_SHIFT, move_now
+from ..state import refuse
 from ..state.counters import COUNTERS, counters_at
-from ..state.ethernet import sq_row_at, tir_row_at, tis_row_at
+from ..state.ethernet_queues import sq_row_at, tir_row_at, tis_row_at
 from ..state.flow import Fate, flow_table_at, packet_at
 from ..state.nic import nic_at
 from ..state.qp import qp_row_at
 from ..state.worker import worker_at
 from ..steering.parse import PROTOCOL, parse
 from ..steering.steer import read_frame, steer
-from .ethernet import UNDECIDED, follow
+from .frame_sorting import UNDECIDED, follow
 from .lan import load_mac
 from .wire_kinds import frame_room, send_frame
 

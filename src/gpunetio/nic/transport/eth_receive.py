@@ -15,7 +15,7 @@ from ...formats.cqe import (
     RxChecksum, RxHeaders, RxL3Type, RxL4Type, Syndrome,
 )  # fmt: skip
 from ...formats.doorbell import PI_MASK, QP_DBREC
-from ...formats.ethernet import QueueState
+from ...formats.ethernet_queues import QueueState
 from ...formats.events import EventQueueType, EventType
 from ...formats.packet import (
     ETHER_TYPE_VLAN, ETHERNET, IP_PROTOCOL_TCP, IP_PROTOCOL_UDP, IPV4, IPV6, TCP, TCP_ACK, TCP_OFFSET_SHIFT, UDP,
@@ -26,19 +26,19 @@ from ...jit.compile import device_function, engine_function
 from ...jit.ops import (
     be16, be32, be64, copy, fence_release_sys, ld8, ld16, ld32, ld64, ld_acquire32, pack64, st32, st64, st128,
 )  # fmt: skip
-from ..dma.mkey import translate
-from ..dma.streams import move_now
+from ..memory.keys import translate
+from ..memory.streams import move_now
 from ..queues.completion import (
     RECEIVE_QUEUE, Completion, count_error, record_error, recover_cq, stage_payload, write_cqe,
 )  # fmt: skip
 from ..queues.events import raise_event
-from ..observe import refuse
+from ..state import refuse
 from ..state.counters import COUNTERS, counters_at
-from ..state.ethernet import RQ_COUNTS, RQ_SETUP_BYTES, q_counter_row_at, rq_row_at, rqt_row_at, tir_row_at
-from ..extensions import ETHERNET_QUEUES
+from ..state.ethernet_queues import RQ_COUNTS, RQ_SETUP_BYTES, q_counter_row_at, rq_row_at, rqt_row_at, tir_row_at
+from ..state.extensions import ETHERNET_QUEUES
 from ..state.flow import packet_at
 from ..state.nic import nic_at
-from ..observe.reasons import Reason
+from ..state.reasons import Reason
 from ..state.srq import srq_row_at
 from ..state.worker import worker_at
 from ..steering.parse import FRAGMENTED, MARKS, PROTOCOL, VERSION_SHIFT

@@ -13,8 +13,8 @@ from ...formats.packet import ETHERNET, GROUP_MAC, IP_PROTOCOL_TCP, IPV4, TCP, T
 from ...formats.wqe import EthChecksum
 from ...jit.compile import device_function, engine_function
 from ...jit.ops import be16, ld8, ld16, st16
-from ..observe import refuse
-from ..state.ethernet import sq_row_at
+from ..state import refuse
+from ..state.ethernet_queues import sq_row_at
 from ..state.flow import packet_at
 from ..state.message import MESSAGE, message_at
 from ..state.nic import nic_at

@@ -19,13 +19,13 @@ from ..queues.waits import real_time_stamp, time_left, wait_for_cq, wait_for_tim
 from ..queues.wqes import (
     NOT_YET, check_wqe, flush_next, gather, in_one_piece, local_failure, read_control, wqe_slot,
 )  # fmt: skip
-from ..observe import refuse
+from ..state import refuse
 from ..state.counters import counters_at
-from ..state.ethernet import SQ_COUNTS, SQ_STATE, sq_row_at
-from ..extensions import ETHERNET_QUEUES
+from ..state.ethernet_queues import SQ_COUNTS, SQ_STATE, sq_row_at
+from ..state.extensions import ETHERNET_QUEUES
 from ..state.message import MESSAGE, message_at
 from ..state.qp import QP_ROW, QP_SETUP_BYTES, qp_row_at
-from ..observe.reasons import Reason
+from ..state.reasons import Reason
 from ..state.work_queue import wake, work_queue_at
 from ..state.worker import worker_at
 from .eth_frame import NO_ROOM, SENT, send_packet

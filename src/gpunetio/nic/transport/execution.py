@@ -16,18 +16,18 @@ from ...jit.compile import device_function, engine_function
 from ...jit.ops import (
     be16, be32, be64, cas_acq_rel_gpu64, fetch_add_acq_rel_gpu64, ld16, ld32, ld64, ld_acquire32, st64,
 )  # fmt: skip
-from ..dma.mkey import translate
-from ..dma.streams import device_of, let_arrive, move, move_now, place
+from ..memory.keys import translate
+from ..memory.streams import device_of, let_arrive, move, move_now, place
 from ..queues.completion import (
     RESPONDER, Completion, fail_qp, fail_receive, format_for, stage_payload, write_cqe,
 )  # fmt: skip
 from ..queues.events import raise_event, tell
 from ..queues.operations import is_atomic, is_masked, receive_cqe, returns_data, right_of
-from ..observe import refuse
+from ..state import refuse
 from ..state.counters import counters_at
 from ..state.message import MESSAGE, message_at
 from ..state.qp import EXTENDED_ATOMICS, qp_row_at
-from ..observe.reasons import Reason
+from ..state.reasons import Reason
 from ..state.srq import srq_row_at
 from ..state.worker import worker_at
 from .masked_atomics import masked_atomic

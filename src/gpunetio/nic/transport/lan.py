@@ -14,7 +14,7 @@ from ...formats.packet import ETHERNET, GROUP_MAC
 from ...jit.compile import device_function, engine_function
 from ...jit.ops import copy, ld16, ld32, ld64, ld_relaxed64, st64
 from ..state.counters import COUNTERS, counters_at
-from ..extensions import ETHERNET_QUEUES
+from ..state.extensions import ETHERNET_QUEUES
 from ..state.flow import flow_table_at
 from ..state.lan import MAC_ROW, MACS, MAX_AGE_NS, PROBES, lan_at, mac_row_at
 from ..state.nic import nic_at
@@ -22,7 +22,7 @@ from ..state.wire import WIRE, wire_at
 from ..state.worker import worker_at
 from ..steering.hashing import START, mix
 from ..steering.steer import read_frames, turn_to
-from .ethernet import decide
+from .frame_sorting import decide
 
 
 @device_function

@@ -7,25 +7,25 @@ from ...formats.commands import QpState, ServiceType
 from ...formats.wqe import DATA_SEG, RADDR_SEG, SEGMENT, WqeOpcode
 from ...jit.compile import device_function, engine_function
 from ...jit.ops import be32, be64, fence_sys, ld32, ld64
-from ..copies import copy_payload
-from ..dma.mkey import find
-from ..dma.streams import DEVICE_SHIFT, on_gpu
+from ..memory.copies import copy_payload
+from ..memory.keys import find
+from ..memory.streams import DEVICE_SHIFT, on_gpu
 from ..queues.completion import fail_send
 from ..queues.local import copy_some, execute_local
 from ..queues.operations import is_local
-from .psn import on_wire
+from ..queues.psn import on_wire
 from ..queues.sent import complete_send
 from ..queues.wqes import (
     NOT_YET, build, check_wqe, in_one_piece, local_failure, read_control, wqe_slot,
 )  # fmt: skip
-from ..observe import refuse
+from ..state import refuse
 from ..state.counters import counters_at
 from ..state.message import message_at
 from ..state.qp import qp_row_at
-from ..observe.reasons import Reason
+from ..state.reasons import Reason
 from ..state.worker import worker_at
 from .execution import respond
-from ..dma.moving import begin, count_packets, finish, may_follow
+from .moving import begin, count_packets, finish, may_follow
 
 
 ENDLESS_RNR = 7  # rnr_retry 7 means for ever (IBTA 9.7.5.2.8)

@@ -11,7 +11,7 @@ from ...formats.packet import (
 )  # fmt: skip
 from ...jit.compile import device_function, engine_function
 from ...jit.ops import be16, be32, be64, ld32, ld64, st8, st16, st32, st64
-from .psn import on_wire
+from ..queues.psn import on_wire
 from ..state.counters import counters_at
 from ..state.nic import nic_at
 from ..state.objects import GID_ROW

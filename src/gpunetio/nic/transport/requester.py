@@ -13,21 +13,21 @@ from ...formats.packet import ATOMIC_ETH, BTH, IMM_DT, OPERATION_MASK, RETH
 from ...formats.wqe import DATA_SEG, INLINE_SEG, SEGMENT
 from ...jit.compile import device_function, engine_function
 from ...jit.ops import be32, copy, ld32, ld64, st32, st64
-from ..copies import copy_payload
-from ..dma.mkey import reference
-from ..dma.staging import drop_acknowledged, leave, request_tag, staged
-from ..dma.streams import let_arrive
+from ..memory.copies import copy_payload
+from ..memory.keys import reference
+from ..memory.staging import drop_acknowledged, leave, request_tag, staged
+from ..memory.streams import let_arrive
 from ..queues.completion import fail_send
 from ..queues.local import execute_local
 from ..queues.operations import (
     has_imm, header_bytes, is_atomic, is_local, is_masked, packet_of, returns_data, right_of, segments_of,
 )  # fmt: skip
-from .psn import MAX_OUTSTANDING, packets_of
+from ..queues.psn import MAX_OUTSTANDING, packets_of
 from ..queues.sent import complete_send
 from ..queues.wqes import (
     NOT_YET, build, check_wqe, in_one_piece, local_failure, read_control, wqe_slot,
 )  # fmt: skip
-from ..observe import refuse
+from ..state import refuse
 from ..state.counters import counters_at
 from ..state.dma_stream import slot_at
 from ..state.message import MESSAGE, message_at

@@ -17,22 +17,22 @@ from ...formats.packet import (
 from ...formats.wqe import WqeOpcode
 from ...jit.compile import device_function, engine_function
 from ...jit.ops import be32, copy, ld8, ld32, st32, st64
-from ..copies import copy_payload
-from ..dma.mkey import translate
-from ..dma.staging import drop, leave, response_tag, staged
-from ..dma.streams import await_moved, copy_failed, ended, device_of, place
+from ..memory.copies import copy_payload
+from ..memory.keys import translate
+from ..memory.staging import drop, leave, response_tag, staged
+from ..memory.streams import await_moved, copy_failed, ended, device_of, place
 from ..queues.completion import RESPONDER, fail_qp, stage_payload
 from ..queues.operations import (
     begins, ends, has_imm, header_bytes, is_atomic, is_masked, operation_of, receive_cqe_of, returns_data, right_of,
 )  # fmt: skip
-from .psn import distance, is_before, on_wire, packets_of
-from ..observe import refuse
+from ..queues.psn import distance, is_before, on_wire, packets_of
+from ..state import refuse
 from ..state.counters import counters_at
 from ..state.dma_stream import slot_at
 from ..state.message import MESSAGE
 from ..state.nic import nic_at
 from ..state.qp import RESOURCE, qp_row_at, resource_at
-from ..observe.reasons import Reason
+from ..state.reasons import Reason
 from ..state.worker import worker_at
 from . import masked_atomics
 from .execution import (

@@ -8,15 +8,15 @@ from ...formats.packet import (
 )  # fmt: skip
 from ...jit.compile import device_function, engine_function
 from ...jit.ops import be32, ld32, ld64, st64
-from ..dma.streams import await_moved, place
+from ..memory.streams import await_moved, place
 from ..queues.operations import is_atomic, returns_data
-from .psn import unwrap
+from ..queues.psn import unwrap
 from ..queues.wqes import build, in_one_piece, wqe_slot
-from ..observe import refuse
+from ..state import refuse
 from ..state.counters import counters_at
 from ..state.message import MESSAGE, message_at
 from ..state.qp import flight_at, flight_of, qp_row_at
-from ..observe.reasons import Reason
+from ..state.reasons import Reason
 from ..state.worker import worker_at
 from .requester import acknowledge, fail_oldest, fast_retransmit, read_end, retry, retry_gap, retry_rnr
 from .rnr import rnr_delay_ns

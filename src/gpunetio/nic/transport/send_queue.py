@@ -13,7 +13,7 @@ from ..state.qp import qp_row_at
 from ..state.work_queue import work_queue_at
 from ..state.worker import worker_at
 from .execution import flush_receives
-from ..dma.moving import is_still
+from .moving import is_still
 
 
 @engine_function

@@ -22,7 +22,7 @@ from ..queues.operations import begins, ends, has_imm, header_bytes, is_request,
 from ..state.counters import counters_at
 from ..state.objects import GID_ROW
 from ..state.qp import qp_row_at
-from ..observe.reasons import Reason
+from ..state.reasons import Reason
 from ..state.wire import wire_at
 from ..state.worker import worker_at
 from .execution import complete_receive, fail_scatter, receive_scatter, receives_posted, return_shared

@@ -12,7 +12,7 @@ from ...formats.packet import BTH, DETH, FLOW_LABEL_MASK, IMM_DT, OWN_Q_KEY, QPN
 from ...formats.wqe import AV_GRH, AV_SEG, AV_SGID_MASK, AV_SGID_SHIFT, EXTENDED_AV, SEGMENT
 from ...jit.compile import device_function, engine_function
 from ...jit.ops import be16, be32, ld8, ld16, ld32, ld64, st32
-from ..dma.streams import move_now
+from ..memory.streams import move_now
 from ..queues.local import execute_local
 from ..queues.operations import has_imm, is_local, packet_of
 from ..queues.sent import complete_send

@@ -17,7 +17,7 @@ from ...jit.ops import fence_sys, ld64, ld_relaxed64
 from ..state.qp import qp_row_at
 from ..state.wire import WIRE, wire_at
 from ..state.worker import worker_at
-from . import datagrams, ethernet, lan, pipes
+from . import datagrams, frame_sorting as ethernet, lan, pipes
 from .packets import link_bytes
 from .pipes import take_frames
 

@@ -15,7 +15,7 @@ import struct
 
 from ...errors import InUseError, InvalidValueError, NotPermittedError
 from ...fabric.ethernet_records import DATAGRAM_SOCKET
-from .ethernet import Ethernet
+from .descriptor import Ethernet
 from .unix import LONGEST_PATH
 
 _BUFFER = 4 << 20  # bytes, if net.core.wmem_max allows: what one end has sent and the other has not read

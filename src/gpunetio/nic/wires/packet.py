@@ -12,7 +12,7 @@ import struct
 from ...errors import InvalidValueError, NotFoundError, NotPermittedError
 from ...fabric import interface
 from ...fabric.ethernet_records import PACKET_AUXDATA, SOCKET, SOL_PACKET
-from .ethernet import Ethernet
+from .descriptor import Ethernet
 
 _ETH_P_ALL, _ARPHRD_ETHER = 0x0003, 1
 _ADD_MEMBERSHIP, _VNET_HDR, _IGNORE_OUTGOING, _MR_PROMISC = 1, 15, 23, 1

@@ -20,9 +20,9 @@ from ...fabric.frames import PIPE_END, pipe_end, pipe_size
 from ...fabric.pcap_frames import WHENEVER, PcapFrames
 from ...fabric.pcap_reader import PcapFile
 from ...memory import HostMemory
-from ..hardware import Engine
-from ..commands import EngineCommand
-from .ethernet import Ethernet
+from ..engine.hardware import Engine
+from ..turn.commands import EngineCommand
+from .descriptor import Ethernet
 from .replay import LONGEST_SLEEP, PAUSE, TIMEOUT, Replayed, ReplayingNic, grown, late, stuck
 
 _CAPACITY = 1 << 20  # bytes of the pipe

@@ -18,8 +18,8 @@ from ...formats.packet import ICRC_SIZE
 from ...jit.compile import engine_function
 from ...jit.ops import copy
 from ...memory import HostMemory
-from ..hardware import Engine
-from ..control.port import Port
+from ..engine.hardware import Engine
+from ..engine.port import Port
 from ..state.counters import FRAME_FATES, PACKET_FATES, STEERED_FATES
 from ..state.tables import Table
 from ..transport.wire_kinds import PIPES

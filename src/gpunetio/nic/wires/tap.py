@@ -11,7 +11,7 @@ import struct
 from ...errors import InUseError, InvalidValueError, NotPermittedError, NotSupportedError
 from ...fabric import interface
 from ...fabric.ethernet_records import FILE, VIRTIO_NET
-from .ethernet import Ethernet
+from .descriptor import Ethernet
 
 _DEVICE = "/dev/net/tun"
 _TUNSETIFF, _TUNSETOFFLOAD, _TUNSETVNETHDRSZ = 0x400454CA, 0x400454D0, 0x400454D8  # linux/if_tun.h

@@ -10,7 +10,7 @@ from ...errors import InvalidValueError
 from ...fabric.frames import PIPE_END, pipe_end, pipe_size
 from ...fabric.udp import UdpWire
 from ...memory import HostMemory
-from ..control.port import Port, address_of, gid_of
+from ..engine.port import Port, address_of, gid_of
 from ..transport.wire_kinds import UDP
 from .wire import ANY_PEER, Wire
 

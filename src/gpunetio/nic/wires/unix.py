@@ -21,7 +21,7 @@ from ...errors import DocaError, InUseError, InvalidValueError, NotFoundError, N
 from ...fabric.claims import close_after_fork
 from ...fabric.ethernet_records import STREAM
 from ...service import ServiceThread
-from .ethernet import Ethernet, logger
+from .descriptor import Ethernet, logger
 
 PATIENCE = 1.0  # seconds that the other end has to take a connection
 _RETRY = 0.02  # seconds

@@ -8,7 +8,7 @@ from collections.abc import Callable, Container, Hashable
 import numpy as np
 
 from ...fabric.injector import Injector
-from ..control.port import address_of, mac_of
+from ..engine.port import address_of, mac_of
 from ..state.wire import WIRE
 
 ANY_PEER = bytes(16)

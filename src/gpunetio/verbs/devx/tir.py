@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ...formats.commands import Opcode
-from ...formats.ethernet import SelfLbBlock
+from ...formats.ethernet_queues import SelfLbBlock
 from ..context import Context
 from ..handle import Handle
 from .objects import DevxObject

@@ -1,0 +1,272 @@
+"""The entries of one flow table in the engine's memory: a row for each, and a hash table for each mask.
+
+What the engine does not reach yet is prepared in place. What makes it reachable, or changes it, is one row that the
+engine puts in place between two turns. So the engine never sees half an entry, and what it no longer reaches is free.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ....formats.commands import Status
+from ....memory import HostMemory
+from ...engine.hardware import Engine
+from ...state.flow import (
+    DELETED, FLOW_ENTRY, FLOW_MASK, FLOW_TABLE_ROW, LOOKUP_WORDS, MAX_MASKS, SLOT, SLOT_HALF, SLOT_NUMBER, WORDS, Fate,
+)  # fmt: skip
+from ...steering.hashing import START, mix
+from ...turn.commands import EngineCommand
+from ..syndromes import CommandError, CommandSyndrome
+
+_FEWEST_MASKS = 4  # of a table whose lookups are remembered: with fewer, a search costs about as much
+_FEWEST_SLOTS = 16
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What an entry does with a packet: its fate, where that leads, the counter's address, and the flow tag."""
+
+    fate: Fate
+    target: int = 0
+    counter: int = 0
+    tag: int = 0
+
+
+def hash_of(values: np.ndarray) -> np.ndarray:
+    """Return the hash of each row of words, all of which are compared."""
+    hashes = np.full(len(values), START, np.int64)
+    for column in values.T:
+        hashes = mix.py_func(hashes, column)
+    return hashes
+
+
+@dataclass
+class _Mask:
+    """A mask, its hash table, and who has it."""
+
+    address: int  # of the FLOW_MASK
+    compared: list[int]  # numbers of the words with bits that are compared
+    slots: HostMemory
+    table: np.ndarray  # the slots
+    starts: list[int] = field(default_factory=list)  # first indices of the groups, in order
+    entries: dict[bytes, list[int]] = field(default_factory=dict)  # value → indices, in order
+    taken: int = 0  # slots that do not end a search
+
+    def probe(self, value: np.ndarray) -> tuple[int, Iterator[int]]:
+        """Return the hash of a value, and the slots in which it may be, in the order of a search."""
+        hash_, size = START, len(self.table)
+        for word in value.tolist():
+            hash_ = mix(hash_, word)  # compiled: for a single value, arrays take ten times as long
+        return hash_, ((hash_ + i) % size for i in range(size))
+
+
+def _new_slots(size: int) -> tuple[HostMemory, np.ndarray]:
+    """Return memory for so many slots, and the slots."""
+    memory = HostMemory(SLOT * size)
+    return memory, memory.view(np.int64, 0, size)
+
+
+def _numbers(words: list[int]) -> int:
+    """Return the numbers of words as the engine reads them."""
+    return sum(word << 4 * i for i, word in enumerate(words))
+
+
+def _slot(hash_: int, index: int) -> int:
+    """Return the slot of an entry."""
+    return hash_ >> SLOT_HALF << SLOT_HALF | index + 1
+
+
+def _slots_for(count: int) -> int:
+    """Return how many slots a hash table has that so many values fill to a quarter at most."""
+    return max(_FEWEST_SLOTS, 1 << (4 * count - 1).bit_length()) if count else _FEWEST_SLOTS
+
+
+class FlowRules:
+    """The entries of the table whose FLOW_TABLE_ROW is at `address`. There are `1 << log` of them at most.
+
+    Callers have checked everything: indices, masks and values.
+    """
+
+    def __init__(self, engine: Engine, address: int, table_id: int, level: int, log: int):
+        self._engine, self._address = engine, address
+        self._masks: dict[bytes, _Mask] = {}
+        self._mask_of: dict[int, _Mask] = {}  # by index of the entry
+        with ExitStack() as undo:
+            self._entries = HostMemory(FLOW_ENTRY.size << log)  # the kernel gives it pages as entries come
+            undo.callback(self._entries.close)
+            self._mask_rows = HostMemory(FLOW_MASK.size * MAX_MASKS)
+            undo.pop_all()
+        self._rows = self._entries.view(FLOW_ENTRY.dtype, 0, 1 << log)
+        self._row = np.zeros((), FLOW_TABLE_ROW.dtype)
+        self._row["table_id"], self._row["level"], self._row["log"] = table_id, level, log
+
+    def close(self) -> None:
+        """Free the memory. The engine must not reach the table any more."""
+        for mask in self._masks.values():
+            mask.slots.close()
+        self._entries.close()
+        self._mask_rows.close()
+
+    def set_miss(self, miss: int) -> None:
+        """Let what matches no entry go to the table at an address, or to none."""
+        self._row["miss"] = miss
+        self._write_table()
+
+    # --- groups ----------------------------------------------------------------------------------------------------
+
+    def add_group(self, words: np.ndarray, start: int) -> None:
+        """Add a group whose entries have a mask, and indices from `start` on. CommandError beyond MAX_MASKS masks."""
+        key = words.tobytes()
+        mask = self._masks.get(key)
+        if mask is None:
+            mask = self._masks[key] = self._new_mask(words)
+        bisect.insort(mask.starts, start)
+        self._write_table()
+
+    def remove_group(self, words: np.ndarray, start: int) -> None:
+        """Remove a group, which has no entries."""
+        key = words.tobytes()
+        mask = self._masks[key]
+        mask.starts.remove(start)
+        if mask.starts:
+            self._write_table()
+            return
+        del self._masks[key]
+        self._write_table()
+        mask.slots.close()
+
+    def _new_mask(self, words: np.ndarray) -> _Mask:
+        used = {mask.address for mask in self._masks.values()}
+        places = (self._mask_rows.address + i * FLOW_MASK.size for i in range(MAX_MASKS))
+        address = next((place for place in places if place not in used), None)
+        if address is None:
+            raise CommandError(
+                Status.NO_RESOURCES, CommandSyndrome.FLOW_MATCH,
+                f"flow table {int(self._row['table_id']):#x} has groups with {MAX_MASKS} different masks, which is the "
+                "limit: use another table for more",
+            )  # fmt: skip
+        compared = [i for i in range(WORDS) if words[i]]
+        slots, table = _new_slots(_FEWEST_SLOTS)
+        row = self._mask_rows.view(FLOW_MASK.dtype, address - self._mask_rows.address)[0]
+        row["slots"], row["slot_mask"], row["mask"] = slots.address, _FEWEST_SLOTS - 1, words
+        row["entries"] = self._entries.address
+        row["word_count"], row["words"] = len(compared), _numbers(compared)
+        return _Mask(address, compared, slots, table)
+
+    def _write_table(self) -> None:
+        masks = sorted(self._masks.values(), key=lambda mask: mask.starts[0])
+        row = self._row
+        row["mask_count"], row["firsts"], row["masks"] = len(masks), 0, 0
+        row["firsts"][: len(masks)] = [mask.starts[0] for mask in masks]
+        row["masks"][: len(masks)] = [mask.address for mask in masks]
+        compared = [i for i in range(WORDS) if any(i in mask.compared for mask in masks)]
+        remembered = len(masks) >= _FEWEST_MASKS and len(compared) <= LOOKUP_WORDS
+        row["key_count"], row["key_words"] = len(compared) if remembered else 0, _numbers(compared)
+        row["key_mask"] = 0
+        for key in self._masks:
+            row["key_mask"] |= np.frombuffer(key, np.int64)
+        self._write(self._address, row)
+
+    # --- entries ---------------------------------------------------------------------------------------------------
+
+    def add(self, index: int, words: np.ndarray, value: np.ndarray, decision: Decision) -> None:
+        """Add an entry. `words` is the mask of its group."""
+        mask = self._masks[words.tobytes()]
+        value = value[mask.compared]
+        self._fill(self._rows[index], index, value, decision)
+        self._mask_of[index] = mask
+        same = mask.entries.setdefault(value.tobytes(), [])
+        bisect.insort(same, index)
+        if same[0] != index:
+            return  # a lower entry decides for the same packets
+        if len(same) > 1:
+            self._point(mask, self._slot_of(mask, value), value, index)
+        elif 2 * (mask.taken + 1) > len(mask.table):
+            self._rebuild(mask)
+        else:
+            _, slots = mask.probe(value)
+            slot = next(slot for slot in slots if mask.table[slot] in (0, DELETED))
+            mask.taken += int(mask.table[slot]) == 0
+            self._point(mask, slot, value, index)
+
+    def change(self, index: int, decision: Decision) -> None:
+        """Change what an entry does."""
+        row = self._rows[index].copy()
+        self._fill(row, index, None, decision)
+        self._write(self._entries.address + index * FLOW_ENTRY.size, row)
+
+    def remove(self, index: int) -> None:
+        """Remove an entry."""
+        mask = self._mask_of.pop(index)
+        value = self._value_of(mask, index)
+        same = mask.entries[value.tobytes()]
+        first = same[0] == index
+        same.remove(index)
+        if first:
+            slot = self._slot_of(mask, value)
+            if same:
+                self._point(mask, slot, value, same[0])
+            else:
+                del mask.entries[value.tobytes()]
+                self._write(mask.slots.address + slot * SLOT, np.array([DELETED], np.int64))
+
+    def read(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return copies of the FLOW_ENTRYs by index, and the values of each as words, with 0 for what it ignores."""
+        indices = np.array(sorted(self._mask_of), np.int64)
+        rows, words = self._rows[indices], np.zeros((len(indices), WORDS), np.int64)
+        for mask in self._masks.values():
+            some = np.searchsorted(indices, [index for same in mask.entries.values() for index in same])
+            for place, word in enumerate(mask.compared):
+                words[some, word] = rows["value"][some, place]
+        return rows, words
+
+    @staticmethod
+    def _fill(row: np.void, index: int, value: np.ndarray | None, decision: Decision) -> None:
+        row["index"], row["fate"], row["target"] = index, decision.fate, decision.target
+        row["counter"], row["tag"] = decision.counter, decision.tag
+        if value is not None:
+            row["value"][: len(value)] = value
+
+    def _value_of(self, mask: _Mask, index: int) -> np.ndarray:
+        return self._rows[index]["value"][: len(mask.compared)].copy()
+
+    def _slot_of(self, mask: _Mask, value: np.ndarray) -> int:
+        """Return the slot with a value that is in the hash table."""
+        hash_, slots = mask.probe(value)
+        for slot in slots:
+            found = int(mask.table[slot])
+            index = (found & SLOT_NUMBER) - 1
+            if found not in (0, DELETED) and found == _slot(hash_, index):
+                if np.array_equal(self._value_of(mask, index), value):
+                    return slot
+        raise AssertionError("an entry is missing from its hash table")
+
+    def _point(self, mask: _Mask, slot: int, value: np.ndarray, index: int) -> None:
+        """Let a slot lead to an entry."""
+        hash_, _ = mask.probe(value)
+        self._write(mask.slots.address + slot * SLOT, np.array([_slot(hash_, index)], np.int64))
+
+    def _rebuild(self, mask: _Mask) -> None:
+        """Move the values of a mask into a hash table with room for as many again."""
+        indices = [same[0] for same in mask.entries.values()]
+        size = _slots_for(len(indices))
+        slots, table = _new_slots(size)
+        hashes = hash_of(self._rows["value"][indices][:, : len(mask.compared)]).tolist()
+        filled = [0] * size
+        for index, hash_ in zip(indices, hashes, strict=True):
+            at = hash_ % size
+            while filled[at]:
+                at = (at + 1) % size
+            filled[at] = _slot(hash_, index)
+        table[:] = filled
+        self._write(mask.address, np.array([slots.address, size - 1], np.int64))
+        old, mask.slots, mask.table, mask.taken = mask.slots, slots, table, len(indices)
+        old.close()
+
+    def _write(self, address: int, row: np.ndarray | np.void) -> None:
+        self._engine.post(EngineCommand.WRITE_ROW, address, np.asarray(row))

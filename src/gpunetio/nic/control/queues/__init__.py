@@ -1,0 +1,1 @@
+"""Completion, event, send and receive queues, and what decides which packets they get."""

@@ -1,0 +1,524 @@
+"""Runs: WQEs of a queue pair that the lanes of a warp execute together, one each, on borrowed rows.
+
+A run has requests that always succeed once they are checked: WRITEs of one segment or of inline data, READs of one
+segment, and atomics of 8 bytes, to a queue pair of this NIC or of one that it reaches (control/regions/reach.py). It
+ends before the first WQE that is anything else, that fails a check, or whose completion finds no room. One thread then
+goes on in the engine's own code, which finds out why. So errors, events, receives and retries exist only there. On the
+host a run is one WQE long.
+
+Requests take effect in their order (IBTA 10.8.3.3), but WRITEs and atomics to regions with RELAXED_ORDERING may pass
+those before them to other addresses, as over PCIe. Without that, a fence between two requests costs half a microsecond.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ...enums import Access
+from ...formats.commands import QpState, ServiceType
+from ...formats.cqe import CI_MASK, CQE64, CqeOpcode
+from ...formats.doorbell import CQ_DBREC, PI_MASK, WQE_IDX_SHIFT
+from ...formats.wqe import (
+    CE_SHIFT, CTRL_SEG, DS_MASK, FM_SHIFT, INLINE_SEG, MAX_INLINE, SEGMENT, WQEBB_SHIFT, CompletionMode, WqeOpcode,
+)  # fmt: skip
+from ...jit.compile import device_function, engine_function
+from ...jit.ops import (
+    ALL_LANES, be32, be64, cas_gpu64, count_lanes, fence_acquire_sys, fence_gpu, fence_sys, fetch_add_gpu64,
+    first_lane, from_lane, lane_or_0, lanes_here, lanes_where, lanes_with, ld64, ld_relaxed32, ld_relaxed64,
+    rank_among, st64, st_relaxed32, sum_of_lanes, sync_lanes,
+)  # fmt: skip
+from ..memory.copies import SMALL, copy_by_lane, copy_together
+from ..memory.keys import find_in
+from ..memory.streams import DEVICE_SHIFT
+from ..queues.completion import Completion, fill_cqe, last_word
+from ..queues.doorbells import announced
+from ..queues.psn import on_wire, packets_of
+from ..state.near import (
+    KEYS, NEAR, is_in, near_counters_at, near_cq_at, near_mkey_at, near_qp_at, near_queue, near_work_queue_at,
+    near_worker_at, put_in,
+)  # fmt: skip
+from ..state.objects import MKEY_ROW, mkey_row_at
+
+_WRITE, _READ, _FETCH_ADD, _COMPARE_SWAP = map(
+    int, (WqeOpcode.RDMA_WRITE, WqeOpcode.RDMA_READ, WqeOpcode.ATOMIC_FA, WqeOpcode.ATOMIC_CS)
+)
+_LOCAL_WRITE, _REMOTE_WRITE, _REMOTE_READ, _REMOTE_ATOMIC, _RELAXED = map(
+    int,
+    (Access.LOCAL_WRITE, Access.REMOTE_WRITE, Access.REMOTE_READ, Access.REMOTE_ATOMIC, Access.RELAXED_ORDERING),
+)
+
+
+class Request(NamedTuple):
+    """What a lane executes. `target` and `source` are of a copy; an atomic is on `target`, and its result goes to
+    `source`. `strict`: it must not pass those before it. `near`: it writes to memory of this GPU only. A key is 0 where
+    there is none.
+    """
+
+    good: int
+    opcode: int
+    ce: int
+    nbytes: int
+    target: int
+    source: int
+    strict: int
+    near: int
+    add: int
+    compare: int
+    remote_key: int
+    local_key: int
+
+
+# --- keys ------------------------------------------------------------------------------------------------------------
+
+
+@device_function
+def _kept(near, key):
+    """Return where a key's row is kept near the turns, if it is."""
+    return near + NEAR.keys + ((key >> 8) & (KEYS - 1)) * MKEY_ROW.size
+
+
+@device_function
+def _key_row(near, keys, key):
+    """Return the address of a key's row: near the turns, or in the table `keys`. `key` may be any, with its tag."""
+    kept = _kept(near, key)
+    if near_mkey_at(kept).key == key:
+        return kept
+    return keys + ((key >> 8) & near_worker_at(near).mkey_mask) * MKEY_ROW.size
+
+
+@device_function
+def _keep(near, keys, key):
+    """Keep a key's row near the turns. One lane calls this, while no other looks at what is kept."""
+    kept = _kept(near, key)
+    if key != 0 and near_mkey_at(kept).key != key:
+        row = keys + ((key >> 8) & near_worker_at(near).mkey_mask) * MKEY_ROW.size
+        for at in range(0, MKEY_ROW.size, 8):
+            st64(kept + at, ld64(row + at))
+
+
+# --- reading requests ------------------------------------------------------------------------------------------------
+
+
+@device_function
+def _serves(row):
+    """Return whether the next WQEs of a queue pair may be a run, as far as the queue pair is concerned."""
+    q = near_qp_at(row)
+    if q.peer_keys == 0 or q.send_cq == 0 or q.sq_addr == 0:
+        return False
+    c = near_cq_at(q.send_cq)
+    other = (q.state ^ QpState.RTS) | (q.service ^ ServiceType.RC)
+    other |= q.drain | q.retry_at | q.stream | q.copied | q.cs_req | (q.sq_next ^ q.sq_ci)
+    other |= c.error | c.channel
+    if q.wire == 0:
+        p = near_qp_at(q.remote_row)
+        other |= (p.state ^ QpState.RTS) | (p.service ^ q.service) | p.wire
+        other |= (p.qpn ^ q.remote_qpn) | (p.remote_qpn ^ q.qpn) | (p.expect_psn ^ on_wire(q.tx_psn))
+    return other == 0
+
+
+@engine_function
+def find_ready(near):
+    """Find out whose next WQEs may be a run. Runs do not change that. All lanes call this."""
+    count = near_worker_at(near).active_count
+    for base in range(0, count, lanes_here()):
+        i = base + lane_or_0()
+        serves = 1 if i < count and _serves(near_work_queue_at(near_queue(near, i)).row) else 0
+        ready = lanes_where(serves)
+        if lane_or_0() == 0:
+            put_in(near + NEAR.ready, base, ready)
+    sync_lanes(ALL_LANES)
+
+
+@device_function
+def _high(word):
+    """Return the big-endian 32 bits in the first half of a word that was loaded."""
+    return be32(word)
+
+
+@device_function
+def _low(word):
+    """Return those in the second half."""
+    return be32(word >> 32)
+
+
+@device_function
+def _load(slot):
+    """Return the words of a slot. All are loaded at once: each load takes as long as all."""
+    return (
+        ld_relaxed64(slot), ld_relaxed64(slot + 8), ld_relaxed64(slot + 16), ld_relaxed64(slot + 24),
+        ld_relaxed64(slot + 32), ld_relaxed64(slot + 40), ld_relaxed64(slot + 48), ld_relaxed64(slot + 56),
+    )  # fmt: skip
+
+
+@device_function
+def _parse(near, row, index, there, wqe, words):
+    """Return the request of WQE `index`, not `good` if it is none for a run, or unless `there`.
+
+    `words` are those of its slot, at `wqe`. There is one way through, and all checks are one: to leave early costs
+    more, because each exit sets all values.
+    """
+    q = near_qp_at(row)
+    control, flags, raddr, third, fourth, fifth, sixth, seventh = words
+    opcode, found = _high(control) & 0xFF, (_high(control) >> WQE_IDX_SHIFT) & PI_MASK
+    mode = flags >> 8 * CTRL_SEG.fm_ce_se - 64
+    ds, ce, fenced = _low(control) & DS_MASK, (mode >> CE_SHIFT) & 3, (mode >> FM_SHIFT) & 7
+    writes, reads = opcode == _WRITE, opcode == _READ
+    counts = opcode == _FETCH_ADD or opcode == _COMPARE_SWAP
+    right = (_REMOTE_WRITE if writes else 0) | (_REMOTE_READ if reads else 0) | (_REMOTE_ATOMIC if counts else 0)
+
+    sizes, address = (sixth, seventh) if counts else (fourth, fifth)
+    inline, nbytes = _high(sizes) & INLINE_SEG, _high(sizes) & INLINE_SEG - 1
+    local_key = 0 if inline else _low(sizes)
+    here = _key_row(near, near_worker_at(near).mkeys, local_key)
+    source = find_in(here, local_key, q.pdn, be64(address), nbytes, 0 if writes else _LOCAL_WRITE)
+    near_here = mkey_row_at(here).near
+    segments = 4 if counts else 3
+    most = q.msg_max
+    if inline:
+        source, near_here, segments = wqe + 2 * SEGMENT + 4, 1, 2 * SEGMENT + 4 + nbytes + SEGMENT - 1 >> 4
+        most = MAX_INLINE if writes else 0
+    remote_key = _high(third) | q.peer_tag
+    far = _key_row(near, q.peer_keys, remote_key)
+    target = find_in(far, remote_key, q.peer_pdn, be64(raddr), nbytes, right)
+
+    bad = (found ^ index & PI_MASK) | (_low(control) >> 8) ^ q.qpn | ds ^ segments | right & ~q.peer_rights
+    bad |= (nbytes - 1 | right - 1 | most - nbytes | q.peer_max - nbytes | CompletionMode.ALWAYS - ce) >> 63
+    # -1 was refused. Other upper bits are those of device memory, which is copied by streams (memory/streams.py).
+    bad |= (source | target) >> DEVICE_SHIFT | ((nbytes ^ 8 | (target | source) & 7) if counts else 0)
+    may_pass = reads or mkey_row_at(far).access & _RELAXED != 0
+    to, come_from = (source, target) if reads else (target, source)
+    return Request(
+        1 if there and bad == 0 else 0, opcode, ce, nbytes, to, come_from, 0 if may_pass and fenced == 0 else 1,
+        1 if near_here != 0 and mkey_row_at(far).near != 0 else 0, be64(fourth), be64(fifth), remote_key, local_key,
+    )  # fmt: skip
+
+
+# --- executing -------------------------------------------------------------------------------------------------------
+
+
+@device_function
+def _is_copy(request):
+    return request.opcode == _WRITE or request.opcode == _READ
+
+
+@device_function
+def _fence(of_gpu):
+    """Order what was stored before what follows: for the threads of this GPU, or for all that reach the memory.
+
+    Stores to memory of this GPU are ordered where everybody finds them, so the scope of the GPU is enough.
+    """
+    if of_gpu:
+        fence_gpu()
+    else:
+        fence_sys()
+
+
+@device_function
+def _atomic(request):
+    """Execute an atomic: return the old word. Fences are around it."""
+    if request.opcode == _FETCH_ADD:
+        return fetch_add_gpu64(request.target, request.add)
+    return cas_gpu64(request.target, request.compare, request.add)
+
+
+@device_function
+def _sum_up_to(value):
+    """Return the sum of the values of this lane and those below it."""
+    lane = lane_or_0()
+    step = 1
+    while step < lanes_here():
+        below = from_lane(value, max(lane - step, 0))
+        value += below if lane >= step else 0
+        step <<= 1
+    return value
+
+
+@device_function
+def _is_one(value, counts, lanes):
+    """Return whether all of `lanes`, where `counts`, have the same value."""
+    one = from_lane(value, first_lane(lanes))
+    return lanes_where(1 if counts and value != one else 0) == 0
+
+
+@device_function
+def _add_as_one(request, up_to, lanes):
+    """Add to a word what `lanes` add to it: return the word as each lane finds it. `up_to` are sums up to each lane."""
+    total, first = from_lane(up_to, lanes_here() - 1), first_lane(lanes)
+    old = 0
+    if lane_or_0() == first:
+        old = fetch_add_gpu64(request.target, total)
+    return from_lane(old, first) + up_to - request.add
+
+
+@device_function
+def _take_turns(request, counts, lanes):
+    """Execute atomics, those on one word in their order: return the old words."""
+    rank = 0
+    if count_lanes(lanes) != 1:
+        rank = rank_among(lanes_with(ALL_LANES, request.target if counts else ~lane_or_0()))
+    old = 0
+    at = 0
+    while lanes != 0:
+        now = 1 if counts and rank == at else 0
+        if now:
+            old = _atomic(request)
+        lanes &= ~lanes_where(now)
+        at += 1
+    return old
+
+
+@device_function
+def _execute_atomics(request, counts, lanes, fences, of_gpu):
+    """Execute the atomics of `lanes`, where `counts`, after a fence if `fences`.
+
+    Sums and comparisons come before the fence, while stores are on their way.
+    """
+    same = lanes
+    as_one = 0
+    up_to = 0
+    if count_lanes(lanes) != 1:
+        if lanes_where(1 if counts and request.opcode != _FETCH_ADD else 0) == 0:
+            as_one = 1 if _is_one(request.target, counts, lanes) else 0
+        if as_one:
+            up_to = _sum_up_to(request.add if counts else 0)
+        if not _is_one(request.source, counts, lanes):
+            same = lanes & lanes_with(ALL_LANES, request.source if counts else ~lane_or_0())
+    if fences:
+        _fence(of_gpu)
+    if as_one:
+        old = _add_as_one(request, up_to, lanes)
+    else:
+        old = _take_turns(request, counts, lanes)
+    if counts and same < 2 << lane_or_0():  # the last result of those for one place
+        st64(request.source, old)
+
+
+@device_function
+def _execute(near, request, mine, of_gpu):
+    """Execute the requests of the lanes where `mine`: those that copy, then the atomics."""
+    copies = mine and _is_copy(request)
+    if copies and request.nbytes <= SMALL:
+        copy_by_lane(request.target, request.source, request.nbytes)
+    large = 1 if copies and request.nbytes > SMALL else 0
+    if lanes_where(large) != 0:
+        copy_together(near, large, request.target, request.source, request.nbytes)
+    counts = 1 if mine and not copies else 0
+    lanes = lanes_where(counts)
+    if lanes != 0:
+        _execute_atomics(request, counts, lanes, lanes_where(1 if copies else 0) != 0, of_gpu)
+
+
+@device_function
+def _most_before(value):
+    """Return the maximum of the values, which are not negative, of the lanes below this one; 0 in the first one."""
+    lane = lane_or_0()
+    below = from_lane(value, max(lane - 1, 0))
+    most = below if lane != 0 else 0
+    step = 1
+    while step < lanes_here():
+        other = from_lane(most, max(lane - step, 0))
+        most = max(most, other) if lane >= step else most
+        step <<= 1
+    return most
+
+
+@engine_function
+def _overlaps(target, end, run, copying):
+    """Return whether this lane copies to bytes that one before it changes, and the lanes that copy to the same place.
+
+    Those are no overlap. `copying` are the lanes that copy, from `target` to `end`; the others change words by atomics.
+    """
+    lane = lane_or_0()
+    overlaps = 0
+    same = 0
+    for other in range(run):
+        begin_there, end_there = from_lane(target, other), from_lane(end, other)
+        if copying >> other & 1 and begin_there == target and end_there == end:
+            same |= 1 << other
+        elif other < lane and begin_there < end and target < end_there:
+            overlaps = 1
+    return overlaps, same
+
+
+@device_function
+def _beginnings(request, run):
+    """Return the lanes whose requests must not pass those before them, and the lanes that copy to where this one does.
+
+    The latter is 0 if no two lanes change the same bytes. A list of copies to rising addresses, with additions to one
+    other word, is the usual case, in which lanes need not be compared with each other one by one.
+    """
+    lane = lane_or_0()
+    mine = lane < run
+    copies = mine and _is_copy(request)
+    counts = mine and not copies
+    copying, counting = lanes_where(1 if copies else 0), lanes_where(1 if counts else 0)
+    reads = lanes_where(1 if mine and request.opcode == _READ else 0)
+    begins = 1 if mine and request.strict else 0
+    target, end = request.target if mine else 0, request.target + request.nbytes if mine else 0
+    most = _most_before(end if copies else 0)  # all lanes take part in this
+    mixed = 1 if copies and target < most else 0
+    if counting != 0:
+        word = from_lane(target, first_lane(counting))
+        if (copies and target < word + 8 and word < end) or (counts and target != word):
+            mixed = 1
+    same = 0
+    if lanes_where(mixed) != 0:
+        overlaps, same = _overlaps(target, end, run, copying)
+        if copies and overlaps:
+            begins = 1
+    # READs take no effect, and may pass each other, but nothing else.
+    return lanes_where(begins) | reads ^ reads << 1, same if copies else 0
+
+
+@device_function
+def _execute_in_order(near, request, run, of_gpu):
+    """Execute a run. Between a request that must not pass others and those before it is a fence; none is at the end.
+
+    Of copies to one address that nothing separates, only the last is made: nobody can tell that the others were not.
+    """
+    lane = lane_or_0()
+    begins, same = 0, 0
+    if run > 1:
+        begins, same = _beginnings(request, run)
+    at = 0
+    while at < run:
+        end = min(first_lane(begins >> at + 1) + at + 1, run)
+        if at != 0:
+            _fence(of_gpu)
+        last = same & (1 << end) - 1 < 2 << lane or not _is_copy(request)
+        _execute(near, request, at <= lane < end and last, of_gpu)
+        at = end
+
+
+@device_function
+def _sum_of_sizes(nbytes):
+    """Return the sum of the sizes of all lanes, which have at most 32 bits each."""
+    return (sum_of_lanes(nbytes >> 16) << 16) + sum_of_lanes(nbytes & 0xFFFF)
+
+
+@device_function
+def _room(cq, consumed):
+    """Return how many CQEs of a run a CQ has room for. `consumed` is a load of its record."""
+    c = near_cq_at(cq)
+    used = 0 if c.overrun else (c.pi - (be32(consumed) & CI_MASK)) & CI_MASK
+    return (lanes_here() if c.collapsed & c.overrun else 1 << c.log) - used
+
+
+@device_function
+def _complete(near, row, request, index, cqes, of_gpu):
+    """Write the CQEs of these lanes, of a collapsed CQ the last one. The fence is for the payload, too."""
+    q = near_qp_at(row)
+    c = near_cq_at(q.send_cq)
+    lane = lane_or_0()
+    mine = 1 if cqes >> lane == 1 else (cqes >> lane & 1) & (c.collapsed ^ 1)
+    pi = c.pi + rank_among(cqes)
+    cqe = c.addr + ((0 if c.collapsed else pi & ((1 << c.log) - 1)) << c.shift)
+    if mine:
+        said = Completion(CqeOpcode.REQ, q.qpn, q.user_index, index, request.opcode, request.nbytes)
+        fill_cqe(near, cqe, said, 0)
+    _fence(of_gpu)
+    if mine:
+        st_relaxed32(cqe + CQE64.wqe_counter, last_word(index, CqeOpcode.REQ, 0, (pi >> c.log) & 1))
+
+
+@device_function
+def _count(near, row, request, run, cqes):
+    """Count what a run has done. Only the first lane writes."""
+    q = near_qp_at(row)
+    lane = lane_or_0()
+    mine = lane < run
+    nbytes, packets = request.nbytes if mine else 0, packets_of(request.nbytes, q.mtu) if mine else 0
+    reads = lanes_where(1 if mine and request.opcode == _READ else 0)
+    writes = lanes_where(1 if mine and request.opcode == _WRITE else 0)
+    if run > 1:
+        nbytes, packets = _sum_of_sizes(nbytes), sum_of_lanes(packets)
+    if lane == 0:
+        # Everything is loaded before anything is stored: a load cannot pass stores that may be to the same word.
+        n, c = near_counters_at(near + NEAR.counters), near_cq_at(q.send_cq)
+        tx_bytes, sq_wqes, all_cqes, pi, ci = n.rdma_tx_bytes, n.sq_wqes, n.cqes, c.pi, q.sq_ci
+        if q.wire == 0:  # else the peer, which does not know of them, would count them
+            p = near_qp_at(q.remote_row)
+            all_reads, all_writes, atomics = n.rx_read_requests, n.rx_write_requests, n.rx_atomic_requests
+            rx_bytes, ssn, msn, psn = n.rdma_rx_bytes, q.ssn, p.msn, q.tx_psn + packets
+            n.rx_read_requests = all_reads + count_lanes(reads)
+            n.rx_write_requests = all_writes + count_lanes(writes)
+            n.rx_atomic_requests = atomics + run - count_lanes(reads | writes)
+            n.rdma_rx_bytes = rx_bytes + nbytes
+            q.ssn, p.msn = ssn + run, msn + run
+            q.tx_psn, p.expect_psn = psn, on_wire(psn)
+        n.rdma_tx_bytes, n.sq_wqes, n.cqes = tx_bytes + nbytes, sq_wqes + run, all_cqes + count_lanes(cqes)
+        c.pi = pi + count_lanes(cqes)
+        q.retries, q.rnr_retries = 0, 0
+        q.sq_ci = q.sq_next = q.sq_sent = ci + run
+
+
+@device_function
+def _announced(row, rung):
+    """Return the index behind the WQEs that are announced; -1 if one thread has to look at the doorbell.
+
+    That one has been looked at before says nothing: WQEs may have been announced in a UAR's register, or in a record.
+    """
+    q = near_qp_at(row)
+    if rung == q.db_seen:
+        return q.sq_pi
+    ahead = (announced(be64(rung)) - q.sq_ci) & PI_MASK
+    known = max(q.sq_pi, q.sq_ci + ahead)
+    return known if ahead <= 1 << q.sq_log else -1
+
+
+@device_function
+def serve_run(near, number, rung):
+    """Take what a doorbell announces, and execute a run. Return how many WQEs; 0 if one thread has to go on.
+
+    `rung` is a load of the doorbell of work queue `number`.
+    """
+    if is_in(near + NEAR.ready, number) == 0:
+        return 0
+    w = near_work_queue_at(near_queue(near, number))
+    row = w.row
+    q = near_qp_at(row)
+    fence_acquire_sys()
+    end = _announced(row, rung)
+    index = q.sq_ci + lane_or_0()
+    there = index < end
+    slot = q.sq_addr + (((index if there else q.sq_ci) & (1 << q.sq_log) - 1) << WQEBB_SHIFT)
+    words = _load(slot)
+    consumed = ld_relaxed32(near_cq_at(q.send_cq).dbrec + CQ_DBREC.set_ci)
+    request = _parse(near, row, index, there, slot, words)
+    run = first_lane(~lanes_where(request.good) & ALL_LANES)
+    if run == 0:
+        return 0
+    cqes = lanes_where(1 if lane_or_0() < run and request.ce == CompletionMode.ALWAYS else 0)
+    if cqes != 0 and _room(q.send_cq, consumed) < count_lanes(cqes):
+        return 0
+    elsewhere = lanes_where(1 if lane_or_0() < run and request.near == 0 else 0)
+    of_gpu = elsewhere == 0 and near_cq_at(q.send_cq).near != 0
+    _execute_in_order(near, request, run, of_gpu)
+    if cqes != 0:
+        _complete(near, row, request, index, cqes, of_gpu)
+    else:
+        _fence(of_gpu)
+    sync_lanes(ALL_LANES)
+    _count(near, row, request, run, cqes)
+    if lane_or_0() == 0:
+        q.db_seen, q.sq_pi = rung, end
+        w.seen = rung
+        w.awake = 1 if q.sq_ci != end else 0
+    _keep_keys(near, q.peer_keys, request, run)
+    sync_lanes(ALL_LANES)
+    return run
+
+
+@device_function
+def _keep_keys(near, keys, request, run):
+    """Keep the keys of the first lane that has found any of its keys in the table."""
+    missing = 0
+    if lane_or_0() < run:
+        known = near_mkey_at(_kept(near, request.remote_key)).key == request.remote_key
+        if request.local_key != 0:
+            known = known and near_mkey_at(_kept(near, request.local_key)).key == request.local_key
+        missing = 0 if known else 1
+    lanes = lanes_where(missing)
+    if lanes != 0 and lane_or_0() == first_lane(lanes):
+        _keep(near, keys, request.remote_key)
+        _keep(near, near_worker_at(near).mkeys, request.local_key)

@@ -1,0 +1,21 @@
+"""The kernel of a slice: a block whose warps have each their part (slices.py), and blocks that only copy."""
+
+from __future__ import annotations
+
+from ...jit.ops import block_idx, block_sync, dynamic_shared, thread_idx
+from ..memory.copies import HELPERS, copy_from_board
+from .slices import prepare_slice, take_part
+
+THREADS = 32 * (2 + HELPERS)
+OPTIONS = ("-maxrregcount=128",)
+
+
+def gpunetio_slice(nic, board, number):
+    """Make slice `number` of turns of the worker whose record is at `nic`. `board` is what blocks that copy look at."""
+    if block_idx() == 0:
+        near = dynamic_shared()
+        prepare_slice(near, number)
+        block_sync()
+        take_part(nic, near, number, thread_idx() >> 5)
+    else:
+        copy_from_board(board, number)

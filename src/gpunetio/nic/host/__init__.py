@@ -1,0 +1,1 @@
+"""Turns on threads of the CPU."""

@@ -1,0 +1,317 @@
+"""The engine's side of a wire that carries Ethernet frames: sorts them, checks packets of RoCE v2, and takes those.
+
+It makes system calls, so the engine must be on a CPU.
+"""
+
+from __future__ import annotations
+
+from ...device.checksum import internet_sum
+from ...fabric.capture import capture_frame
+from ...fabric.ethernet_receive import mark_frames, receive_frames
+from ...fabric.ethernet_records import (
+    ARRIVED, BATCH as READ_TOGETHER, OWN_GID, PIPE, arrived_at, ethernet_wire_at, own_gid_at, send,
+)  # fmt: skip
+from ...fabric.ethernet_transmit import transmit_frames
+from ...fabric.frames import PACKET, commit, reserve_frame
+from ...fabric.icrc import packet_icrc, received_crc
+from ...fabric.ip_headers import tag_bytes, whole_ipv4, whole_ipv6
+from ...fabric.udp_records import MAPPED, MSG_DONTWAIT, MSG_NOSIGNAL
+from ...formats.packet import (
+    ETHER_TYPE_ARP, ETHER_TYPE_IPV4, ETHER_TYPE_IPV6, ETHER_TYPE_SERVICE_VLAN, ETHER_TYPE_VLAN, ETHERNET, GROUP_MAC,
+    ICRC_SIZE, IP_PROTOCOL_FRAGMENT, IP_PROTOCOL_ICMPV6, IP_PROTOCOL_UDP, IPV4, IPV4_FRAGMENT_MASK, IPV6, NEIGHBOUR,
+    NEIGHBOUR_ADVERTISEMENT, NEIGHBOUR_SOLICITATION, ROCE_UDP_PORT, UDP,
+)  # fmt: skip
+from ...jit.compile import device_function, engine_function
+from ...jit.ops import be16, ld8, ld16, ld32, ld64, st64
+from ..state.counters import COUNTERS, counters_at
+from ..state.extensions import ETHERNET_WIRES
+from ..state.flow import Fate, flow_table_at
+from ..state.nic import nic_at
+from ..state.wire import WIRE, wire_at
+from ..state.worker import worker_at
+from ..steering.steer import read_frames, steer, turn_to
+from .delivery import BATCH, addressee, date_captured, take_checked
+from .eth_receive import ANY_NUMBER, receive_frame, room_for
+
+ROUNDS = 8  # batches per turn
+# Instead of a counter: the frame is a packet of RoCE v2 for this port; no flow rule has decided about it.
+_ROCE, UNDECIDED = -1, -2
+
+
+# --- what a frame is -----------------------------------------------------------------------------------------------
+# These functions return the offset of the counter that says why a frame is none of RoCE's, or _ROCE.
+
+
+@engine_function
+def sort_frame(wire, frame, nbytes):
+    """Say what a frame is. For a packet of RoCE v2 with intact headers, fill in the fields `bth` … of ETHERNET_WIRE.
+
+    Every length is checked before the bytes are read. The UDP checksum is not looked at: senders of RoCE v2 leave it
+    out, and the kernel does not compute it for frames that stay in this machine. The ICRC covers all that it does.
+    """
+    w = ethernet_wire_at(wire)
+    if nbytes < ETHERNET.size:
+        return COUNTERS.rx_frame_malformed
+    if not _is_for_port(w, frame):
+        return COUNTERS.rx_frame_other_mac
+    kind = be16(ld16(frame + ETHERNET.ether_type))
+    if kind == ETHER_TYPE_IPV4:
+        return _sort_ipv4(wire, frame + ETHERNET.size, nbytes - ETHERNET.size)
+    if kind == ETHER_TYPE_IPV6:
+        return _sort_ipv6(wire, frame + ETHERNET.size, nbytes - ETHERNET.size)
+    if kind == ETHER_TYPE_ARP:
+        return COUNTERS.rx_frame_neighbour
+    if kind == ETHER_TYPE_VLAN or kind == ETHER_TYPE_SERVICE_VLAN:
+        return _sort_tagged(wire, frame, nbytes)
+    return COUNTERS.rx_frame_other_protocol
+
+
+@device_function
+def _is_for_port(w, frame):
+    """Return whether a frame's destination is the port's MAC, or a group's."""
+    return ld32(frame) | ld16(frame + 4) << 32 == w.mac or ld8(frame) & GROUP_MAC != 0
+
+
+@device_function
+def _own_gid(wire, high, low):
+    """Return the index of an own GID, or -1."""
+    w = ethernet_wire_at(wire)
+    for i in range(w.gid_count):
+        gid = own_gid_at(w.gids + OWN_GID.size * i)
+        if gid.low == low and gid.high == high:
+            return i
+    return -1
+
+
+@engine_function
+def _sort_tagged(wire, frame, nbytes):
+    """Sort a frame with VLAN tags: the port answers questions for its addresses in any VLAN, and takes nothing else."""
+    at = ETHERNET.size + tag_bytes(frame, nbytes)
+    kind = be16(ld16(frame + at - 2))
+    if kind == ETHER_TYPE_ARP:
+        return COUNTERS.rx_frame_neighbour
+    if kind == ETHER_TYPE_IPV6 and _sort_ipv6(wire, frame + at, nbytes - at) == COUNTERS.rx_frame_neighbour:
+        return COUNTERS.rx_frame_neighbour
+    return COUNTERS.rx_frame_vlan
+
+
+@engine_function
+def _sort_ipv4(wire, ip, nbytes):
+    """RFC 791, RFC 1122 3.2.1."""
+    w = ethernet_wire_at(wire)
+    head = whole_ipv4(ip, nbytes)
+    if head == 0:
+        return COUNTERS.rx_frame_malformed
+    if internet_sum(ip, head) != 0xFFFF:
+        return COUNTERS.rx_frame_checksum
+    w.own = _own_gid(wire, 0, ld32(ip + IPV4.destination) << 32 | MAPPED)
+    if w.own < 0:
+        return COUNTERS.rx_frame_other_address
+    if be16(ld16(ip + IPV4.flags_fragment)) & IPV4_FRAGMENT_MASK != 0:
+        return COUNTERS.rx_frame_fragment
+    if ld8(ip + IPV4.protocol) != IP_PROTOCOL_UDP:
+        return COUNTERS.rx_frame_other_protocol
+    w.version, w.ip, w.ip_bytes = 4, ip, head
+    w.peer_high, w.peer_low = 0, ld32(ip + IPV4.source) << 32 | MAPPED
+    return _sort_udp(wire, ip + head, be16(ld16(ip + IPV4.total_length)) - head)
+
+
+@engine_function
+def _sort_ipv6(wire, ip, nbytes):
+    """RFC 8200."""
+    w = ethernet_wire_at(wire)
+    if not whole_ipv6(ip, nbytes):
+        return COUNTERS.rx_frame_malformed
+    length = be16(ld16(ip + IPV6.payload_length))
+    protocol = ld8(ip + IPV6.next_header)
+    if protocol == IP_PROTOCOL_ICMPV6 and length >= NEIGHBOUR.size:
+        kind = ld8(ip + IPV6.size + NEIGHBOUR.type)
+        if kind == NEIGHBOUR_SOLICITATION or kind == NEIGHBOUR_ADVERTISEMENT:
+            return COUNTERS.rx_frame_neighbour
+    w.own = _own_gid(wire, ld64(ip + IPV6.destination), ld64(ip + IPV6.destination + 8))
+    if w.own < 0:
+        return COUNTERS.rx_frame_other_address
+    if protocol == IP_PROTOCOL_FRAGMENT:
+        return COUNTERS.rx_frame_fragment
+    if protocol != IP_PROTOCOL_UDP:
+        return COUNTERS.rx_frame_other_protocol
+    w.version, w.ip, w.ip_bytes = 6, ip, IPV6.size
+    w.peer_high, w.peer_low = ld64(ip + IPV6.source), ld64(ip + IPV6.source + 8)
+    return _sort_udp(wire, ip + IPV6.size, length)
+
+
+@device_function
+def _sort_udp(wire, udp, nbytes):
+    """RFC 768. What follows the ICRC is padding."""
+    w = ethernet_wire_at(wire)
+    if nbytes < UDP.size:
+        return COUNTERS.rx_frame_malformed
+    length = be16(ld16(udp + UDP.length))
+    if length < UDP.size + ICRC_SIZE or length > nbytes:
+        return COUNTERS.rx_frame_malformed
+    if be16(ld16(udp + UDP.destination_port)) != ROCE_UDP_PORT:
+        return COUNTERS.rx_frame_other_protocol
+    w.bth, w.nbytes = udp + UDP.size, length - UDP.size - ICRC_SIZE
+    return _ROCE
+
+
+# --- what flow rules do with it --------------------------------------------------------------------------------------
+
+
+@engine_function
+def steer_frame(nic, frame, nbytes):
+    """Do with the frame that was read what the flow tables say. Return the offset of its counter, or UNDECIDED."""
+    return follow(nic, steer(nic, nbytes), frame, nbytes)
+
+
+@engine_function
+def follow(nic, fate, frame, nbytes):
+    """Do with a frame what `steer` has returned. Return the offset of the counter for its fate, or UNDECIDED."""
+    if fate == Fate.TIR:
+        return receive_frame(nic, frame, nbytes)
+    if fate == Fate.DROP:
+        return COUNTERS.rx_frame_rule_dropped
+    if fate == Fate.LOOP:
+        return COUNTERS.rx_frame_rule_loop
+    return UNDECIDED
+
+
+# --- taking --------------------------------------------------------------------------------------------------------
+
+
+@engine_function
+def _take_packet(nic, wire, ethernet, at):
+    """Take the packet at hand, whose position on the wire is `at`. Return 1 if it is intact and for a QP of this NIC.
+
+    Peer and QP are checked before the ICRC, so that packets of strangers cost little.
+    """
+    n = worker_at(nic)
+    w = ethernet_wire_at(ethernet)
+    n.arrived_at = w.own
+    row = addressee(nic, wire, w.bth, w.nbytes, w.peer_high, w.peer_low, at)
+    if row != 0:
+        crc = received_crc(w.scratch, w.ip, w.ip_bytes, w.version)
+        if packet_icrc(crc, w.bth, w.nbytes) != ld32(w.bth + w.nbytes):
+            counters_at(n.counters).rx_icrc_encapsulated += 1
+            return 0
+    return take_checked(nic, row, wire, w.bth, w.nbytes, w.peer_high, w.peer_low)
+
+
+@engine_function
+def decide(nic, ethernet, frame, nbytes, cut):
+    """Do with a frame what the flow tables say, and if they do not, say what it is, as `sort_frame`.
+
+    If there is a root table, the frame was read. `cut`: not all of the frame is there.
+    """
+    n = worker_at(nic)
+    w = ethernet_wire_at(ethernet)
+    if n.link_down:
+        return COUNTERS.rx_frame_link_down
+    if cut or nbytes < ETHERNET.size:
+        return COUNTERS.rx_frame_malformed
+    longest = nic_at(nic).longest_frame
+    if nbytes > longest and nbytes > longest + tag_bytes(frame, nbytes):
+        return COUNTERS.rx_frame_oversize
+    if w.promiscuous == 0 and not _is_for_port(w, frame):
+        return COUNTERS.rx_frame_other_mac
+    fate = UNDECIDED
+    if flow_table_at(n.flow_tables).miss != 0:
+        fate = steer_frame(nic, frame, nbytes)
+    return sort_frame(ethernet, frame, nbytes) if fate == UNDECIDED else fate
+
+
+@engine_function
+def _take_frame(nic, wire, ethernet, arrived, at):
+    """Take a frame. Return 1 if it is for a queue of this NIC. Every frame counts in `rx_frames`."""
+    n = worker_at(nic)
+    a = arrived_at(arrived)
+    counters_at(n.counters).rx_frames += 1
+    counters_at(n.counters).rx_frame_bytes += a.nbytes
+    if n.capture != 0:
+        capture_frame(n.capture, a.frame, a.nbytes, a.frame, 0, n.now, 0)
+    fate = decide(nic, ethernet, a.frame, a.nbytes, a.cut)
+    if fate == _ROCE:
+        return _take_packet(nic, wire, ethernet, at)
+    if fate == COUNTERS.rx_frame_neighbour:
+        send(ethernet_wire_at(ethernet).thread, a.frame, a.nbytes, MSG_DONTWAIT | MSG_NOSIGNAL)
+    st64(n.counters + fate, ld64(n.counters + fate) + 1)
+    return 1 if fate == COUNTERS.rx_frame_delivered else 0
+
+
+@engine_function
+def _credit(ethernet):
+    """Return how many frames the queues of the wire have room for."""
+    w = ethernet_wire_at(ethernet)
+    least = ANY_NUMBER
+    for i in range(w.queue_count):
+        least = min(least, room_for(ld64(w.queues + 8 * i), w.longest))
+    return least
+
+
+@ETHERNET_WIRES.function
+def take_in(nic, wire):
+    """Take the frames that have arrived at the wire's descriptor. Return how many.
+
+    The wire's share of a turn ends with the batch that brings the BATCHth frame for a queue of this NIC, or after
+    ROUNDS batches.
+    """
+    n = worker_at(nic)
+    ethernet = wire_at(wire).medium
+    w = ethernet_wire_at(ethernet)
+    done = 0
+    ours = 0
+    for _ in range(ROUNDS):
+        at = w.position
+        if w.reading == PIPE and w.credit < READ_TOGETHER:
+            w.credit = _credit(ethernet)
+        count = receive_frames(ethernet)
+        date_captured(nic, count)
+        if flow_table_at(n.flow_tables).miss != 0:
+            read_frames(nic, w.first, count)
+        for i in range(count):
+            turn_to(nic, i)
+            ours += _take_frame(nic, wire, ethernet, w.first + i * ARRIVED.size, at)
+        done += count
+        if w.more == 0 or ours >= BATCH:
+            break
+    n.arrived_at = -1
+    return done
+
+
+@ETHERNET_WIRES.function
+def send_out(nic, wire):
+    """Send the frames that wait for the descriptor."""
+    n = worker_at(nic)
+    ethernet = wire_at(wire).medium
+    w = ethernet_wire_at(ethernet)
+    sent = transmit_frames(ethernet, n.capture, n.now)
+    if w.tx_dropped != 0:
+        counters_at(n.counters).tx_dropped += w.tx_dropped
+        w.tx_dropped = 0
+    return sent
+
+
+@engine_function
+def frame_room(nic, wire, nbytes, mac):
+    """Return the address for the bytes of a frame that is to be sent, or 0 if the pipe is full."""
+    frame = reserve_frame(wire + WIRE.tx, nbytes)
+    return frame + PACKET if frame != 0 else 0
+
+
+@engine_function
+def send_frame(nic, wire, nbytes):
+    """Send the frame that was written to where `frame_room` said."""
+    commit(wire + WIRE.tx)
+    return 1
+
+
+@ETHERNET_WIRES.function
+def arrivals(wire):
+    """Return the position from which on everything has arrived after this call."""
+    return mark_frames(wire_at(wire).medium)
+
+
+@ETHERNET_WIRES.function
+def unsent(wire):
+    """Return the end of the pipe of packets that wait for the descriptor."""
+    return ethernet_wire_at(wire_at(wire).medium).tx

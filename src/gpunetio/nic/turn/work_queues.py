@@ -1,0 +1,48 @@
+"""The kinds of work queues, and how the engine serves each. Nothing else in compiled code tells kinds apart."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ...jit.by_kind import by_kind
+from ...jit.compile import DeviceFunction
+from ..queues.doorbells import scan_record
+from ..state.work_queue import QueueKind
+from ..transport import connected, eth_send, send_queue, ud_send
+
+
+class Kind(NamedTuple):
+    """Functions of a kind of work queue."""
+
+    # (nic, queue): do what was announced, and say in the entry whether work is left. Returns how much
+    serve: DeviceFunction
+    scan: DeviceFunction  # (nic, row): look for a doorbell that was missed
+    waits: DeviceFunction  # (row): whether announced work is not complete
+    in_flight: DeviceFunction  # (row): whether some of it has begun
+
+
+KINDS = {
+    QueueKind.CONNECTED_SEND: Kind(connected.serve, scan_record, send_queue.waits, send_queue.in_flight),
+    QueueKind.DATAGRAM_SEND:  Kind(ud_send.serve,   scan_record, send_queue.waits, send_queue.in_flight),
+    QueueKind.ETHERNET_SEND:  Kind(eth_send.serve,  scan_record, eth_send.waits,   send_queue.in_flight),
+}
+
+
+@by_kind({kind: row.serve for kind, row in KINDS.items()})
+def serve(kind, nic, queue):
+    """Do what a work queue announced. Return how much was done."""
+
+
+@by_kind({kind: row.scan for kind, row in KINDS.items()})
+def scan(kind, nic, row):
+    """Look for a doorbell of a work queue that was missed."""
+
+
+@by_kind({kind: row.waits for kind, row in KINDS.items()})
+def waits(kind, row):
+    """Return whether announced work is not complete."""
+
+
+@by_kind({kind: row.in_flight for kind, row in KINDS.items()})
+def in_flight(kind, row):
+    """Return whether some of it has begun."""
