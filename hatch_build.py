@@ -65,8 +65,9 @@ class Prebuilt(BuildHookInterface):  # type: ignore[type-arg]
         """Return what the compiler needs, as the wheel does when it is installed."""
         if not os.environ.get(VARIABLE):
             return []
-        cuda = self.metadata.core.optional_dependencies["cuda"] if os.environ.get(GPUS) else []
-        return [*self.metadata.core.dependencies, *cuda]
+        extras = self.metadata.core.optional_dependencies
+        cuda = [*extras["cuda"], *extras["cuda-compilers"]] if os.environ.get(GPUS) else []
+        return [*self.metadata.core.dependencies, *(each for each in cuda if not each.startswith("gpunetio["))]
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Compile, if that is asked for."""

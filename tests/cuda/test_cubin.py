@@ -41,7 +41,7 @@ def compiler(monkeypatch):
     """What compiles, in place of the compiler: it counts."""
     compiled = []
 
-    def compile_one(function, kinds, capability, options, threads):
+    def compile_one(function, kinds, capability, options, threads, by):
         compiled.append((function.__name__, capability))
         return header() + ELF + bytes(len(compiled))
 
@@ -58,6 +58,14 @@ def change_kernel(patch):
     """As an edit does, or another value that the kernel freezes."""
     changed = SimpleNamespace(now=lambda: SimpleNamespace(digest="changed"))
     patch.setattr(cubin, "_watch", lambda function: changed)
+
+
+def pack_for_a_wheel(monkeypatch, tmp_path, file):
+    """Move a file of the cache into what a wheel brings, made by another assembler."""
+    file.unlink()
+    monkeypatch.setattr(prebuilt, "FOLDER", tmp_path / "wheel")
+    (tmp_path / "wheel").mkdir(exist_ok=True)
+    write_kept(tmp_path / "wheel" / file.name, header("nvJitLink 99.0") + ELF + b"of the wheel")
 
 
 def test_a_kernel_is_compiled_once(cache, compiler, monkeypatch):
@@ -125,11 +133,7 @@ def test_a_folder_that_cannot_be_written_to(cache, compiler, monkeypatch, caplog
 
 def test_a_wheel_may_bring_it(cache, compiler, monkeypatch, tmp_path):
     cubin.cubin(gpunetio_slice, SM_90, OPTIONS)
-    (file,) = files(cache)
-    file.unlink()
-    monkeypatch.setattr(prebuilt, "FOLDER", tmp_path / "wheel")
-    (tmp_path / "wheel").mkdir()
-    write_kept(tmp_path / "wheel" / file.name, header("nvJitLink 99.0") + ELF + b"of the wheel")
+    pack_for_a_wheel(monkeypatch, tmp_path, *files(cache))
     assert cubin.cubin(gpunetio_slice, SM_90, OPTIONS) == ELF + b"of the wheel"
     assert len(compiler) == 1
 
@@ -146,6 +150,38 @@ def test_what_does_not_compile_is_said(cache):
     with pytest.raises(DriverError, match=r"nvJitLink .* refuses -arch=sm_90 -nonsense: .*OPTION"):
         cubin.cubin(cuda_kernels.buffers, SM_90, ("-nonsense",))
     assert not files(cache)
+
+
+def test_the_preferred_back_end_where_it_is(cache, monkeypatch):
+    """The environment decides; else a kernel's preference, if it is installed and can do what is asked for."""
+    used = []
+
+    def compile_one(function, kinds, capability, options, threads, by):
+        used.append(by)
+        return header() + ELF
+
+    monkeypatch.setattr(cubin, "_compile", compile_one)
+    for installed, named, lines in (
+        (True, "", ""), (False, "", ""), (True, "llvm", ""), (True, "", "1"), (False, "nvvm", ""),
+    ):  # fmt: skip
+        monkeypatch.setattr(cubin, "has_nvvm", lambda installed=installed: installed)
+        monkeypatch.setenv(cubin.BACKEND, named)
+        monkeypatch.setenv(cubin.LINES, lines)
+        cubin.cubin(gpunetio_slice, SM_90, OPTIONS, "nvvm")
+        for file in files(cache):
+            file.unlink()
+    assert used == ["nvvm", "llvm", "llvm", "llvm", "nvvm"]
+
+
+def test_a_wheel_brings_the_preferred_code_to_those_without_its_compiler(cache, compiler, monkeypatch, tmp_path):
+    monkeypatch.setattr(cubin, "has_nvvm", lambda: True)
+    cubin.cubin(gpunetio_slice, SM_90, OPTIONS, "nvvm")
+    pack_for_a_wheel(monkeypatch, tmp_path, *files(cache))
+    monkeypatch.setattr(cubin, "has_nvvm", lambda: False)
+    assert cubin.cubin(gpunetio_slice, SM_90, OPTIONS, "nvvm") == ELF + b"of the wheel"
+    monkeypatch.setenv(cubin.BACKEND, "llvm")
+    assert cubin.cubin(gpunetio_slice, SM_90, OPTIONS, "nvvm") != ELF + b"of the wheel"
+    assert len(compiler) == 2
 
 
 def test_it_is_compiled_and_kept(cache, caplog):

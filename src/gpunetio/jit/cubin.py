@@ -80,53 +80,82 @@ def symbol_of(function: FunctionType) -> str:
 
 
 def ptx_of(
-    function: Any, kinds: Sequence[Any], capability: Capability, threads: int = 0, lines: bool = False
+    function: Any, kinds: Sequence[Any], capability: Capability, threads: int = 0, lines: bool = False, by: str = ""
 ) -> tuple[str, Unit]:
     """Return a kernel as PTX for GPUs of a compute capability, which need not be here, and its unit.
 
     The kernel has the name of the function (`symbol_of`). `threads`: those that a block may have, which limits the
-    registers; 0: that is not known. `lines`: whether the PTX says which lines of Python it is made from.
+    registers; 0: that is not known. `lines`: whether the PTX says which lines of Python it is made from. `by`: the back
+    end, the environment's unless it is given.
     """
     body = body_of(getattr(function, "py_func", function))
     with compiling(), little_garbage_collection():
-        if lines and backend() == "nvvm":
+        by = by or backend()
+        if lines and by == "nvvm":
             raise NotSupportedError(f"libNVVM gets no lines: leave out {LINES} or {BACKEND}=nvvm")
         marks = Lines(whole=False) if lines else None
         unit = Unit(machine.cuda(capability, threads), checks_bounds=checks_bounds(), lines=marks)
         unit.entry(body, symbol_of(body.py_func), tuple(kinds))
-        if backend() == "llvm":
+        if by == "llvm":
             return machine.ptx_of(unit), unit
         from .nvvm import ptx
 
         return ptx(unit, capability), unit
 
 
-def backend() -> str:
-    """Return what makes PTX. InvalidValueError if the environment names something else."""
-    name = os.environ.get(BACKEND) or _BACKENDS[0]
+def backend(preferred: str = _BACKENDS[0]) -> str:
+    """Return what makes PTX: what the environment names, or what is preferred if it is here.
+
+    InvalidValueError if the environment names something else.
+    """
+    name = os.environ.get(BACKEND)
+    if not name:
+        return preferred if preferred == _BACKENDS[0] or (has_nvvm() and not os.environ.get(LINES)) else _BACKENDS[0]
     if name not in _BACKENDS:
         raise InvalidValueError(f"{BACKEND} is {name!r}: there are {' and '.join(_BACKENDS)}")
     return name
 
 
+@functools.cache
+def has_nvvm() -> bool:
+    """Whether libNVVM is here."""
+    try:
+        from cuda.bindings import nvvm  # type: ignore[attr-defined]
+
+        nvvm.version()
+    except Exception:  # no bindings, or no library: each has classes of its own
+        return False
+    return True
+
+
 def image_of(
     function: FunctionType, kinds: tuple[Any, ...], capability: Capability, options: Sequence[str] = (),
-    threads: int = 0,
+    threads: int = 0, preferred: str = _BACKENDS[0],
 ) -> Image:  # fmt: skip
-    """Return a kernel for GPUs of a compute capability, compiled or from the cache. `options` are nvJitLink's."""
+    """Return a kernel for GPUs of a compute capability, compiled, from the cache, or from the wheel.
+
+    `options` are nvJitLink's. `preferred`: the back end that makes the faster code of it; a wheel's code is taken
+    where that is not here.
+    """
     options = *options, *limit_of(threads)
     if os.environ.get(LINES):
         options = *options, LINE_INFO
-    decides = (digest_of(function), kinds, capability, options, threads, checks_bounds(), backend())
-    digest = hashlib.sha256(repr(decides).encode()).hexdigest()[:32]
-    name = f"{function.__name__}-{digest}.sm_{capability[0]}{capability[1]}.cubin"
-    contents = _if_assembled_here(cache.load(name)) or cache.load_from(prebuilt.FOLDER, name)
+    decides = (digest_of(function), kinds, capability, options, threads, checks_bounds())
+
+    def name_by(back_end: str) -> str:
+        digest = hashlib.sha256(repr((*decides, back_end)).encode()).hexdigest()[:32]
+        return f"{function.__name__}-{digest}.sm_{capability[0]}{capability[1]}.cubin"
+
+    name = name_by(by := backend(preferred))
+    packed = [name] if os.environ.get(BACKEND) else [name_by(preferred), name]
+    in_wheel = filter(None, (cache.load_from(prebuilt.FOLDER, each) for each in packed))
+    contents = _if_assembled_here(cache.load(name)) or next(in_wheel, None)
     if contents is None:
         with cache.turn(name) as made_elsewhere:
             contents = _if_assembled_here(made_elsewhere)
             if contents is None:
                 with told(body_of(function)):
-                    contents = _compile(function, kinds, capability, options, threads)
+                    contents = _compile(function, kinds, capability, options, threads, by)
                 cache.save(name, contents)
     header, _, code = contents.partition(b"\n")
     return Image(code, symbol_of(function), tuple(map(tuple, json.loads(header)["failures"])))
@@ -140,19 +169,22 @@ def _if_assembled_here(contents: bytes | None) -> bytes | None:
 
 
 def _compile(
-    function: FunctionType, kinds: tuple[Any, ...], capability: Capability, options: Sequence[str], threads: int
-) -> bytes:
-    text, unit = ptx_of(function, kinds, capability, threads, LINE_INFO in options)
+    function: FunctionType, kinds: tuple[Any, ...], capability: Capability, options: Sequence[str], threads: int,
+    by: str,
+) -> bytes:  # fmt: skip
+    text, unit = ptx_of(function, kinds, capability, threads, LINE_INFO in options, by)
     code = assemble(text, capability, options)[0] if linker_version() else assemble_by_driver(text, options)
     header = {"assembler": _assembler(), "failures": unit.failures}
     return json.dumps(header).encode() + b"\n" + code
 
 
-def cubin(kernel: Callable[..., None], capability: Capability, options: Sequence[str] = ()) -> bytes:
-    """Return a kernel of integers as a cubin for GPUs of a compute capability. `options` are nvJitLink's."""
+def cubin(
+    kernel: Callable[..., None], capability: Capability, options: Sequence[str] = (), preferred: str = _BACKENDS[0]
+) -> bytes:
+    """Return a kernel of integers as a cubin for GPUs of a compute capability. Arguments as of `image_of`."""
     count = kernel.__code__.co_argcount  # type: ignore[attr-defined]
     kinds = (INT,) * count
-    return image_of(kernel, kinds, capability, options).code  # type: ignore[arg-type]
+    return image_of(kernel, kinds, capability, options, preferred=preferred).code  # type: ignore[arg-type]
 
 
 @functools.cache

@@ -22,7 +22,7 @@ from ..memory.cuda_driver import Current, CudaDriver, cuda_driver
 from ..state.board import BOARD
 from ..state.slices import SLICES
 from .pinned import Pinned
-from .slice_kernel import OPTIONS, THREADS, gpunetio_slice
+from .slice_kernel import OPTIONS, PREFERRED, THREADS, gpunetio_slice
 from .slices import SLICE_NS
 
 # CUdevice_attribute: MULTIPROCESSOR_COUNT, COMPUTE_CAPABILITY_MAJOR, _MINOR, CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM
@@ -66,7 +66,7 @@ class _Device:
         self.sms = self._attribute(_SMS)
         module, function = ctypes.c_void_p(), ctypes.c_void_p()
         with self.current():
-            image = cubin(gpunetio_slice, (self._attribute(_MAJOR), self._attribute(_MINOR)), OPTIONS)
+            image = cubin(gpunetio_slice, (self._attribute(_MAJOR), self._attribute(_MINOR)), OPTIONS, PREFERRED)
             driver.call("cuModuleLoadData", ctypes.byref(module), image)
             driver.call("cuModuleGetFunction", ctypes.byref(function), module, gpunetio_slice.__name__.encode())
             fixed = ctypes.c_int()

@@ -9,14 +9,14 @@ import sys
 from collections.abc import Iterable
 
 from ...jit.cubin import cubin
-from .slice_kernel import OPTIONS, gpunetio_slice
+from .slice_kernel import OPTIONS, PREFERRED, gpunetio_slice
 
 
 def main(capabilities: Iterable[str]) -> None:
     """Compile for GPUs of these compute capabilities."""
     for capability in capabilities:
         major, _, minor = capability.partition(".")
-        cubin(gpunetio_slice, (int(major), int(minor)), OPTIONS)
+        cubin(gpunetio_slice, (int(major), int(minor)), OPTIONS, PREFERRED)
 
 
 if __name__ == "__main__":
