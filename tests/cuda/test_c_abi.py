@@ -332,6 +332,7 @@ def proxied(pair: Pair, peer: Peer) -> Iterator[int]:
         assert carried[0] > 0
 
 
+@pytest.mark.host_memory  # the proxy, a thread of the CPU, writes the doorbell record
 @every_sharing
 @pytest.mark.parametrize("code_opt", [0, CPU_PROXY_UPDATE_PI], ids=["", "update_pi"])
 def test_a_proxy_rings(pair: Pair, peer: Peer, sharing, code_opt):

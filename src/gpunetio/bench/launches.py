@@ -87,8 +87,9 @@ class Launcher:
                 stalls = " ".join(self.gpu.watchdog.stalls)
                 raise TimedOutError(f"the kernel did not end within {seconds:g} s. {stalls}".rstrip())
             self._running = None
+        records = records.copy()  # tracebacks show arrays of frames after the memory is closed
         self._raise_for(records[:, 2])
-        return records.copy()
+        return records
 
     def _wait(self, launch: Launch, seconds: float) -> bool:
         end = time.monotonic() + seconds
