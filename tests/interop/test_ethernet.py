@@ -17,13 +17,17 @@ COUNT, NBYTES = 200, 4096
 BOOT = 120.0  # seconds
 ADDRESSES = {1: "10.78.0.1", 2: "fd78::1"}  # of the software NIC, by the guest's GID index of the same IP version
 OURS = {1: 0, 2: 2}  # our GID index
+# The kernel gives a neighbour one second to answer (rdma_addr_find_l2_eth_by_grh); a loaded machine may take longer.
 IN_THE_GUEST = f"""
 ip link set eth1 up
 ip addr add 10.78.0.2/24 dev eth1
 ip -6 addr add fd78::2/64 dev eth1 nodad
 rdma link add rxe1 type rxe netdev eth1
 for gid in 1 2; do
-    ibv_rc_pingpong -d rxe1 -g $gid -c -m 1024 -n {COUNT} -s {NBYTES} || exit 1
+    for attempt in 1 2 3 4 5; do
+        ibv_rc_pingpong -d rxe1 -g $gid -c -m 1024 -n {COUNT} -s {NBYTES} && break
+        [ $attempt != 5 ] || exit 1
+    done
 done
 ip neigh show dev eth1
 """
