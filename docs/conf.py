@@ -57,16 +57,22 @@ toc_object_entries_show_parents = "hide"
 default_role = "py:obj"
 
 html_theme = "pydata_sphinx_theme"
-html_title = "gpunetio"
+html_title = f"gpunetio {version}"
+html_short_title = "gpunetio"
+html_favicon = "_static/favicon.svg"
 html_show_sourcelink = False
 html_copy_source = False
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 templates_path = ["_templates"]
-html_sidebars = {"**": ["all-pages.html"]}  # the theme's own shows what is below a page, which is nothing here
+html_sidebars = {"**": ["all-pages.html"]}  # the theme's own shows only the pages of one section
 html_theme_options = {
+    "logo": {"image_light": "_static/logo.svg", "image_dark": "_static/logo.svg", "text": "gpunetio"},
     "navigation_with_keys": False,
-    "navbar_center": [],  # all pages are in the sidebar
+    "navbar_start": ["navbar-logo", "site-version"],
+    "navbar_center": ["navbar-nav"],  # the sections
+    "header_links_before_dropdown": 6,
+    "show_toc_level": 2,  # functions of the device API are headings of this level
     "secondary_sidebar_items": ["page-toc"],
     "footer_start": ["copyright"],
     "footer_end": [],
@@ -94,7 +100,9 @@ def _link_pages(app: Sphinx, page: str, source: list[str]) -> None:
         readme = link.sub(lambda found: _from_docs(found[0]), _README.read_text(encoding="utf-8"))
         source[0] = readme + source[0].partition("\n")[2]
         app.env.note_dependency(str(_README))
-    source[0] = link.sub(lambda found: _PAGES.get(found[0], found[0]), source[0])
+    up = "../" * page.count("/")  # from a page in a folder to docs/
+    pages = {up + left: up + led for left, led in _PAGES.items()}
+    source[0] = link.sub(lambda found: pages.get(found[0], found[0]), source[0])
 
 
 # --- docstrings are plain text with `names`, not reStructuredText -----------------------------------------------------

@@ -1,7 +1,7 @@
-"""A peer made by hand: plain Python at the other end of a wire of pipes that speaks RoCE with a software NIC.
+"""A hand-made peer: plain Python at the other end of a wire of pipes that speaks RoCE with a software NIC.
 
-Packets are taken apart and put together here, from the InfiniBand specification (chapter 9), so that this shares
-nothing with the NIC but the pipe's frames. The NIC's clock stands still unless a test moves it.
+Packets are parsed and built here, from the InfiniBand specification (chapter 9), so that this shares nothing with the
+NIC except the pipe's frames. The NIC's clock stands still unless a test moves it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ WRITE_FIRST, WRITE_MIDDLE, WRITE_LAST, WRITE_LAST_IMM, WRITE_ONLY, WRITE_ONLY_IM
 READ_REQUEST, RESPONSE_FIRST, RESPONSE_MIDDLE, RESPONSE_LAST, RESPONSE_ONLY = range(12, 17)
 ACKNOWLEDGE, ATOMIC_ACKNOWLEDGE, COMPARE_SWAP, FETCH_ADD = range(17, 21)
 UC, UD = 0x20, 0x60  # added to the operation
-MASKED_SWAP, MASKED_ADD = 0xDE, 0xDF  # whole opcodes, in the range for manufacturers (docs/soft-nic.md)
+MASKED_SWAP, MASKED_ADD = 0xDE, 0xDF  # whole opcodes, in the range for manufacturers (docs/soft-nic/differences.md)
 
 # syndromes of an AETH (tables 47 to 49)
 ACK = 0x1F  # with a credit count that is invalid
@@ -53,7 +53,7 @@ class Packet:
     qpn: int = 0
     ack: int = 0
     solicited: int = 0
-    pad: int | None = None  # when built: as many bytes as are needed
+    pad: int | None = None  # when built: as many bytes as needed
     migrated: int = 1
     version: int = 0
     pkey: int = 0xFFFF
@@ -184,7 +184,7 @@ def response_packets(payload: bytes, mtu: int, psn: int, msn: int = 0) -> list[P
 
 
 SIZE = 1 << 16  # bytes of memory at the NIC
-ADDRESS = "127.0.9.1"  # no software NIC has it unless it is told to
+ADDRESS = "127.0.9.1"  # no software NIC has this address by default
 PEER_GID = bytes(10) + b"\xff\xff" + IPv4Address("127.0.9.2").packed
 PEER_QPN = 0xABCDE
 
@@ -201,7 +201,7 @@ class Lab:
         wire = InProcessWire((self.nic.engine.kick_fd, 0))
         self._drop = wire.drop
         self.wire = self.nic.links.add_pipes(wire.ends[0], self, (self.nic.port.gids[0], PEER_GID), wire.drop)
-        self.nic.control_socket.connect = lambda *_, **__: self  # the peer answers the door
+        self.nic.control_socket.connect = lambda *_, **__: self  # answers the control socket in the peer's place
         end = wire.ends[1]
         self._ends = np.zeros(2, frames.PIPE_END.dtype)
         for i, pipe in enumerate((end.tx, end.rx)):
@@ -228,7 +228,7 @@ class Lab:
         head, tail = self._pipes[0][0:1], self._pipes[0][8:9]
         until(lambda: tail[0] == head[0], "the NIC to take its packets")
         for _ in range(4):
-            self.nic.engine.post(EngineCommand.WRITE_ROW, self.nic.control_address)  # of no bytes
+            self.nic.engine.post(EngineCommand.WRITE_ROW, self.nic.control_address)  # writes no bytes
 
     def send_raw(self, *packets: bytes) -> None:
         """Put packets on the wire, so that the NIC sees them all at once."""
