@@ -64,7 +64,7 @@ __all__ = [
     "open", "open_async", "rdma", "rendezvous", "verbs",
 ]  # fmt: skip
 
-# What kernels need is loaded when it is first asked for: it takes the compiler, and controlling a card does not.
+# Modules for kernels are loaded when they are first used: they need the compiler, and controlling a card does not.
 _ON_DEMAND = {
     "cm": ("cm",),
     "core": ("core",),
@@ -85,7 +85,7 @@ _MODULE_OF = {name: module for module, names in _ON_DEMAND.items() for name in n
 
 
 def __getattr__(name: str) -> Any:
-    """A name that is loaded on demand (PEP 562)."""
+    """Return a name that is loaded on demand (PEP 562)."""
     if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module = import_module(f".{_MODULE_OF[name]}", __name__)

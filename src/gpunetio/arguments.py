@@ -66,7 +66,7 @@ def instance(name: str, value: object, *kinds: type[_T]) -> _T:
 
 
 def number(name: str, value: object, least: float = -math.inf, most: float = math.inf) -> float:
-    """Return a number from `least` to `most` as a float. NaN is none."""
+    """Return a number from `least` to `most` as a float. NaN is refused."""
     try:
         found = float(instance(name, value, Real))  # type: ignore[type-abstract]
     except OverflowError:
@@ -84,7 +84,7 @@ def deadline(timeout: object) -> float:
 
 
 def device_deadline(timeout: object) -> float:
-    """Return the seconds that a kernel waits for a NIC at most: more than 0, and less than forever."""
+    """Return the most seconds that a kernel waits for a NIC: more than 0, and finite."""
     found = number("timeout", timeout)
     if not 0 < found < math.inf:
         raise InvalidValueError(f"timeout {found:g} s: a device wait needs a positive deadline")
@@ -99,7 +99,7 @@ def truth(name: str, value: object) -> bool:
 
 
 def text(name: str, value: object) -> str:
-    """Return a string that files, sockets and the system can have: no NUL, and nothing that is no character."""
+    """Return a string that the system accepts: no NUL, and no code point that is not a character."""
     found = instance(name, value, str)
     try:
         found.encode()
@@ -116,7 +116,7 @@ def path(name: str, value: object) -> str:
 
 
 def octets(name: str, value: object) -> bytes:
-    """Return the bytes of an object that has some (buffer protocol)."""
+    """Return the bytes of an object with the buffer protocol."""
     if isinstance(value, str | int):  # bytes(5) would be five zeros
         raise InvalidValueError(f"{name} = {value!r} is of type {type(value).__name__}: it must be bytes")
     try:

@@ -1,4 +1,4 @@
-"""What happens at the end of a `with` block: the object is closed, and an error of the block stays the one raised."""
+"""End a `with` block: close the object, and keep an error of the block as the error that is raised."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from .errors import DocaError
 
 
 def end_block(error: BaseException | None, close: Callable[[], None]) -> None:
-    """Close what a `with` block has opened. `error` is what the block raised.
+    """Close the object of a `with` block. `error` is the exception that the block raised, or None.
 
-    An object often cannot close because of that error: what else the block made was not closed. So if the block failed,
-    the refusal to close becomes a note of its error (PEP 678) instead of hiding it.
+    After such an exception, the object often cannot close, because other objects of the block are still open. So if the
+    block failed, the refusal to close becomes a note of its exception (PEP 678) instead of hiding it.
     """
     try:
         close()
@@ -21,7 +21,7 @@ def end_block(error: BaseException | None, close: Callable[[], None]) -> None:
         if error is None:
             raise
         note = f"Then close() failed: {type(refusal).__name__}: {refusal}"
-        if str(refusal) != str(error) and note not in getattr(error, "__notes__", ()):  # of objects within each other
+        if str(refusal) != str(error) and note not in getattr(error, "__notes__", ()):  # nested objects refuse alike
             error.add_note(note)
 
 

@@ -1,7 +1,7 @@
-"""LLVM compiles kernels, the software NIC, and the code between a CPU and a ring.
+"""Coordinate the use of LLVM, which compiles kernels, the software NIC, and the code between a CPU and a ring.
 
-Nothing else needs it, and it is loaded when the first of these is used. So hardware can be controlled where llvmlite is
-not installed.
+Nothing else needs LLVM, and it is loaded when the first of these is used. So hardware can be controlled without
+llvmlite.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from .errors import NotSupportedError
 logger: logging.Logger = logging.getLogger("gpunetio.compile")
 
 _SELDOM = 100_000  # new objects between two collections
-_MOST_SECONDS = 10.0  # by which the end of a program is held up
-_MOST_OF_FORK = 60.0  # seconds by which a fork is held up: twice what compiling the software NIC takes
+_MOST_SECONDS = 10.0  # the longest delay of a program's end
+_MOST_OF_FORK = 60.0  # seconds, the longest delay of a fork: twice the time to compile the software NIC
 
 
 @contextmanager
 def little_garbage_collection() -> Iterator[None]:
-    """Collect garbage seldom: what compilers, and modules of compiled functions, make is kept.
+    """Collect garbage rarely inside the block, because compilers and modules of compiled functions keep their objects.
 
-    Looking through that takes a fifth of their time.
+    Searching these objects would take a fifth of the time.
     """
     before = gc.get_threshold()
-    if not 0 < before[0] < _SELDOM:  # the program collects none, or another thread is here, which puts back what was
+    if not 0 < before[0] < _SELDOM:  # collection is off, or another thread is here, which restores the threshold
         yield
         return
     gc.set_threshold(_SELDOM, *before[1:])
@@ -41,34 +41,34 @@ def little_garbage_collection() -> Iterator[None]:
         gc.set_threshold(*before)
 
 
-_lock = threading.RLock()  # of the thread that compiles code or loads it
+_lock = threading.RLock()  # held by the thread that compiles or loads code
 
 
 @contextmanager
 def compiling() -> Iterator[None]:
-    """Let one thread at a time compile code or load it. No other part of this process forks meanwhile."""
+    """Let one thread at a time compile or load code. No other thread of this process forks meanwhile."""
     with _lock:
         yield
 
 
 def end() -> None:
-    """Wait until nobody compiles code or loads it, and let nobody do so any more: the program ends.
+    """Wait until no thread compiles or loads code, and let none do so any more, because the program ends.
 
-    LLVM's destructors come next, and a thread that used LLVM meanwhile would crash.
+    LLVM's destructors run next, and a thread that used LLVM meanwhile would crash.
     """
     _lock.acquire(timeout=_MOST_SECONDS)
 
 
-_end_of_program: list[int] = []  # the address of the function of C that calls `end`, in a program that is not Python's
+_end_of_program: list[int] = []  # the address of the C function that calls `end`, in a program that is not Python
 
 
 def ends_by(address: int) -> None:
-    """Know the function of C that calls `end` when the program ends."""
+    """Set the C function that calls `end` when the program ends."""
     _end_of_program[:] = [address]
 
 
 def has_compiled() -> None:
-    """Have `end` called before the destructors of what LLVM has made since: they run in the reverse order."""
+    """Register `end` to run before the destructors of objects that LLVM has made since: these run in reverse order."""
     for address in _end_of_program:
         ctypes.CDLL(None)["__cxa_atexit"](ctypes.c_void_p(address), None, None)
 
@@ -77,10 +77,10 @@ _held: list[bool] = []  # while a thread forks: whether it has the lock
 
 
 def _wait() -> None:
-    """Have a fork wait until nobody compiles code or loads it.
+    """Make a fork wait until no thread compiles or loads code.
 
-    The thread that compiles is not there in the child, where all its locks would stay taken: this one, llvmlite's,
-    those of cached properties. New ones would guard what it has left half-made, LLVM's structures among it.
+    A thread that compiles does not exist in the child, where all its locks would stay taken: this one, llvmlite's, and
+    those of cached properties. New locks would not help, because the objects behind them are half-made, such as LLVM's.
     """
     _held.append(_lock.acquire(timeout=_MOST_OF_FORK))
     if not _held[-1]:
@@ -91,7 +91,7 @@ def _wait() -> None:
 
 
 def _go_on() -> None:
-    if _held and _held.pop():  # none of a fork that began before this module was there
+    if _held and _held.pop():  # empty if the fork began before this module was loaded
         _lock.release()
 
 
@@ -102,7 +102,7 @@ def _go_on_in_child() -> None:
     if _held.pop():
         _lock.release()
     else:
-        _lock = threading.RLock()  # at least this wait would be for ever
+        _lock = threading.RLock()  # otherwise the child would wait forever for this lock
 
 
 os.register_at_fork(before=_wait, after_in_parent=_go_on, after_in_child=_go_on_in_child)
@@ -110,7 +110,7 @@ os.register_at_fork(before=_wait, after_in_parent=_go_on, after_in_child=_go_on_
 
 @contextmanager
 def needed_for(what: str) -> Iterator[None]:
-    """Import compiled modules in this context. Without llvmlite, raise NotSupportedError, which begins with `what`."""
+    """Import compiled modules inside the block. Without llvmlite, raise NotSupportedError that begins with `what`."""
     try:
         with little_garbage_collection():
             yield

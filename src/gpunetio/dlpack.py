@@ -26,8 +26,8 @@ _pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)
 
 
 def tensor_in(capsule: Any) -> DLTensor:
-    """Return the tensor in a capsule. It is there as long as the capsule, which gives it back: nobody takes it over.
+    """Return the tensor in a capsule. It is valid as long as the capsule, which is not consumed and releases it.
 
-    ValueError if this is another capsule, such as one with a version, or none.
+    ValueError if `capsule` is another kind of capsule, such as a versioned one, or no capsule.
     """
     return DLTensor.from_address(_pointer(capsule, b"dltensor"))

@@ -1,6 +1,6 @@
-"""The data path accelerator (DPA) of a device: a place beside the NIC where kernels drive its queues (`doca_dpa`).
+"""The data path accelerator (DPA) of a device: a place on the NIC where kernels drive its queues (`doca_dpa`).
 
-The software NIC's DPA is threads of the host that run `@kernel` functions in host memory:
+The software NIC's DPA consists of host threads that run `@kernel` functions in host memory:
 
     with Dpa(ctx) as dpa:
         completion = dpa.create_completion(64)
@@ -27,16 +27,16 @@ from .verbs.dpa import AnyDpa, AnyDpaCompletion
 class Dpa(AnyDpa):
     """The DPA of a device (`doca_dpa_create`). Closing it also closes the completions and queue pairs made for it.
 
-    `kernel[grid, block, dpa](…)` launches grid × block DPA threads (`doca_dpa_kernel_launch_update_set`). Closing
-    anything that they may use waits for them. After `timeout` seconds, any wait of a device function on a queue ends
-    with ETIMEDOUT.
+    `kernel[grid, block, dpa](…)` launches grid × block DPA threads (`doca_dpa_kernel_launch_update_set`). Closing an
+    object that they may use waits for them. After `timeout` seconds, any wait of a device function on a queue ends with
+    ETIMEDOUT.
 
-    NotSupportedError when the device has no DPA.
+    NotSupportedError if the device has no DPA.
     """
 
     _rank = 3
     _closes_users = True
-    warp: int = 1  # with `ordinal` and `target`, what `@kernel` needs to know of a place
+    warp: int = 1  # with `ordinal` and `target`, everything that `@kernel` needs to know about a place
     ordinal: int = 0
 
     def __init__(self, ctx: Context, *, timeout: float = DEFAULT_TIMEOUT):
@@ -54,7 +54,7 @@ class Dpa(AnyDpa):
 
     @property
     def target(self) -> str:
-        """The target that kernels are compiled for."""
+        """Return the target that kernels are compiled for."""
         self.check_open()
         return self._threads.target
 
@@ -86,7 +86,7 @@ class Dpa(AnyDpa):
         self._launches.add(launch)
 
     def wait_for_kernels(self, what: str) -> None:
-        """Wait until no kernel runs here: any may have the handle, which is a plain number."""
+        """Wait until no kernel runs here: any kernel may have the handle, which is a plain number."""
         self._launches.wait(self.timeout + LAUNCH_TIMEOUT, what)
 
     def attach(self, qp: Handle) -> None:
@@ -109,9 +109,9 @@ class Dpa(AnyDpa):
 
 
 class DpaCompletion(AnyDpaCompletion):
-    """Where a queue of a DPA's queue pair completes (`doca_dpa_completion`). Kernels poll the ring of the CQ `cq`.
+    """The completions of a queue of a DPA's queue pair (`doca_dpa_completion`). Kernels poll the ring of the CQ `cq`.
 
-    It serves one queue at a time, because the device library finds a CQE by the index of its WQE.
+    This object serves one queue at a time, because the device library finds a CQE by the index of its WQE.
     """
 
     _rank = 1
@@ -130,7 +130,7 @@ class DpaCompletion(AnyDpaCompletion):
 
     @property
     def entries(self) -> int:
-        """The number of CQEs in the ring."""
+        """Return the number of CQEs in the ring."""
         return self.cq.entries
 
     def check_free(self) -> None:

@@ -1,9 +1,9 @@
-"""What becomes of open objects that nobody holds any more: they are closed, and a ResourceWarning names them.
+"""Close open objects that nothing refers to any more, with a ResourceWarning.
 
-Python closes a dropped file at once. Here a finalizer can come in any thread and between any two steps, also where a
-lock is held that closing needs. So it only notes the object, which lives on (PEP 442). The object is closed at the next
-place where nothing is held: when something else is made from its owner. An owner that closes in order, such as a
-context, closes what was made from it, dropped or not, and nothing is said.
+Python closes a dropped file immediately. Here a finalizer may run in any thread and between any two steps, even while a
+lock is held that closing needs. So the finalizer only records the object, which lives on (PEP 442). The object is
+closed when no such lock is held: when another object is made from its owner. An owner that is closed properly, such as
+a context, closes everything that was made from it, dropped or not, without a warning.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from .service import serving
 
 
 class Closable(Protocol):
-    """What can be dropped."""
+    """An object that can be dropped."""
 
     @property
     def open_here(self) -> bool:
-        """Return whether it is open, and was opened by this process."""
+        """Return whether the object is open, and was opened by this process."""
         ...
 
     def close(self) -> None:
-        """Close it. Idempotent."""
+        """Close the object. Idempotent."""
         ...
 
 
@@ -42,12 +42,12 @@ Known = TypeVar("Known")
 
 
 def living(known: WeakValueDictionary[int, Known]) -> list[Known]:
-    """Return what is in a dictionary, also while other threads add to it: its own `values()` would fail then."""
+    """Return the values of a dictionary, even while other threads add to it: its own `values()` would then fail."""
     return [what for each in known.valuerefs() if (what := each()) is not None]
 
 
 class Dropped(Generic[What]):
-    """Open objects of one owner that nobody holds. `closing` is held while one of them is closed."""
+    """Open objects of one owner that nothing refers to. `closing` is held while one of them is closed."""
 
     closing: threading.RLock
 
@@ -55,17 +55,17 @@ class Dropped(Generic[What]):
         self.forget()
 
     def forget(self) -> None:
-        """Forget all: a forked child has neither the objects nor the threads that close them."""
+        """Forget all objects: a forked child has neither the objects nor the threads that close them."""
         self._noted: deque[What] = deque()
-        self._stuck: list[What] = []  # what could not be closed stays for the owner
-        self.closing = threading.RLock()  # an owner must not close what is being closed
+        self._stuck: list[What] = []  # objects that could not be closed are left to the owner
+        self.closing = threading.RLock()  # an owner must not close an object that is being closed
 
     def note(self, what: What) -> None:
-        """Take an object from its finalizer. This takes no lock, and runs nothing else."""
+        """Record an object, for its finalizer. This takes no lock, and runs no other code."""
         self._noted.append(what)
 
     def close_all(self) -> None:
-        """Close the objects, and warn of each one. Not in threads that serve: they must not wait for themselves."""
+        """Close the objects, and warn of each. Do nothing in service threads: they must not wait for themselves."""
         while self._noted and not serving():
             with self.closing:
                 self._close_one()
@@ -89,9 +89,9 @@ class Dropped(Generic[What]):
         return taken
 
     def found(self) -> bool:
-        """Look for what only Python's collector finds, objects that refer to each other, and close all.
+        """Find dropped objects that refer to each other, which only Python's collector finds, and close all objects.
 
-        Return whether there was anything, or another thread was closing something: then there is room again.
+        Return whether there were any, or another thread was closing some: resources are then free again.
         """
         waited = not self.closing.acquire(blocking=False)
         if waited:
@@ -106,7 +106,7 @@ class Dropped(Generic[What]):
 
 
 def _close(what: Closable) -> bool:
-    """Close a dropped object, and return whether it is closed. As from a finalizer, no exception leaves this."""
+    """Close a dropped object, and return whether it is closed. As in a finalizer, no exception is propagated."""
     if not what.open_here:
         return True
     warn(what, "was dropped before it was closed")
@@ -118,7 +118,7 @@ def _close(what: Closable) -> bool:
 
 
 def warn(what: Closable, why: str) -> None:
-    """Give a ResourceWarning of an object, and tell where it was made if Python traces that (`-X tracemalloc`)."""
+    """Issue a ResourceWarning for an object, with the place of its creation if Python traces it (`-X tracemalloc`)."""
     try:
         warnings.warn(f"{what!r} {why}", ResourceWarning, 2, what if tracemalloc.is_tracing() else None)
     except ResourceWarning as error:  # where warnings are errors
@@ -126,7 +126,7 @@ def warn(what: Closable, why: str) -> None:
 
 
 class _Ignored:
-    """An exception that nobody can catch, which Python reports (`sys.unraisablehook`)."""
+    """An exception that no caller can catch, so that Python reports it (`sys.unraisablehook`)."""
 
     def __init__(self, error: Exception):
         self._error = error
@@ -135,11 +135,11 @@ class _Ignored:
         raise self._error
 
 
-# --- what is dropped ---
+# --- objects that can be dropped ---
 
 
 class Droppable(ABC):
-    """What is closed when nobody holds it."""
+    """An object that is closed when nothing refers to it any more."""
 
     def __del__(self) -> None:
         if self.open_here:
@@ -148,11 +148,11 @@ class Droppable(ABC):
     @property
     @abstractmethod
     def open_here(self) -> bool:
-        """Return whether the object is open, and was opened by this process. It may be half made."""
+        """Return whether the object is open, and was opened by this process. The object may be half-made."""
 
     @abstractmethod
     def when_dropped(self) -> None:
-        """Note the object in its owner's `Dropped`, or by `drop_root`. This is part of a finalizer."""
+        """Record the object in its owner's `Dropped`, or with `drop_root`. This is part of a finalizer."""
 
 
 roots: Dropped[Closable] = Dropped()  # objects without an owner: contexts, GPUs, services
@@ -163,7 +163,7 @@ os.register_at_fork(after_in_child=roots.forget)
 
 
 def hold(root: Closable) -> None:
-    """Note an object without an owner: it goes when its caller lets go of it, or with the process."""
+    """Record an object without an owner. It is closed when the caller drops it, or lives until the process ends."""
     _held[id(root)] = root
 
 
@@ -173,17 +173,17 @@ def held() -> list[Closable]:
 
 
 def drop_root(root: Closable) -> None:
-    """Note that nobody holds an object without an owner. A thread closes it, for which nobody waits."""
+    """Record that an object without an owner was dropped. A background thread closes it."""
     roots.note(root)
-    with suppress(RuntimeError):  # no room for a thread, or Python ends: then the next opening closes it, or the exit
+    with suppress(RuntimeError):  # no room for a thread, or Python ends: the next opening, or the exit, closes it
         start_new_thread(roots.close_all, ())
 
 
 @atexit.register
 def _at_exit() -> None:
-    """Name what is still open when Python ends. It goes on until the process has ended, and so does its memory."""
+    """Warn of objects that are still open when Python ends. They and their memory live until the process has ended."""
     roots.close_all()
     for root in held():
         _to_the_end.append(root)
         warn(root, "is still open when Python ends")
-    del Droppable.__del__  # the modules that finalizers need go now
+    del Droppable.__del__  # the modules that finalizers need are unloaded now

@@ -4,21 +4,21 @@ from enum import IntEnum, IntFlag
 
 
 class QpType(IntEnum):
-    """DOCA_VERBS_QP_TYPE_*; the last two are libibverbs' IBV_QPT_UD and the kernel's IB_QPT_GSI, which DOCA has not."""
+    """DOCA_VERBS_QP_TYPE_*; the last two, IBV_QPT_UD of libibverbs and IB_QPT_GSI of the kernel, are not in DOCA."""
 
     RC  = 0
     UC  = 1
     UD  = 2  # unreliable datagrams
-    GSI = 3  # queue pair 1 of a port, for general services: UD with a Q_Key of its own (IBTA 3.9.4)
+    GSI = 3  # queue pair 1 of a port, for general services: UD with its own Q_Key (IBTA 3.9.4)
 
     @property
     def datagrams(self) -> bool:
-        """Whether each request names its destination, and the queue pair is connected to none."""
+        """Return whether each request names its destination, and the queue pair is not connected."""
         return self in (QpType.UD, QpType.GSI)
 
     @property
     def service(self) -> str:
-        """The name of its transport service (IBTA 9.8)."""
+        """Return the name of its transport service (IBTA 9.8)."""
         return "UD" if self.datagrams else self.name
 
 
@@ -54,7 +54,7 @@ class MtuSize(IntEnum):
 
     @property
     def nbytes(self) -> int:
-        """The payload bytes of a packet."""
+        """Return the payload bytes of a packet."""
         return 256 << self
 
 
@@ -109,7 +109,7 @@ class QpAttrMask(IntFlag):
     ATOMIC_MODE        = 1 << 15
     MAX_QP_RD_ATOMIC   = 1 << 16
     MAX_DEST_RD_ATOMIC = 1 << 17
-    QKEY               = 1 << 28  # of UD, which DOCA has not: far from DOCA's bits
+    QKEY               = 1 << 28  # for UD, which DOCA does not have: far from DOCA's bits
 
 
 class GidType(IntEnum):
@@ -155,43 +155,43 @@ class NicHandler(IntEnum):
 
 
 class SendDbrModeExt(IntEnum):
-    """enum doca_gpu_verbs_send_dbr_mode_ext: who keeps the doorbell record of an exported send queue."""
+    """enum doca_gpu_verbs_send_dbr_mode_ext: which side keeps the doorbell record of an exported send queue."""
 
-    VALID_DBR          = 0  # whoever rings the doorbell
-    NO_DBR_HW          = 1  # nobody: the device needs none (QpSendDbrMode.NO_DBR_EXT)
-    NO_DBR_SW_EMULATED = 2  # a thread of the CPU, behind the kernels that ring
+    VALID_DBR          = 0  # the side that rings the doorbell
+    NO_DBR_HW          = 1  # none: the device needs no record (QpSendDbrMode.NO_DBR_EXT)
+    NO_DBR_SW_EMULATED = 2  # a CPU thread, after the kernels have rung
 
 
 class MemRegType(IntEnum):
     """enum doca_gpu_verbs_mem_reg_type: how a queue in GPU memory is registered with a device."""
 
-    DEFAULT      = 0  # by a dmabuf, or else by its address, or else the queue is in host memory
+    DEFAULT      = 0  # by a dmabuf, else by its address; if both fail, the queue is in host memory
     CUDA_DMABUF  = 1
     CUDA_PEERMEM = 2  # by its address, which needs the kernel module nvidia-peermem
 
 
 class RingMemory(IntEnum):
-    """Where a UMEM lies, and how it was registered with its device. DOCA has no such enumeration."""
+    """The memory of a UMEM, and how it was registered with its device. DOCA has no such enumeration."""
 
     HOST         = 0  # the CPU accesses it, and so do kernels if it is registered with CUDA
-    CUDA_DMABUF  = 1  # GPU memory, of which the device has a dmabuf
-    CUDA_PEERMEM = 2  # GPU memory, of which the device has the address
-    DMABUF       = 3  # a dmabuf that has no address here
-    NEAR         = 4  # memory of the GPU on which the device's engine works
+    CUDA_DMABUF  = 1  # GPU memory, registered by a dmabuf
+    CUDA_PEERMEM = 2  # GPU memory, registered by its address
+    DMABUF       = 3  # a dmabuf whose address is not known here
+    NEAR         = 4  # memory of the GPU on which the device's engine runs
 
     @property
     def in_gpu(self) -> bool:
-        """Whether it is GPU memory, which the CPU does not access."""
+        """Return whether this is GPU memory, which the CPU does not access."""
         return self in (RingMemory.CUDA_DMABUF, RingMemory.CUDA_PEERMEM, RingMemory.NEAR)
 
     @property
     def text(self) -> str:
-        """The place in words."""
+        """Return the kind of memory in words."""
         return ("host memory", "GPU memory (dmabuf)", "GPU memory (nvidia-peermem)", "a dmabuf", "GPU memory")[self]
 
 
 class SharingMode(IntEnum):
-    """enum doca_gpu_dev_verbs_resource_sharing_mode: who shares a queue."""
+    """enum doca_gpu_dev_verbs_resource_sharing_mode: which threads share a queue."""
 
     EXCLUSIVE = 0
     CTA       = 1
@@ -263,7 +263,7 @@ class PortState(IntEnum):
 
     @property
     def is_active(self) -> bool:
-        """Whether data can pass."""
+        """Return whether data can pass."""
         return self in (PortState.ACTIVE, PortState.ACTIVE_DEFER)
 
 

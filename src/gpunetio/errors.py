@@ -171,9 +171,9 @@ class DeviceFatalError(DocaError):
 
 
 class ConnectionRejectedError(DocaError, ConnectionError):
-    """DOCA_ERROR_CONNECTION_ABORTED: the peer refuses a connection, or the service of datagrams.
+    """DOCA_ERROR_CONNECTION_ABORTED: the peer refuses a connection, or a datagram service.
 
-    `reason` is its number for that (`cm.RejectReason` or `cm.SidrStatus`), `private_data` what it has sent along.
+    `reason` is the peer's reason (`cm.RejectReason` or `cm.SidrStatus`), `private_data` the data sent with it.
     """
 
     code = DocaErrorCode.CONNECTION_ABORTED
@@ -186,14 +186,14 @@ class ConnectionRejectedError(DocaError, ConnectionError):
 
 
 class ConnectionEndedError(DocaError, ConnectionAbortedError):
-    """DOCA_ERROR_CONNECTION_ABORTED: the connection has ended: an end has left it, or a request on it had failed."""
+    """DOCA_ERROR_CONNECTION_ABORTED: the connection has ended, because one side left it or a request on it failed."""
 
     code = DocaErrorCode.CONNECTION_ABORTED
 
 
 def again(error: DocaError) -> DocaError:
-    """Return a new error like one that is kept, to be raised: an object that is raised often gathers every frame."""
-    builtin: type = type(error)  # the class whose layout it has, which alone may make it
+    """Return a copy of a stored error, to be raised: an object that is raised often accumulates frames."""
+    builtin: type = type(error)  # the built-in class whose layout it has, and whose `__new__` must create it
     while builtin.__module__ != "builtins" and builtin.__base__ is not None:
         builtin = builtin.__base__
     made: DocaError = builtin.__new__(type(error), *error.args)
@@ -207,7 +207,7 @@ _BY_CODE = {kind.code: kind for kind in DocaError.__subclasses__()}
 
 
 def error_of(code: int, message: str) -> DocaError:
-    """Return the error for a `doca_error_t`: of its class or, if it has none, a DocaError with its code.
+    """Return the error for a `doca_error_t`: of its class or, if it has no class, a DocaError with its code.
 
     A number that is not a `doca_error_t` becomes UNKNOWN.
     """

@@ -1,8 +1,8 @@
 """The device functions for other compilers on the host: as LLVM bitcode, and for Numba's `@njit` functions.
 
 They have the names of the device library for CUDA C++: `gpunetio_put` for `device.put`. Arguments and results are
-64-bit integers, and C has no defaults: all arguments are given. A thread that runs no kernel of this package is alone
-in its block and its warp.
+64-bit integers. C has no defaults, so pass all arguments. A thread that runs no kernel of this package is alone in its
+block and its warp.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .jit.unit import Unit
 def bitcode(names: Iterable[str] | None = None) -> bytes:
     """Return device functions for this machine as LLVM bitcode: all of them, or those with these names, such as "put".
 
-    It is optimized, and of the version of LLVM that llvmlite has. It calls the C library, and reads `symbols`.
+    The bitcode is optimized, and has the version of llvmlite's LLVM. It calls the C library, and reads `symbols`.
     """
     with compiling(), little_garbage_collection():
         unit = Unit(machine.host())
@@ -46,7 +46,7 @@ def _named(names: Iterable[str] | None) -> list[Function]:
 
 
 def symbols() -> dict[str, int]:
-    """Return the addresses of what the bitcode reads in this process and the C library does not have."""
+    """Return the addresses of symbols that the bitcode reads in this process and that the C library does not have."""
     return {THREAD_KEY_SYMBOL: llvm.address_of_symbol(THREAD_KEY_SYMBOL) or 0}
 
 
@@ -60,7 +60,7 @@ def numba_functions(*names: str) -> Any:
             ticket = nic.put(qp, raddr, rkey, laddr, lkey, nbytes, GPU, AUTO, THREAD)
             return nic.wait(qp, ticket, GPU, THREAD)
 
-    They are compiled now, or loaded from the cache. NotSupportedError without Numba.
+    The functions are compiled now, or loaded from the cache. NotSupportedError without Numba.
     """
     try:
         from numba import int64, types  # type: ignore[import-not-found]

@@ -1,8 +1,8 @@
-"""Ctrl+C waits while something is made, changed or closed, so that nothing is left half-made.
+"""Defer Ctrl+C while an object is made, changed or closed, so that none is left half-made.
 
 Python raises KeyboardInterrupt in the main thread between any two steps: even between making an object and storing it,
-or halfway through taking a lock. There is no place for a `try` that would catch this. So SIGINT is only noted while
-`deferred()` is in force, and delivered at its end. Everything that runs there has a deadline of its own.
+or halfway through taking a lock. No `try` can catch this everywhere. So `deferred()` only records SIGINT, and delivers
+it at its end. Everything that runs inside has its own deadline.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
 if TYPE_CHECKING:
     from inspect import Signature
 
-# The functions behind those of `signal`, which take twenty times as long because they convert to enumerations.
+# The functions below `signal`. Those of `signal` take twenty times as long, because they convert to enumerations.
 _c: Any = import_module("_signal")
 _getsignal, _signal = _c.getsignal, _c.signal
 
@@ -28,10 +28,10 @@ _SIGINT, _SIGTERM = int(signal.SIGINT), int(signal.SIGTERM)
 
 
 class deferred(ContextDecorator):
-    """A context in which SIGINT is noted, and delivered at the end; also a decorator.
+    """A context that records SIGINT, and delivers it at the end; also a decorator.
 
-    In threads other than the main one it does nothing, because Python never interrupts them. `came` tells whether an
-    interrupt was noted. Contexts may be nested: the outermost one delivers.
+    In threads other than the main one it does nothing, because Python never interrupts them. `came` says whether an
+    interrupt was recorded. Contexts may be nested: the outermost one delivers.
     """
 
     def __init__(self):
@@ -44,7 +44,8 @@ class deferred(ContextDecorator):
     def __enter__(self) -> deferred:
         if threading.current_thread() is threading.main_thread():
             handler = _getsignal(_SIGINT)
-            # Without a handler in Python, nothing is raised. If it is `_note` of an outer context, that delivers.
+            # Without a handler in Python, nothing is raised. If the handler is `_note` of an outer context, that one
+            # delivers.
             if callable(handler) and not isinstance(getattr(handler, "__self__", None), deferred):
                 self._handler = handler
                 _signal(_SIGINT, self._note)
@@ -61,7 +62,7 @@ class deferred(ContextDecorator):
 
 
 class allowed:
-    """A context within `deferred()` that can be interrupted, because it takes long and leaves nothing behind."""
+    """A context within `deferred()` that can be interrupted, because it takes long and leaves nothing half-made."""
 
     def __init__(self):
         self._outer: deferred | None = None
@@ -81,10 +82,10 @@ class allowed:
 
 
 class Closable(Protocol):
-    """What `uninterrupted` makes."""
+    """An object that `uninterrupted` makes."""
 
     def close(self) -> None:
-        """Release what was made."""
+        """Release the object."""
 
 
 Made = TypeVar("Made", bound=Closable)
@@ -92,7 +93,7 @@ Given = ParamSpec("Given")
 
 
 def uninterrupted(make: Callable[Given, Made], *args: Given.args, **kwargs: Given.kwargs) -> Made:
-    """Call `make` with interrupts deferred. If one came, close what was made, because the caller will not get it."""
+    """Call `make` with interrupts deferred. If one came, close the new object, because the caller will not get it."""
     with deferred() as interrupts:
         made = make(*args, **kwargs)
         if interrupts.came:
@@ -110,7 +111,7 @@ class Whole(ABCMeta):
 
         @property
         def __signature__(cls) -> Signature:
-            """The arguments of `__init__`, for `help()`. Those of `__call__` say nothing."""
+            """Return the arguments of `__init__`, for `help()`. Those of `__call__` say nothing."""
             from inspect import signature
 
             _, *others = (whole := signature(cls.__init__)).parameters.values()
@@ -119,9 +120,9 @@ class Whole(ABCMeta):
 
 @contextmanager
 def until_terminated() -> Iterator[None]:
-    """Let SIGTERM do what Ctrl+C does, so that a program which is ended cleans up behind it.
+    """Let SIGTERM do what Ctrl+C does, so that a program that is terminated cleans up.
 
-    In threads other than the main one this does nothing, because Python has signals only there.
+    In threads other than the main one this does nothing, because Python handles signals only in the main thread.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

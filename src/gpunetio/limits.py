@@ -1,4 +1,4 @@
-"""Limits of this process that are in the way: which one, how high it is, and what raises it."""
+"""Explain errors that are caused by limits of this process: which limit, its value, and how to raise it."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from pathlib import Path
 from .errors import DocaError, NoMemoryError, OperatingSystemError
 
 _MIB = 1 << 20
-_BESIDE_STACKS = 16 * _MIB  # of address space: what the C library and Python need for a thread, and some room
-_STACK = 8 * _MIB  # where the limit says nothing
+_BESIDE_STACKS = 16 * _MIB  # address space that the C library and Python need for threads, with some room
+_STACK = 8 * _MIB  # if there is no limit
 
 
 @contextlib.contextmanager
 def within_limits(what: str, descriptors: int = 0) -> Iterator[None]:
-    """Around making `what`, which takes so many descriptors: an error names the limit that is in the way.
+    """Open `what`, which takes `descriptors` descriptors, in the block. Errors then name the limit that caused them.
 
     OperatingSystemError for descriptors, NoMemoryError for memory and threads.
     """
     try:
         yield
     except DocaError as told:
-        # A ServiceThread that has not started names itself: here, name what it is for.
+        # The error of a ServiceThread that has not started names the thread: name what it is for.
         if isinstance(cause := told.__cause__, RuntimeError) and (why := _why(cause, descriptors)):
             raise NoMemoryError(f"cannot open {what}: {why}") from cause
         raise
@@ -37,12 +37,12 @@ def within_limits(what: str, descriptors: int = 0) -> Iterator[None]:
 
 
 def cure(error: OSError | RuntimeError) -> str | None:
-    """What to do about an error that is about a limit of the system: of a call, or of starting a thread."""
+    """Return the cause and cure of an error of a call or of starting a thread, or None if no limit caused it."""
     return _why(error, 0)
 
 
 def check_threads(count: int, what: str) -> None:
-    """NoMemoryError unless the address space has room for `count` threads: the C library aborts where it has not."""
+    """Raise NoMemoryError unless the address space has room for `count` threads: the C library would abort."""
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if limit == resource.RLIM_INFINITY:
         return
@@ -72,7 +72,7 @@ def _why(error: BaseException, descriptors: int) -> str | None:
 
 
 def _address_space() -> int:
-    """Bytes of addresses that this process has mapped."""
+    """Return how many bytes of address space this process has mapped."""
     return int(Path("/proc/thread-self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
 
 

@@ -21,7 +21,7 @@ _compiling: logging.Logger = logging.getLogger("gpunetio.compile")
 
 
 def level_from_environment(text: str | None) -> int:
-    """Return the logging level for a value of `DOCA_GPUNETIO_LOG`. Unset or nonsense means WARNING."""
+    """Return the logging level for a value of `DOCA_GPUNETIO_LOG`. Unset or invalid means WARNING."""
     if not text or not text.isdecimal() or len(text) > _MOST_DIGITS:
         return logging.WARNING
     return _LEVELS[min(int(text), len(_LEVELS) - 1)]
@@ -36,7 +36,7 @@ def configure() -> None:
 
 
 def tell_who_waits(message: str) -> None:
-    """Tell the user who waits for the compiler: in the log at INFO, and on stderr unless GPUNETIO_QUIET forbids it."""
+    """Tell a user who waits for the compiler, in the log at INFO, and on stderr unless GPUNETIO_QUIET is set."""
     _compiling.info(message)
     if sys.stderr is not None and not os.environ.get("GPUNETIO_QUIET"):
         print(f"gpunetio: {message}", file=sys.stderr, flush=True)

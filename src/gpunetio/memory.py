@@ -1,4 +1,4 @@
-"""Memory that a NIC may access: page-aligned host memory of ours, and the address range behind a user's object.
+"""Memory that a NIC may access: page-aligned host memory of this package, and the address range of a user's object.
 
 Host memory may be shared with another process of the same user: `HostMemory(nbytes, shared=True)` has a descriptor, and
 `MappedMemory` is the same memory in the process that received the descriptor.
@@ -24,19 +24,19 @@ from .errors import BadStateError, InvalidValueError
 PAGE = mmap.PAGESIZE
 BytesLike = bytes | bytearray | memoryview | np.ndarray
 
-reserved: list[range] = []  # addresses of memory that the CPU must not touch, whatever its rights (jit/twin.py)
+reserved: list[range] = []  # addresses that the CPU must not access, whatever their permissions (jit/twin.py)
 _live: dict[int, HostMemory] = {}  # by address: garbage collection must not free memory that an engine may still read
 
 
 class Watcher(Protocol):
-    """Who has to know of all host memory of ours (nic/gpu/pinned.py)."""
+    """An observer of all `HostMemory` (nic/gpu/pinned.py)."""
 
     def add(self, address: int, nbytes: int) -> None:
-        """Take in new memory."""
+        """Record new memory."""
         ...
 
     def leave(self, address: int, nbytes: int, memory: object) -> None:
-        """Take in that memory is closed. `memory` keeps it mapped."""
+        """Record that memory is closed. `memory` keeps it mapped."""
         ...
 
 
@@ -45,7 +45,7 @@ os.register_at_fork(after_in_child=watchers.clear)  # CUDA does not work in a fo
 
 
 def live() -> dict[int, HostMemory]:
-    """Return all host memory of ours, by address."""
+    """Return all open `HostMemory`, by address."""
     return _live
 
 
@@ -61,7 +61,7 @@ def is_accessible(address: int, nbytes: int, writable: bool) -> bool:
     """
     memory = _live.get(address)
     if memory is not None and nbytes <= memory.nbytes and memory.array.flags.writeable:
-        return True  # most often a ring of ours; there may be thousands, each a line of the list below
+        return True  # usually a ring of this package; there may be thousands, each a line of the list below
     end = address + nbytes
     if any(address < kept.stop and kept.start < end for kept in reserved):
         return False
@@ -82,10 +82,10 @@ def is_accessible(address: int, nbytes: int, writable: bool) -> bool:
 class HostMemory:
     """Zeroed, page-aligned host memory that stays mapped until `close()`.
 
-    `array` is a NumPy view of its bytes; `address` and `nbytes` say where it is. With `shared`, `fd` is a descriptor of
-    the memory until `close()`, for another process of this user, which can neither shrink nor grow the memory. Without
-    it, `fd` is None. Only this mapping can write to the memory, however another process opens it. With `sealed=False`,
-    others may write, too, until `seal()`.
+    `array` is a NumPy view of its bytes, at `address`. With `shared`, `fd` is a descriptor of the memory until
+    `close()`, for another process of this user, which can neither shrink nor grow the memory. Without `shared`, `fd` is
+    None. Only this mapping can write to the memory, however another process opens it. With `sealed=False`, other
+    mappings may also write until `seal()`.
     """
 
     nbytes: int
@@ -107,11 +107,11 @@ class HostMemory:
             raise
 
     def seal(self) -> None:
-        """Refuse all new ways to write to shared memory: writable mappings, and writes to its file. Idempotent.
+        """Forbid all new ways to write to shared memory: writable mappings, and writes to its file. Idempotent.
 
-        Existing mappings stay as they are. Linux before 5.1 cannot refuse any.
+        Existing mappings stay as they are. Linux before 5.1 cannot forbid any.
         """
-        import fcntl  # not on every platform that may import us
+        import fcntl  # not on every platform that may import this module
 
         if self.fd is None or fcntl.fcntl(self.fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SEAL:
             return
@@ -142,16 +142,16 @@ class HostMemory:
 
     @property
     def allocation(self) -> object:
-        """The object that keeps the memory mapped. A region holds it too, so a NIC never writes to unmapped memory."""
+        """Return what keeps the memory mapped. A region holds it as well: a NIC never writes to unmapped memory."""
         return self.array
 
     @property
     def closed(self) -> bool:
-        """Whether `close()` was called."""
+        """Return whether `close()` was called."""
         return _live.get(self.address) is not self
 
     def close(self) -> None:
-        """Give the memory back. Views that others hold keep it mapped until they are gone."""
+        """Release the memory. Views that other code holds keep it mapped until they are gone."""
         if not self.closed:
             del _live[self.address]
             for watcher in tuple(watchers):
@@ -167,8 +167,8 @@ class HostMemory:
 class MappedMemory(HostMemory):
     """Shared memory of another process, from its descriptor `fd`, mapped until `close()`. `fd` stays the caller's.
 
-    InvalidValueError unless the memory has exactly `nbytes` and can never have fewer: a process that reads a mapping
-    behind its file's end is killed. A dmabuf never changes its size. Without `writable`, `array` and the mapping are
+    InvalidValueError unless the memory has exactly `nbytes` and can never shrink: a process that reads a mapping after
+    the end of its file is killed. A dmabuf never changes its size. Without `writable`, `array` and the mapping are
     read-only.
     """
 
@@ -192,7 +192,7 @@ _MAP_FIXED = 0x10
 
 
 def _lay_over(address: int, nbytes: int, fd: int, writable: bool) -> None:
-    """Replace a mapping of our own with that of a descriptor: `mmap.mmap(fd)` would keep a duplicate of it open."""
+    """Replace an existing mapping with that of a descriptor: `mmap.mmap(fd)` would keep a duplicate of it open."""
     access = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
     if _libc_mmap(address, nbytes, access, mmap.MAP_SHARED | _MAP_FIXED, fd, 0) != address:
         code = ctypes.get_errno()
@@ -200,14 +200,14 @@ def _lay_over(address: int, nbytes: int, fd: int, writable: bool) -> None:
 
 
 _SEALS = 2 | 4  # F_SEAL_SHRINK, F_SEAL_GROW
-_F_SEAL_FUTURE_WRITE = 0x10  # since Linux 5.1; Python's fcntl knows it from 3.13 on
-_MFD_NOEXEC_SEAL = 8  # since Linux 6.3, where a system may insist on it
+_F_SEAL_FUTURE_WRITE = 0x10  # since Linux 5.1; Python's fcntl has it since 3.13
+_MFD_NOEXEC_SEAL = 8  # since Linux 6.3, where a system may require it
 
 
 def sealed_memory(nbytes: int, name: str = "gpunetio") -> int:
     """Return a descriptor of anonymous memory whose size is final, and which only this user may open.
 
-    `name` is what /proc shows.
+    `name` is shown in /proc.
     """
     import fcntl
 
@@ -229,7 +229,7 @@ def sealed_memory(nbytes: int, name: str = "gpunetio") -> int:
 
 
 def _check_sealed(fd: int, nbytes: int) -> None:
-    """Raise InvalidValueError unless the file behind `fd` has exactly `nbytes` and always will."""
+    """Raise InvalidValueError unless the file of `fd` has exactly `nbytes` and its size cannot change."""
     import fcntl
 
     try:
@@ -255,7 +255,7 @@ def _is_dmabuf(fd: int) -> bool:
 
 
 def open_shared(address: int, nbytes: int) -> tuple[int, int, int] | None:
-    """Return address, size and a new read-only descriptor of our shared memory that contains a range, or None."""
+    """Return address, size and a new read-only descriptor of the shared HostMemory that contains a range, or None."""
     for memory in list(_live.values()):
         start, size, fd = memory.address, memory.nbytes, memory.fd
         if fd is not None and start <= address and address + nbytes <= start + size:
@@ -265,7 +265,7 @@ def open_shared(address: int, nbytes: int) -> tuple[int, int, int] | None:
 
 @dataclass(frozen=True)
 class Region:
-    """A contiguous address range. `owner` keeps it alive; `cuda` tells whether its owner says it is CUDA memory."""
+    """A contiguous address range. `owner` keeps it alive; `cuda` says whether its owner declares it as CUDA memory."""
 
     address: int
     nbytes: int
@@ -275,12 +275,12 @@ class Region:
 
     @classmethod
     def of(cls, obj: Any) -> Region:
-        """Return the range behind `obj`: one of our memory objects, `__cuda_array_interface__`, a buffer, or DLPack."""
+        """Return the range of one of our memory objects, or of `__cuda_array_interface__`, a buffer, or DLPack."""
         if isinstance(getattr(obj, "address", None), int) and isinstance(getattr(obj, "nbytes", None), int):
             if getattr(obj, "closed", False):
                 raise BadStateError(f"the {type(obj).__name__} is closed: its memory is gone")
             cuda = bool(getattr(obj, "is_cuda", False))
-            keep = getattr(obj, "allocation", None)  # it stays allocated, even if `obj` is closed
+            keep = getattr(obj, "allocation", None)  # keeps the memory allocated, even if `obj` is closed
             return cls(obj.address, obj.nbytes, False, cuda, (obj, keep))
         face = _cuda_array_of(obj)
         if face is not None:
@@ -335,7 +335,7 @@ def _cuda_array_of(obj: object) -> dict[str, Any] | None:
 
 
 def _is_contiguous(shape: Sequence[int], strides: Sequence[int], item: int) -> bool:
-    """Return whether the items lie one behind the other. The stride of a dimension of 1 means nothing."""
+    """Return whether the items follow each other without gaps. The stride of a dimension of 1 means nothing."""
     for n, stride in zip(reversed(shape), reversed(strides), strict=True):
         if n != 1 and stride != item:
             return 0 in shape

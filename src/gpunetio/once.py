@@ -1,4 +1,4 @@
-"""Things that a process has once, and that several threads may ask for first."""
+"""Objects that a process makes once, even if several threads ask for them at the same time."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ T = TypeVar("T")
 
 
 def once(make: Callable[[], T]) -> Callable[[], T]:
-    """Call `make` at the first call, and return at each call what it returned then.
+    """Return a function that calls `make` at its first call, and returns that result at each call.
 
-    Threads that ask while another one makes it wait for that one. `functools.cache` would call `make` in each of them.
-    If it raises, the next call tries again.
+    Threads that call it while another thread runs `make` wait for that thread. `functools.cache` would call `make` in
+    each of them. If `make` raises, the next call tries again.
     """
     made = functools.cache(make)
     lock = threading.RLock()
@@ -24,7 +24,7 @@ def once(make: Callable[[], T]) -> Callable[[], T]:
         nonlocal lock
         lock = threading.RLock()
 
-    os.register_at_fork(after_in_child=renew_lock)  # the thread that holds it may be the parent's
+    os.register_at_fork(after_in_child=renew_lock)  # a thread of the parent may hold it
 
     @functools.wraps(make)
     def get() -> T:

@@ -13,7 +13,7 @@ from .limits import cure
 
 STOP_TIMEOUT = 10.0  # seconds that a thread may take to stop
 _LOOK = 100e-6
-_OWN = {  # what a thread's own fault raises: handlers that print where it was must run
+_OWN = {  # raised by a thread's own faults: handlers that print its stack must run
     signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV, signal.SIGSYS, signal.SIGTRAP,
 }  # fmt: skip
 _OTHERS = signal.valid_signals() - _OWN
@@ -23,17 +23,17 @@ _here = threading.local()
 
 
 def serving() -> bool:
-    """Return whether this thread is one that serves."""
+    """Return whether this thread is a service thread."""
     return getattr(_here, "serving", False)
 
 
 def take_no_signals() -> None:
-    """Leave signals to the other threads: a program may wait for them in one of its own (sigwait(3), signalfd(2))."""
+    """Leave signals to the other threads: a program may wait for them in its own thread (sigwait(3), signalfd(2))."""
     signal.pthread_sigmask(signal.SIG_BLOCK, _OTHERS)
 
 
 class ServiceThread:
-    """A daemon thread with a running flag of its own, which the thread clears after its last step.
+    """A daemon thread with its own running flag, which the thread clears after its last step.
 
     The flag replaces the state of `threading.Thread`: before Python 3.13, an `is_alive()` or `join()` that a signal
     interrupts counts a running thread as ended (bpo-45274), and a caller that believes this frees memory under the
@@ -51,14 +51,14 @@ class ServiceThread:
     def start(self) -> None:
         """Start the thread, for the first time or after it has ended.
 
-        NoMemoryError if the system has no room for another thread. Whoever starts one then undoes what it has made.
+        NoMemoryError if the system has no room for another thread. The caller must then undo what it has made.
         """
         with deferred():
             self._running = True
             self._thread = threading.Thread(target=self._run, name=self.name, daemon=True)
             try:
                 self._thread.start()
-            except RuntimeError as error:  # "can't start new thread" is the only reason that is not a mistake of ours
+            except RuntimeError as error:  # "can't start new thread": any other reason would be a bug here
                 self._running, self._thread = False, None
                 raise NoMemoryError(f"cannot start the thread {self.name!r}: {cure(error)}") from error
 
@@ -73,12 +73,12 @@ class ServiceThread:
 
     @property
     def running(self) -> bool:
-        """Whether the thread was started and has not ended."""
+        """Return whether the thread was started and has not ended."""
         return self._running
 
     @property
     def is_current(self) -> bool:
-        """Whether the caller runs in this thread."""
+        """Return whether the caller runs in this thread."""
         return self.native_id == threading.get_native_id()
 
     def join(self, timeout: float = STOP_TIMEOUT) -> bool:
@@ -89,5 +89,5 @@ class ServiceThread:
                 return False
             time.sleep(_LOOK)
         if self._thread is not None:
-            self._thread.join(timeout)  # all that is left to do is to leave Python's list
+            self._thread.join(timeout)  # the thread only has to leave Python's list of threads
         return True

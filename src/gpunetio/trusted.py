@@ -1,9 +1,9 @@
-"""Files and folders whose contents this process executes or believes: checked for owner and mode at each use.
+"""Files and folders whose contents this process executes or trusts: their owner and mode are checked at each use.
 
-A path is trusted if nobody but this user and root can change what it leads to. Each folder on the way belongs to one of
-the two, and nobody else may write it; in a folder with the sticky bit, such as /tmp, others may make files, but cannot
-rename or delete those of this user (unlink(2), EPERM). The last component is no symbolic link. Once a path has passed,
-only its owner and root can put something else in its place, so it may be opened by its name.
+A path is trusted if only this user and root can change what it leads to. Each folder of the path belongs to one of the
+two, and only they may write to it. In a folder with the sticky bit, such as /tmp, other users may create files, but
+cannot rename or delete those of this user (unlink(2), EPERM). The last component is no symbolic link. Once a path has
+passed the check, only its owner and root can replace it, so it may be opened by its name.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ CURE = "choose a folder of yours that only you may write"
 def check_trusted(path: Path, owner: int | None = None, cure: str = CURE, follow: bool = False) -> None:
     """Raise NotPermittedError unless a file or folder is trusted; OSError if it does not exist.
 
-    `owner` is one more user who is trusted with this path. `cure` ends the message. With `follow`, the last component
-    may be a symbolic link of somebody who is trusted, to a path that is.
+    `owner` is another user who is trusted with this path. `cure` ends the message. With `follow`, the last component
+    may be a symbolic link that belongs to a trusted user and leads to a trusted path.
     """
     owners = {_ROOT, os.geteuid()} | ({owner} if owner is not None else set())
-    # Whoever owns the root of the file system may replace all of it. In a user namespace of an ordinary user, that is
-    # root, as a number that has no meaning there (user_namespaces(7), overflow user ID).
+    # The owner of the root of the file system may replace all of it. In a user namespace of an ordinary user, this is
+    # root, shown as a number without meaning there (user_namespaces(7), overflow user ID).
     above = owners | {os.stat("/").st_uid}
     for here, found, last in _components(path):
         why = _why_not(found, owners if last else above, last)
@@ -47,7 +47,7 @@ def check_trusted(path: Path, owner: int | None = None, cure: str = CURE, follow
 
 
 def _components(path: Path) -> Iterator[tuple[str, os.stat_result, bool]]:
-    """Yield each component of a path and of the links on the way, with its status and whether it is the last."""
+    """Yield each component of a path, and of links in it, with its status and whether it is the last."""
     at, links = "/", 0
     todo = [part for part in reversed(os.path.join(os.getcwd(), path).split("/")) if part not in ("", ".")]
     yield at, os.lstat(at), not todo
@@ -91,7 +91,7 @@ def _name(uid: int) -> str:
 
 @functools.cache
 def _is_private(gid: int) -> bool:
-    """Whether a group is root's, or has this user's name and nobody else in it, as where the umask is 002."""
+    """Return whether a group is root's, or has this user's name and no other member, as on systems with umask 002."""
     try:
         group, user = grp.getgrgid(gid), pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:
@@ -102,7 +102,7 @@ def _is_private(gid: int) -> bool:
 def load_library(library: str, mode: int = ctypes.DEFAULT_MODE) -> ctypes.CDLL:
     """Load a shared library, by its path or by a name that the loader looks up in the system's folders.
 
-    NotPermittedError if another user could put code of theirs there; other errors are those of `ctypes.CDLL`.
+    NotPermittedError if another user could put code there; other errors are those of `ctypes.CDLL`.
     """
     if "/" in library and os.path.exists(library):
         check_trusted(Path(library), cure="copy the library to a folder that only you may write", follow=True)
@@ -110,7 +110,7 @@ def load_library(library: str, mode: int = ctypes.DEFAULT_MODE) -> ctypes.CDLL:
 
 
 def make_trusted_folder(path: Path, owner: int | None = None, cure: str = CURE) -> None:
-    """Make a folder, and those above it, which only this user may write. Check it, as `check_trusted` does."""
+    """Create a folder, and its parents, that only this user may write to. Check it, as `check_trusted` does."""
     missing = [path, *path.parents]
     for folder in reversed(missing[: next((n for n, each in enumerate(missing) if os.path.lexists(each)), None)]):
         with contextlib.suppress(FileExistsError):  # another process was faster
@@ -130,7 +130,7 @@ def _without_links(path: str, flags: int) -> int:
 
 
 def _for_this_user(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o644)  # the umask may take more
+    return os.open(path, flags, 0o644)  # the umask may remove more permissions
 
 
 def write_trusted(path: Path, contents: bytes, owner: int | None = None) -> None:
@@ -148,18 +148,18 @@ def write_trusted(path: Path, contents: bytes, owner: int | None = None) -> None
 
 
 def open_output(path: str | os.PathLike[str]) -> int:
-    """Open a file for a stream of output, made if it is missing. Return the descriptor; its old contents stay.
+    """Open a file for output, and create it if it is missing. Return the descriptor. Old contents stay.
 
-    NotPermittedError if another user has put a file or a symbolic link there: the output would go where they want, or
-    to a file that they read. The folder may be anybody's.
+    NotPermittedError if another user has put a file or a symbolic link there: they could redirect the output, or read
+    it. The folder may belong to any user.
     """
     return _open_own(path, os.O_WRONLY | os.O_CREAT)
 
 
 def open_input(path: str | os.PathLike[str]) -> int:
-    """Open a file for reading, and return the descriptor. The folder may be anybody's.
+    """Open a file for reading, and return the descriptor. The folder may belong to any user.
 
-    NotPermittedError if another user has put a file or a symbolic link there. A FIFO does not wait for a writer.
+    NotPermittedError if another user has put a file or a symbolic link there. A FIFO is opened without waiting.
     """
     return _open_own(path, os.O_RDONLY | os.O_NONBLOCK)
 
@@ -168,7 +168,7 @@ def _open_own(path: str | os.PathLike[str], flags: int) -> int:
     owners = {_ROOT, os.geteuid()}
     links = os.O_NOFOLLOW
     with contextlib.suppress(FileNotFoundError):
-        if os.lstat(path).st_uid in owners:  # a link of this user's or root's may be followed, as /dev/stdout is one
+        if os.lstat(path).st_uid in owners:  # links of this user or of root may be followed; /dev/stdout is one
             links = 0
     try:
         fd = os.open(path, flags | links | os.O_CLOEXEC, 0o666)

@@ -1,4 +1,4 @@
-"""A kernel that builds what a table says; in a file of its own, to compile seldom."""
+"""A kernel that builds WQEs from a table, in a separate file to be compiled seldom."""
 
 from gpunetio import device, kernel
 from gpunetio.formats.layout import Entry

@@ -1,4 +1,4 @@
-"""Small programs in C for libibverbs and librdmacm, which are in the folder c_programs."""
+"""Small C programs for libibverbs and librdmacm, in the folder c_programs."""
 
 import subprocess
 from pathlib import Path

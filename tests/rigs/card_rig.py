@@ -1,4 +1,4 @@
-"""A card that a test plays: it takes queues in GPU memory, as a ConnectX does, and completes what the test says.
+"""A card that a test simulates: it takes queues in GPU memory, as a ConnectX does, and completes what the test says.
 
 Its commands are those of `FakeProvider`; its doorbell pages are memory that kernels can ring. CQEs are made by literal
 byte offsets, so that they agree with the specification and not with our tables.
@@ -43,7 +43,7 @@ class Card(FakeProvider):
 
     def reg_dmabuf_umem(self, fd: int, offset: int, nbytes: int, access: Access) -> int:
         self._check("reg_dmabuf_umem")
-        os.fstat(fd)  # it is open
+        os.fstat(fd)  # raises if it is not open
         assert (offset, access) == (0, Access.LOCAL_WRITE)
         self.dmabufs.append(nbytes)
         return self._new("umem")

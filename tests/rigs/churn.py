@@ -1,4 +1,4 @@
-"""Starts the kernels of churn_kernels.py on a `Post`."""
+"""Start the kernels of churn_kernels.py on a `Post`."""
 
 from typing import Any
 

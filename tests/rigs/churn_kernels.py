@@ -1,9 +1,9 @@
-"""Kernels that post a great deal, and check for themselves; in a file of its own, to compile seldom."""
+"""Kernels that post very many requests and check the results, in a separate file to be compiled seldom."""
 
 from gpunetio import device, kernel
 
-TORN, BACKWARDS, WRONG_BYTES = -1000, -1001, -1002  # what a thread has found, in the place of a status
-PLACES = 8  # that a sender has for messages under way
+TORN, BACKWARDS, WRONG_BYTES = -1000, -1001, -1002  # findings of a thread, in place of a status
+PLACES = 8  # messages that a sender may have under way
 
 
 @kernel
@@ -43,7 +43,7 @@ def send_many(qp, laddr, lkey, count, sharing, out):
     for i in range(count):
         at = laddr + 64 * (PLACES * me + i % PLACES)
         if i % PLACES == 0 and i > 0:
-            status = device.wait(qp, ticket, sharing)  # before places are written again
+            status = device.wait(qp, ticket, sharing)  # before the memory is written again
             if status != 0:
                 break
         device.st64(at, me)
@@ -62,7 +62,7 @@ def send_many(qp, laddr, lkey, count, sharing, out):
 def check(at, nbytes, seen):
     """OK for a message that is whole: it is noted in `seen`."""
     sender, number = device.ld_acquire64(at), device.ld_acquire64(at + 8)
-    if nbytes == device.EOVERFLOW:  # another thread has overtaken this one by a lap: the message is there all the same
+    if nbytes == device.EOVERFLOW:  # another thread is a lap ahead of this one: the message is there nonetheless
         nbytes = 16 + 8 * (number % 7)
     if nbytes != 16 + 8 * (number % 7):
         return WRONG_BYTES

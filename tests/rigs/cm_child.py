@@ -1,7 +1,7 @@
-"""A process that connects, or is connected to, and may be killed at a step on the way: `cm_child.py ROLE STEP`.
+"""A process that connects, or accepts a connection, and may be killed at a step on the way: `cm_child.py ROLE STEP`.
 
-It prints each step that it has reached. At STEP, it kills itself when its messages have left; at "never", it goes on to
-the end.
+It prints each step that it has reached. At STEP, it kills itself when its messages have been sent. With "never", it
+continues to the end.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Machines of the connection manager on a wire and a clock of the test's, and the programs that use them."""
+"""Machines of the connection manager, on a wire and a clock that the test controls, and the programs that use them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""One end of a connection in a process of its own, which dies at a step of the handshake.
+"""One end of a connection in a separate process, which dies at a step of the handshake.
 
     cm_peer.py ROLE STEP NIC ADDRESS SERVER PORT
 

@@ -1,4 +1,4 @@
-"""When the messages of a connection manager have left."""
+"""Wait until the messages of a connection manager have been sent."""
 
 from typing import Any
 

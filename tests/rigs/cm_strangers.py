@@ -1,4 +1,4 @@
-"""Strangers to the connection manager of a NIC: frames made by hand, with scapy's ICRC, and what is in them."""
+"""Strangers to the connection manager of a NIC: hand-made frames with scapy's ICRC, and their contents."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A device spoken to in mailboxes, past verbs."""
+"""A device that gets its commands as mailboxes, without verbs."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""What the compiler does: which roots it compiles, and which it finds in the cache, as a new process would."""
+"""Observe the compiler: which roots it compiles, and which it finds in the cache, as in a new process."""
 
 from __future__ import annotations
 

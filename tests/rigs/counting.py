@@ -10,7 +10,7 @@ from device_programs import Call
 from gpunetio import ExportedQp, Gpu, GpuMemory, MemType, QpGroup, verbs
 
 PLACE = 256  # bytes of a thread
-COUNTERS = 1 << 15  # where counters are; the old values come to the words from OLD on
+COUNTERS = 1 << 15  # where counters are; their old values go to the words from OLD on
 OLD = COUNTERS + 4096
 NBYTES = 1 << 16
 

@@ -1,4 +1,4 @@
-"""Many queue pairs of one process that share completion queues and memory: SENDs with numbered contents."""
+"""Many queue pairs of one process that share completion queues and memory, and SENDs with numbered contents."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from nic_rig import RESP_SEND, SEND, Buffer, Completions, Queue, data, until
 if TYPE_CHECKING:
     from far import Side
 
-SLOTS, SLOT = 4, 8192  # of each queue pair: its messages under way, and the bytes for each
+SLOTS, SLOT = 4, 8192  # of each queue pair: messages under way, and bytes for each
 SIZES = (0, 8, 9, 100, 1024, 4095, 4096, 4097, 6001)
 LIMIT = 100.0
 _PATTERN = (np.arange(SLOT) % 251).astype(np.uint8)

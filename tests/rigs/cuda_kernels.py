@@ -1,7 +1,7 @@
-"""Kernels that are compiled for GPUs that are not there, and a process that compiles many for one architecture.
+"""Kernels that are compiled for GPUs that need not exist, and a process that compiles many for one architecture.
 
-    python cuda_kernels.py FOLDER MAJOR MINOR KERNEL...     leaves KERNEL.ptx, and KERNEL.txt: what ptxas reports of it
-                                                        and prints what each took, in CPU seconds of this process
+    python cuda_kernels.py FOLDER MAJOR MINOR KERNEL...     writes KERNEL.ptx, and KERNEL.txt with ptxas' report
+                                                        and prints the CPU seconds that each took in this process
 """
 
 import json
@@ -284,7 +284,7 @@ KERNELS: dict[str, tuple[Callable, int]] = {
     "engine": (gpunetio_slice, 3),
     "engine_inside": (engine_inside, 3),
 }
-# Of the second: room for 24 warps on a multiprocessor.
+# The option of the second kernel leaves room for 24 warps on a multiprocessor.
 OPTIONS = {"engine": SLICE_OPTIONS, "engine_inside": ("-maxrregcount=80",)}
 
 

@@ -1,4 +1,4 @@
-"""Descriptions of NICs that run in other processes, with the memory of their tables, and all that is shown of them."""
+"""Descriptions of NICs that run in other processes, with the memory of their tables, and everything shown of them."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class Reader:
         try:
             described: dict[str, Any] = json.loads(data)
             memory = bytes.fromhex(described.pop("memory"))
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):  # not what is tried here
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):  # not under test here
             described, memory = {}, b""
         os.pwrite(self._fd, memory[:_ROOM].ljust(_ROOM, b"\0"), 0)
         return Observed(9, described, [self._fd])

@@ -1,14 +1,15 @@
-"""One kernel for all calls of the device library: each thread makes those that a table says.
+"""One kernel for all calls of the device library: each thread makes the calls in a table.
 
-Modes are arguments at run time here; that they fold when they are constants is for test_cuda_compile.py. It is
-one function, so that all calls are compiled together.
+Modes are arguments at run time here; test_cuda_compile.py tests that constants are folded. It is one function, so that
+all calls are compiled together.
 """
 
 from gpunetio import device, kernel
 from gpunetio.formats.layout import Entry
 from gpunetio.jit.struct_view import struct_view
 
-# `ref` is the number of an earlier call of the same thread, whose result is the ticket, or -1: it is in `ticket`.
+# `ref` is the number of an earlier call of the same thread, whose result is the ticket. If it is -1, the ticket is in
+# `ticket`.
 CALL = Entry("call", 256, """
     what             0  i64
     qp               8  i64

@@ -1,4 +1,4 @@
-"""Programs of device calls: a table of calls that kernels carry out, each thread its own, whatever the calls are."""
+"""Programs of device calls: a table of calls, which kernels carry out, with separate calls for each thread."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EXCLUSIVE, CTA, GPU = device.EXCLUSIVE, device.CTA, device.GPU
 SCOPES = {THREAD: "thread", WARP: "warp", BLOCK: "block"}
 GIB = 1 << 30
 UNTOUCHED = -0x1111_1111_1111_1112  # a result that no call has stored
-COMPILED_BY = 110  # seconds that a program may take: the first one compiles all of the device library
+COMPILED_BY = 110  # seconds that a program may take: the first one compiles the whole device library
 
 Call = dict[str, Any]  # fields of a CALL; `what` is a name
 

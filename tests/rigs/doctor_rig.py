@@ -2,7 +2,7 @@
 
 `READY` is a server with nothing wrong, put together from `data/doctor/ready`: GPU0, an A100 at ca:00.0, and a two-port
 ConnectX-6 Dx at b5:00.0 (mlx5_0, ens6f0) and b5:00.1 (mlx5_1, ens6f1), all behind one PCIe switch of host bridge
-pci0000:b0. These addresses and names are those of the set-up guide's outputs.
+pci0000:b0. These addresses and names are those of the outputs in the set-up guide.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A context of DOCA Core whose device is the test: it says when tasks end, and how."""
+"""A context of DOCA Core whose device is the test: the test decides when tasks end, and how."""
 
 from contextlib import ExitStack
 

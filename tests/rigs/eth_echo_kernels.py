@@ -1,4 +1,5 @@
-"""Kernels at both ends of a wire: one sends packets and gets them back, the other echoes them from where they lie."""
+"""Kernels at both ends of a wire: one sends packets and gets them back, the other echoes them from its receive buffer.
+"""
 
 from gpunetio import device, kernel
 

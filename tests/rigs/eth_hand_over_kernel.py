@@ -1,4 +1,4 @@
-"""One block receives packets and hands them over by the items of a semaphore; another one reads and releases them."""
+"""One block receives packets and hands them over through the items of a semaphore; another reads and releases them."""
 
 from gpunetio import device, kernel
 

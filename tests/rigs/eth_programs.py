@@ -1,4 +1,4 @@
-"""Random programs of WQEs that send Ethernet packets, and what they put on the wire."""
+"""Random programs of WQEs that send Ethernet packets, and the packets that they put on the wire."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from gpunetio.formats.wqe import WqeOpcode
 
 V4, V6 = IP(src="192.0.2.1", dst="192.0.2.2", id=0xFFFE), IPv6(src="2001:db8::1", dst="2001:db8::2")
 MOST_SEGMENTS, MOST_MSS = 20, 1400
-PIECES = 6  # of a TSO's payload, which are the same bytes
+PIECES = 6  # of a TSO's payload; all pieces have the same bytes
 
 
 def steps(most_payload: int) -> st.SearchStrategy[list[tuple[Any, ...]]]:

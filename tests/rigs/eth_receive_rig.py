@@ -1,4 +1,4 @@
-"""Receive queues of Ethernet frames, made by DEVX: their rings, their completions, and rules that lead to them."""
+"""Receive queues of Ethernet frames, created through DEVX: rings, completions, and rules that lead to them."""
 
 import contextlib
 from collections.abc import Iterable, Iterator
@@ -23,7 +23,7 @@ from gpunetio.verbs import DevxObject
 from steering_kernels import FRAME, Frames, frame_at
 
 FATES = {offset: name for name, offset in COUNTERS.offsets.items()} | {UNDECIDED: ""}
-RECORD = 64  # bytes of a doorbell record's place behind a ring
+RECORD = 64  # bytes reserved for a doorbell record after a ring
 
 
 @engine_function
@@ -73,7 +73,7 @@ class Cq(Ring):
         new = []
         while True:
             cqe = self.cqes[self.ci & ((1 << self.log) - 1)]
-            op_own = int(cqe["op_own"])  # which the NIC writes last
+            op_own = int(cqe["op_own"])  # the NIC writes it last
             if op_own >> 4 == 0xF or op_own & 1 != self.ci >> self.log & 1:
                 self.record[0] = self.ci & 0xFF_FFFF
                 return new

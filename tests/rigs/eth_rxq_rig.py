@@ -1,4 +1,4 @@
-"""Receive queues of kernels without a NIC: a plain-Python device places packets and writes completions (`RxDevice`)."""
+"""Receive queues of kernels without a NIC: a plain-Python device, `RxDevice`, places packets and writes completions."""
 
 import contextlib
 import struct
@@ -13,7 +13,7 @@ from gpunetio import Gpu, MemType, device
 from gpunetio.formats.device_structs import DEV_CQ
 from gpunetio.formats.eth_device import DEV_ETH_RXQ, PACKET_ATTR
 
-RECORD, CQ, ATTRS = 256, 4096, 1 << 16  # offsets in the memory; the buffer is behind them
+RECORD, CQ, ATTRS = 256, 4096, 1 << 16  # offsets in the memory; the buffer follows them
 LENGTH, PROTECTION = 1, 4  # syndromes
 
 

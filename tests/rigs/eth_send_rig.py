@@ -1,4 +1,4 @@
-"""Send queues of Ethernet packets, made by DEVX, and WQEs for them."""
+"""Send queues of Ethernet packets, created through DEVX, and WQEs for them."""
 
 import time
 from typing import Any

@@ -1,4 +1,5 @@
-"""Send queues of kernels without a NIC: a plain-Python device executes what it finds in the ring (`TxDevice`)."""
+"""Send queues of kernels without a NIC: a plain-Python device, `TxDevice`, executes the WQEs that it finds in the ring.
+"""
 
 import struct
 import time
@@ -14,7 +15,7 @@ from gpunetio.formats.eth_device import DEV_ETH_TXQ
 from gpunetio.jit.launch import Kernel
 
 SQN = 0xABC
-SIDE, RECORD, REGISTER, RING = 512, 1024, 1088, 4096  # offsets in the memory; the CQ is behind the ring
+SIDE, RECORD, REGISTER, RING = 512, 1024, 1088, 4096  # offsets in the memory; the CQ follows the ring
 CS_FLAGS = 0xC0
 WAIT_MASK = (8 << 32) - 1
 
@@ -113,7 +114,7 @@ class TxDevice:
             assert (mss != 0) == (opcode == 0x0E)
             headers = data[30 : 30 + inline]
             first = 32 + -(-max(inline - 2, 0) // 16) * 16
-            assert not any(data[30 + inline : first])  # nothing of older WQEs leaves the machine
+            assert not any(data[30 + inline : first])  # nothing of older WQEs is sent
             for at in range(first, 16 * ds, 16):
                 nbytes, key, address = struct.unpack_from(">IIQ", data, at)
                 packets.append((address, key, nbytes))

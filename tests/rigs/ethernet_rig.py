@@ -1,4 +1,4 @@
-"""Ethernet queues made by DEVX: calls that complete what is given to a good context."""
+"""Ethernet queues created through DEVX: calls that add what is missing in a context."""
 
 from collections.abc import Callable, Iterable
 from typing import Any

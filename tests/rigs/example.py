@@ -1,4 +1,4 @@
-"""Examples as processes of their own."""
+"""Run examples as separate processes."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""A device for the tests of verbs: it hands out numbers, keeps every mailbox, and refuses what it is told to refuse.
+"""A device for the tests of verbs: it assigns numbers, keeps every mailbox, and refuses what the test wants.
 
 It reads mailboxes by literal byte offsets, so that it agrees with the specification and not with our tables.
 """
@@ -43,7 +43,7 @@ class FakeProvider:
         self.refused: set[str | int] = set()  # call names, and opcodes
         self.mailboxes: list[bytes] = []
         self.live: dict[str, list] = defaultdict(list)
-        self.gone: list[str] = []  # in the order of going
+        self.gone: list[str] = []  # in the order of their end
         self.qpcs: dict[int, bytearray] = {}
         self.blank: dict[int, bytes] = {}
         self.mac_queries: list[tuple[int, int, bytes]] = []

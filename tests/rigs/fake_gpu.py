@@ -1,9 +1,9 @@
-"""GPUs made of host memory, to test DMA streams with: the CPU cannot touch that at the addresses which it is known by.
+"""GPUs made of host memory, to test DMA streams: the CPU cannot access this memory at its addresses.
 
-A region is a file of memory that is mapped twice: at its address without any permission, so that whoever loads or
-stores there dies, and elsewhere for the copies. A stream carries out its copies in order, as late as it may: when an
-event behind them is found to have occurred, after `delay` questions; or with `eager` at once, which nobody may rely on
-either. Copies may touch regions and memory that is known as pinned, nothing else.
+A region is a file of memory that is mapped twice: at its address without any permission, so that loads and stores there
+kill the process, and elsewhere for the copies. A stream carries out its copies in order, as late as it may: when a
+later event is found to have occurred, after `delay` questions; or with `eager` at once, on which nobody may rely
+either. Copies may access regions and memory that is known as pinned, nothing else.
 """
 
 import ctypes
@@ -32,7 +32,7 @@ from nic_rig import Buffer, Queue, connect
 OUT_OF_REACH, LAUNCH_FAILURE, DEINITIALIZED = 1, 719, 4  # CUresult
 MAX_RANGES, MAX_OPS = 256, 1 << 14
 
-# What all devices know: regions (address, bytes, where the copies find them) and pinned ranges (address, bytes); with
+# The state of all devices: regions (address, bytes, where copies find them) and pinned ranges (address, bytes); with
 # `one_thread`, whose context is `current`.
 WORLD = Entry("fake_world", 64, """
     regions          0  i64
@@ -43,8 +43,8 @@ WORLD = Entry("fake_world", 64, """
     current         40  i64
     one_thread      48  i64
 """)
-# A device and its only stream. `ops` are copies (target, source, bytes), of which `done` have been carried out;
-# `copy_error` is what the copy after `copies_left` others answers, `query_error` what all questions answer.
+# A device and its only stream. `ops` are copies (target, source, bytes), of which `done` have been carried out.
+# `copy_error` is the result of the copy after `copies_left` others, `query_error` that of all questions.
 STREAM = Entry("fake_stream", 128, """
     world            0  i64
     ops              8  i64
@@ -101,7 +101,7 @@ def _copy(target, source, nbytes, stream, into, out_of):
         if s.copies_left < 0:
             return s.copy_error
     if s.entered == 0 or (world_at(s.world).one_thread and world_at(s.world).current != stream):
-        return DEINITIALIZED  # the context of this device is not the thread's
+        return DEINITIALIZED  # the thread's context is that of another device
     there, here = _reach(s.world, target, nbytes, into), _reach(s.world, source, nbytes, out_of)
     if there == 0 or here == 0 or s.given - s.done == MAX_OPS:
         s.refused += 1
@@ -173,7 +173,7 @@ def _enter(stream):
     return 0
 
 
-# The world's address, where compiled code finds it that another process may have compiled.
+# The world's address, in a place where compiled code finds it even if another process has compiled that code.
 _address = ctypes.c_int64()
 _SYMBOL = "gpunetio_fake_world"
 binding.add_symbol(_SYMBOL, ctypes.addressof(_address))
@@ -185,7 +185,7 @@ def _world_of_this_process():
     return 0
 
 
-# What Calls has, with the arguments that the functions above need besides.
+# The functions of Calls, with the additional arguments of the functions above.
 
 
 @engine_function

@@ -1,7 +1,7 @@
-"""Another process with a software NIC, for tests that need two. What it does there is a `Side`, as it is here.
+"""Another process with a software NIC, for tests that need two. It has a `Side`, like this process.
 
-`Farm` starts a process that has everything compiled and loaded, and forks one for each `Farm.spawn`: a process of its
-own, from the first open on.
+`Farm` starts a process in which everything is compiled and loaded, and forks that for each `Farm.spawn`. The fork is an
+independent process from the first open on.
 """
 
 import array
@@ -33,7 +33,7 @@ from neighbour import address
 from nic_rig import PATIENCE, WRITE, Buffer, Cqe, Queue, raddr, until, view
 from usage import resident
 
-DEADLINE = 60.0  # for an answer, also on a machine that is busy with other things
+DEADLINE = 60.0  # for an answer, even on a busy machine
 START = 120.0  # for the first process, which may have to compile
 _EVERYTHING = Access.LOCAL_WRITE | Access.REMOTE_WRITE | Access.REMOTE_READ | Access.REMOTE_ATOMIC
 
@@ -147,7 +147,7 @@ class Side:
     def scribble(self, seed: int) -> None:
         """Write nonsense into everything that is shared with neighbours, where the other side reads it, and stop."""
         noise = np.random.default_rng(seed)
-        self.nic.pause()  # the engine would put things right
+        self.nic.pause()  # the engine would repair it
         for link in self.nic.control_socket.links:
             pipe = view(link.tx, pipe_size(link.capacity))
             pipe[PIPE.size :] = noise.integers(0, 256, len(pipe) - PIPE.size, np.uint8)
@@ -170,7 +170,7 @@ class Side:
         """Descriptors, mappings of shared memory, threads, and resident bytes."""
         with open("/proc/self/maps") as maps:
             shared = sum("memfd:gpunetio" in line for line in maps)
-        # For a moment, a thread may have a descriptor more, and one that has ended is still listed.
+        # For a moment, a thread may have one descriptor more, and a thread that has ended is still listed.
         looks = []
         for _ in range(5):
             looks.append([len(os.listdir(f"/proc/self/{what}")) for what in ("fd", "task")])
@@ -195,7 +195,7 @@ class Side:
             except Exception as error:
                 os.write(write, f"{type(error).__name__}: {error}".encode())
             self.ctx.close()
-            sys.exit()  # with all that runs at exit
+            sys.exit()  # including everything that runs at exit
         os.close(write)
         with open(ends) as told:
             text = told.read()
@@ -335,7 +335,7 @@ def main() -> None:
     """Fork for every socket that comes."""
     sock = socket.socket(fileno=int(sys.argv[1]))
     with verbs.open("soft7", port=PortConfig(addresses=(address(),))):
-        pass  # the engine is loaded, for all
+        pass  # loads the engine for all
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them
     sock.send(b"+")
     while True:

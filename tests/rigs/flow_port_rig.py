@@ -1,4 +1,4 @@
-"""Flow ports of a software NIC: queues that take nothing, and frames that meet rules as a wire's would."""
+"""Flow ports of a software NIC: queues that take nothing, and frames that meet rules as those of a wire do."""
 
 import contextlib
 from collections.abc import Iterable, Iterator

@@ -1,4 +1,4 @@
-"""Flow tables of a software NIC, spoken to in mailboxes."""
+"""Flow tables of a software NIC, controlled through mailboxes."""
 
 from typing import Any
 

@@ -1,10 +1,10 @@
-"""Bytes that somebody else has written, and what reads them: whatever the bytes are, only errors of the package come.
+"""Feed foreign bytes to the parsers of the package: whatever the bytes are, only errors of the package may be raised.
 
-    python tests/rigs/foreign_bytes.py               the names of the parsers
-    python tests/rigs/foreign_bytes.py NAME N [SEED] run one N times, and print each exception that is a mistake of ours
+    python tests/rigs/foreign_bytes.py               prints the names of the parsers
+    python tests/rigs/foreign_bytes.py NAME N [SEED] runs one N times, and prints each exception that is our mistake
 
-Each parser has samples, which are right. What it gets is one of them with something changed (mutations.py). Checksums
-are made right again, or nothing behind them would be reached.
+Each parser has valid samples. It gets one of them with something changed (mutations.py). Checksums are corrected, or
+nothing after them would be reached.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ def _exchange(data: bytes) -> None:
                 try:
                     way(message, name)
                 except link.PeerError as error:
-                    str(error).encode()  # it is shown
+                    str(error).encode()  # the text is shown
 
 
 _OPTIONS = Options(benchmark=BENCHMARKS["write_bw"])
@@ -192,7 +192,7 @@ def _benchmark(data: bytes) -> None:
             try:
                 str(read(_OtherEnd(message), message)).encode()
             except DocaError as error:
-                str(error).encode()  # it is sent, and shown
+                str(error).encode()  # the text is sent, and shown
 
 
 class _Caller:
@@ -205,7 +205,7 @@ class _Caller:
         return self._message
 
     def close(self, error: BaseException) -> None:
-        str(error).encode()  # it is sent
+        str(error).encode()  # the text is sent
 
 
 def _join(data: bytes) -> None:

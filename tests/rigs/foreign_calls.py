@@ -1,9 +1,9 @@
-"""Calls of libibverbs and librdmacm, with anything in them: ioctl(2) and write(2) of device files.
+"""Make calls of libibverbs and librdmacm with random contents: ioctl(2) and write(2) of device files.
 
-    python tests/rigs/foreign_calls.py N [SEED]      make N calls, and print each exception that is a mistake of ours
+    python tests/rigs/foreign_calls.py N [SEED]      makes N calls, and prints each exception that is our mistake
 
-Each call is one that something answers, and names what exists, most of the time: objects of the right kind, memory of
-the program. Numbers are small, or at the ends of what 32 and 64 bits hold.
+Each call is one that is supported, and mostly names things that exist: objects of the right kind, memory of the
+program. Numbers are small, or at the limits of 32 and 64 bits.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Program:
     def _open(self) -> None:
         self.calls = Calls([("soft5", PortConfig())], lambda descriptor: True)
         self.device = self.calls.open(b"uverbs0", 0)
-        self._descriptor = os.open(os.devnull, os.O_RDWR)  # events come there
+        self._descriptor = os.open(os.devnull, os.O_RDWR)  # events go there
         self.manager = self.calls.open(CM_DEVICE, self._descriptor)
 
     def close(self) -> None:
@@ -124,7 +124,7 @@ class Program:
         self._fill()
         header = ucma_abi.HEADER.pack(**{"cmd": number, "in": size, "out": chance.choice([0, 4, 8, 200, 400, 0xFFFF])})
         ctypes.memmove(self.memory + PAGE, bytes(header) + ctypes.string_at(self.memory, 256), 256)
-        if chance.random() < 0.5:  # most commands begin with where the answer goes
+        if chance.random() < 0.5:  # most commands begin with the address of the answer
             ctypes.memmove(self.memory + PAGE + len(bytes(header)), self.memory.to_bytes(8, "little"), 8)
         nbytes = len(bytes(header)) + size if chance.random() < 0.95 else chance.choice(NUMBERS)
         address = self.memory + PAGE if chance.random() < 0.98 else chance.choice(NUMBERS)

@@ -1,10 +1,10 @@
-"""Commands of DEVX with anything in them, one after another on one software NIC.
+"""Send DEVX commands with random contents, one after another, to one software NIC.
 
-    python tests/rigs/foreign_commands.py N [SEED]   send N commands, and print each exception that is a mistake of ours
+    python tests/rigs/foreign_commands.py N [SEED]   sends N commands, and prints each exception that is our mistake
 
-The commands are those of a small program that uses every kind of object, with fields or bytes changed. They come by the
-provider, as from Python, or by ioctl(2), as from a program under `gpunetio run`. What they make lives on for a while,
-so that others name it. In the end nothing of it may be left, and the NIC must work.
+The commands are those of a small program that uses every kind of object, with fields or bytes changed. They come
+through the provider, as from Python, or by ioctl(2), as from a program under `gpunetio run`. What they create lives on
+for a while, so that other commands name it. In the end none of it may be left, and the NIC must work.
 """
 
 from __future__ import annotations
@@ -258,7 +258,7 @@ class ByIoctl:
         handle: int | None,
     ) -> None:  # fmt: skip
         given, answer = ctypes.create_string_buffer(mailbox, len(mailbox) or 1), ctypes.create_string_buffer(room or 1)
-        # Short attributes have the bytes themselves.
+        # Short attributes hold the bytes themselves.
         place = ctypes.addressof(given) if len(mailbox) > 8 else int.from_bytes(mailbox, "little")
         attributes = [(int(names.IN), len(mailbox), place), (int(names.OUT), room, ctypes.addressof(answer))]
         if handle is not None:
@@ -347,7 +347,7 @@ class Commands:
         elif kind is Call.GENERAL:
             self.way.general_cmd(mailbox, room)
         elif kind is Call.DESTROY:
-            if self.way is self.provider:  # else the file keeps what is gone
+            if self.way is self.provider:  # otherwise the file keeps what is gone
                 self._destroy_past_devx(mailbox, room)
         else:
             getattr(self.way, kind.value)(handle, mailbox, room)

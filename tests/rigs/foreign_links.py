@@ -1,4 +1,4 @@
-"""What other NICs send to a NIC of this host, and what reads it, without an engine behind it.
+"""Feed messages and frames of other NICs to the code that reads them, without an engine.
 
 Other processes ask for links, and send messages about memory and queue pairs over them. Frames ask for neighbours.
 """

@@ -1,4 +1,4 @@
-"""Frames that are right, what becomes of them when somebody changes them, and what each then is to a port."""
+"""Valid frames, changed versions of them, and how a port must classify each."""
 
 import random
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ from gpunetio.fabric.ip_headers import internet_checksum
 from gpunetio.nic.engine.port import gid_of
 
 PEER = bytes.fromhex("020000000002")
-V4, V6 = ("10.9.0.1", "10.9.0.2"), ("fd09::1", "fd09::2")  # of the port, and of its peer
+V4, V6 = ("10.9.0.1", "10.9.0.2"), ("fd09::1", "fd09::2")  # addresses of the port, and of its peer
 ROCE = "roce"
 TAGS = (b"\x81\0", b"\x88\xa8")
 

@@ -1,4 +1,4 @@
-"""What the kernels of `frozen_kernels` find in another module."""
+"""Helpers that the kernels of `frozen_kernels` find in another module."""
 
 import os
 

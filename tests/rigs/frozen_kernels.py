@@ -1,6 +1,6 @@
-"""Kernels that each write one number, which they have from elsewhere than an argument.
+"""Kernels that each write one number, which does not come from an argument.
 
-    NUMBER=5 python frozen_kernels.py        prints what each writes, as JSON
+    NUMBER=5 python frozen_kernels.py        prints the numbers that they write, as JSON
 """
 
 import json

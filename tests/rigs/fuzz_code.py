@@ -1,10 +1,10 @@
-"""Fuzz the compiler: programs that are broken at random compile, or are refused in words.
+"""Fuzz the compiler: randomly broken programs must compile, or be refused with an explanation.
 
     python tests/rigs/fuzz_code.py COUNT [SEED]
 
-A broken program is a random one (random_code.py) of which some nodes of the syntax tree were exchanged, removed or
-replaced. Each is compiled for the host and for CUDA as far as LLVM's verifier. What may happen is a CompileError; any
-other exception is a mistake of the compiler. LLVM's abort would end the process, and the newest file in the folder is
+A broken program is a random one (random_code.py) in whose syntax tree some nodes were exchanged, removed or replaced.
+Each is compiled for the host and for CUDA as far as LLVM's verifier. Only a CompileError may be raised; any other
+exception is a mistake of the compiler. LLVM's abort would end the process, and the newest file in the folder is then
 the program.
 """
 
@@ -96,7 +96,7 @@ def loaded(folder: Path, seeds: list[int]) -> Iterator[tuple[int, str, Any]]:
         made = importlib.util.module_from_spec(spec)
         try:
             spec.loader.exec_module(made)
-        except Exception:  # Python itself does not take it, or a default of a parameter is nonsense
+        except Exception:  # Python itself does not accept it, or a default of a parameter makes no sense
             continue
         yield seed, text, made.f
 
@@ -119,7 +119,7 @@ def outcome(function: DeviceFunction, target: Any, kinds: tuple[Any, ...]) -> st
 def main() -> None:
     count, first = int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 0
     found: collections.Counter[str] = collections.Counter()
-    warnings.simplefilter("ignore")  # Python's, about what makes no sense
+    warnings.simplefilter("ignore")  # Python's warnings about code that makes no sense
     targets = machine.host(), machine.cuda((9, 0))
     chance = random.Random(first)
     with tempfile.TemporaryDirectory(prefix="fuzz-") as folder:

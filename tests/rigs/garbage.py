@@ -1,4 +1,4 @@
-"""Garbage that is collected when a test says so."""
+"""Control when garbage is collected."""
 
 import gc
 import weakref

@@ -1,6 +1,6 @@
-"""What kernels of NCCL do with a GIN context, by our device functions: they read its members at their byte offsets.
+"""NCCL's kernels for a GIN context, written with our device functions: they read its members at byte offsets.
 
-As `gin/gin.cpp`, for contexts whose queues are those of GPUNetIO 2.0 (296 bytes).
+This is the counterpart of `gin/gin.cpp`, for contexts whose queues are those of GPUNetIO 2.0 (296 bytes).
 """
 
 from gpunetio import device, kernel

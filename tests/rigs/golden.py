@@ -6,10 +6,10 @@
     cqc.cc              080+00b   1         .          1
 
 A field has its bit offset as the PRM counts them, the most significant bit of the first byte being 0; "+" goes into a
-nested structure. Behind its width come the values. Sizes and widths are decimal, the rest is hexadecimal; "." is 0, "="
-the value to the left. What no row names is 0. "answer" is the size of the output mailbox.
+nested structure. The values follow its width. Sizes and widths are decimal, the rest is hexadecimal; "." is 0, "=" the
+value to the left. Bits that no row names are 0. "answer" is the size of the output mailbox.
 
-Nothing here knows gpunetio's own tables: these are worked out by hand, and what is sent is held against them.
+These tables are worked out by hand, independently of gpunetio's own tables. Tests compare them with what is sent.
 """
 
 import re

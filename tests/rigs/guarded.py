@@ -1,4 +1,4 @@
-"""Bytes at the end of a page, behind which no access is allowed: who reads one byte too many dies."""
+"""Bytes at the end of a page that is followed by an inaccessible one: reading one byte too many kills the process."""
 
 import ctypes
 import mmap

@@ -1,4 +1,4 @@
-"""The acceptor of the HTTP server without a NIC: frames by scapy, rules in a dictionary, and a clock of its own."""
+"""The acceptor of the HTTP server without a NIC: frames from scapy, rules in a dictionary, and a clock of its own."""
 
 from contextlib import ExitStack
 from typing import Any
@@ -19,7 +19,7 @@ from gpunetio.packet_processing.tcp_frames import MOST_ANSWER
 
 MAC, ADDRESS, PEER_MAC, PEER = "02:00:00:00:00:01", "192.0.2.1", "02:00:00:00:00:02", "192.0.2.2"
 STATION = Station(0x020000000001, 0xC0000201, 1500)
-LOOK_NS = 1_000_000_000  # longer than the time between two looks
+LOOK_NS = 1_000_000_000  # longer than the time between two checks
 
 
 class HandshakeBench:

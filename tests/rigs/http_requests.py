@@ -1,6 +1,6 @@
-"""HTTP requests with anything in them: what the compiled parser makes of them, and what plain Python does.
+"""Compare the compiled HTTP parser with plain Python on random requests.
 
-    python tests/rigs/http_requests.py N [SEED]      parse N requests, and print those on which both differ
+    python tests/rigs/http_requests.py N [SEED]      parses N requests, and prints those on which both differ
 
 A request lies at the end of its page, so a parser that reads beyond it dies.
 """

@@ -1,6 +1,6 @@
-"""What the modules of gpunetio import, read from their source.
+"""Read the imports of gpunetio's modules from their source.
 
-An import inside a function counts like any other. One under `if TYPE_CHECKING:` never runs: it counts where types do.
+An import inside a function counts like any other. One under `if TYPE_CHECKING:` never runs: it counts only for types.
 """
 
 import ast

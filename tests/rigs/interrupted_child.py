@@ -1,4 +1,4 @@
-"""A program that is interrupted at random moments of open, connect, post and close: `COUNT SEED` are its arguments.
+"""A program that is interrupted at random moments of open, connect, post and close. Its arguments are `COUNT SEED`.
 
 At the end it closes what interrupts have left open. It fails if anything but KeyboardInterrupt was raised, if anything
 is left, or if the NIC has stopped working.
@@ -21,7 +21,7 @@ from gpunetio.providers import soft
 from gpunetio.verbs import SendWr, Sge
 
 NAMES = ("soft0", "soft1")
-LONGEST = 0.02  # seconds between interrupts at most: some rounds get through
+LONGEST = 0.02  # most seconds between interrupts, so that some rounds get through
 PATIENCE = 10.0
 
 
@@ -89,7 +89,7 @@ class Interrupts:
 
 
 def main(count: int, seed: int) -> None:
-    one_round(0)  # loads what is compiled
+    one_round(0)  # loads everything that is compiled
     assert not soft._nics
     descriptors = len(os.listdir("/proc/self/fd"))
     rounds = 1

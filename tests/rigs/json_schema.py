@@ -1,4 +1,4 @@
-"""Checks documents that commands print against the schemas that the package has."""
+"""Check documents that commands print against the schemas in the package."""
 
 import json
 from importlib.resources import files
@@ -8,11 +8,11 @@ import pytest
 
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
-# The meta-schema, but a keyword that it does not know is a mistake: such a keyword would check nothing.
+# The meta-schema, except that an unknown keyword is a mistake: such a keyword would check nothing.
 STRICT = {
     "$schema": _DIALECT,
     "$id": "urn:gpunetio:strict",
-    "$dynamicAnchor": "meta",  # so that it holds for the schemas inside a schema
+    "$dynamicAnchor": "meta",  # also applies to the schemas inside a schema
     "$ref": _DIALECT,
     "unevaluatedProperties": False,
 }

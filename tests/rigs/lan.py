@@ -1,4 +1,4 @@
-"""For tests of wires that carry Ethernet: software NICs in a network namespace, and a station made by hand."""
+"""For tests of wires that carry Ethernet: software NICs in a network namespace, and a hand-made station."""
 
 import contextlib
 import select
@@ -57,7 +57,7 @@ def cabled() -> Iterator[Namespace]:
 @contextlib.contextmanager
 def nics(where: Namespace, *ports: dict[str, Any]) -> Iterator[list[End]]:
     """Software NICs with these ports, opened in a namespace."""
-    compile_engine()  # which may take longer than `Namespace.run` waits
+    compile_engine()  # may take longer than `Namespace.run` waits
     compile_extensions()
     with contextlib.ExitStack() as undo:
         ends = []

@@ -1,4 +1,4 @@
-"""Calls of C functions after Python's end (later.c)."""
+"""Calls of C functions after the end of Python (later.c)."""
 
 import subprocess
 from pathlib import Path

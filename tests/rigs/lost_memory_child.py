@@ -1,4 +1,4 @@
-"""A program whose memory goes away while a NIC uses it. It is killed, and says why on stderr."""
+"""A program whose memory disappears while a NIC uses it. It is killed, and says why on stderr."""
 
 import ctypes
 import faulthandler
@@ -35,7 +35,7 @@ def lose_by(what: str, name: str = "soft0") -> None:
             opcode=gn.WrOpcode.RDMA_WRITE, sges=[Sge(mine.address, NBYTES, mine.lkey)],
             remote_addr=theirs.address, rkey=theirs.rkey,
         )  # fmt: skip
-        qp.post_send(write)  # all code is loaded now: what is mapped later might lie where the memory has gone
+        qp.post_send(write)  # loads all code: what is mapped later might take the place of the lost memory
         until(cq.poll, "the write")
         print(f"{mine.lkey:#010x} {mine.address:#018x}", flush=True)
         if what == "helped":
@@ -54,7 +54,7 @@ def lose_by(what: str, name: str = "soft0") -> None:
 
 def hold_back_the_engine(ctx: gn.Context) -> None:
     """Have the engine's thread leave its turns to threads of the program."""
-    helping.address()  # now: what it maps later might lie where the memory has gone
+    helping.address()  # map it now: later, it might take the place of the lost memory
     nic.few_cores = lambda: True
     ctx.provider.nic.expect_polling()
     ctx.provider.nic.record["helped_at"] = 1 << 62
@@ -64,7 +64,7 @@ def hold_back_the_engine(ctx: gn.Context) -> None:
 def main(what: str, handler: str) -> None:
     if handler == "before":
         faulthandler.enable()
-    if what == "elsewhere":  # a fault that is no engine's
+    if what == "elsewhere":  # a fault outside of any engine
         with gn.open("soft0") as ctx:
             ctx.create_pd().register(bytearray(64))
             if handler == "after":
@@ -80,7 +80,7 @@ def main(what: str, handler: str) -> None:
         ctypes.string_at(8)
     if handler == "after":
         with gn.open("soft1") as ctx:
-            ctx.create_pd().register(bytearray(64))  # a command that the engine carries out: it is at work
+            ctx.create_pd().register(bytearray(64))  # a command for the engine, which shows that it runs
             faulthandler.enable()
             lose_by(what)
     lose_by(what)

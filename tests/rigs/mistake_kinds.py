@@ -1,4 +1,4 @@
-"""What a run with foreign bytes or calls has found: each kind of mistake once."""
+"""Print each kind of mistake that a run with foreign bytes or calls has found, once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bytes that are right, with some changed, cut, repeated or inserted; in JSON, values are replaced."""
+"""Change valid bytes: some are changed, cut, repeated or inserted. In JSON, values are replaced."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def mutated(chance: random.Random, sample: bytes) -> bytes:
             deep = chance.choice([10, chance.randrange(800, 1000), 5000])
             at = chance.choice([at for at, byte in enumerate(text, 1) if byte == ord(":")] or [0])
             text = text[:at] + b"[" * deep + b"]" * deep + b',"more":' + text[at:]
-        if len(before) >= 4:  # the length of what follows, which all of our frames of JSON end with
+        if len(before) >= 4:  # the length of what follows; all our frames of JSON have it at their end
             before = before[:-4] + len(text).to_bytes(4, "big")
         return before + text
     changed = bytearray(sample)

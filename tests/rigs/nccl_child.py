@@ -1,10 +1,10 @@
-"""A rank of a communicator in a process of its own, for test_nccl_processes: it does what NCCL and its kernels do.
+"""A rank of a communicator in a separate process, for test_nccl_processes: it does what NCCL and its kernels do.
 
     python nccl_child.py PLUGIN VERSION BACKEND RANK RANKS KERNELS
 
-Handles travel by stdin and stdout, one line of hexadecimal digits each, as over NCCL's bootstrap. KERNELS is the
-library of gin.cpp, or "python" for gin_kernels.py, or "die": rank 1 then ends without a word after the first window,
-and rank 0 prints what it is told.
+Handles are exchanged over stdin and stdout, one line of hexadecimal digits each, as over NCCL's bootstrap. KERNELS is
+the library of gin.cpp, or "python" for gin_kernels.py, or "die": rank 1 then ends silently after the first window, and
+rank 0 prints the errors that it gets.
 """
 
 import ctypes

@@ -1,6 +1,6 @@
 """A stand-in for NCCL: it loads the plugin, takes a table of functions by its symbol, and calls them as NCCL does.
 
-Written from the facts of the interface: offsets here are numbers, and nothing is imported from `gpunetio.nccl`.
+It is written from the facts of the interface: offsets here are numbers, and nothing is imported from `gpunetio.nccl`.
 """
 
 import contextlib

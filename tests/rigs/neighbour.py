@@ -1,8 +1,8 @@
-"""A process with a control socket, for test_neighbours: it does what lines on its stdin say, and answers in JSON.
+"""A process with a control socket, for test_neighbours: it obeys lines on its stdin, and answers in JSON.
 
     python neighbour.py ADDRESS
 
-Also what both sides need to send frames over a link.
+This module also has what both sides need to send frames over a link.
 """
 
 import contextlib

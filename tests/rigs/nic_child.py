@@ -1,4 +1,4 @@
-"""A NIC in a process of its own, driven by lines of JSON; `Child` is its other end, in the test."""
+"""A NIC in a separate process, controlled by lines of JSON; `Child` is its other end, in the test."""
 
 import json
 import subprocess
@@ -89,7 +89,7 @@ class _Nic:
         self.queue.receive(self.buffer.at())
 
     def arrived(self) -> list[int]:
-        return list(self.queue.arrived.next()[:-1])  # the payload would be no JSON
+        return list(self.queue.arrived.next()[:-1])  # the payload cannot be JSON
 
     def bytes(self, nbytes: int) -> str:
         return self.buffer.bytes[:nbytes].tobytes().hex()

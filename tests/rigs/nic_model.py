@@ -1,11 +1,11 @@
-"""What an mlx5 NIC must do with RC work queues: a model in plain Python.
+"""A model in plain Python of what an mlx5 NIC must do with RC work queues.
 
-It shares nothing with the software NIC but the table of operations, which test_operations.py holds.
+It shares nothing with the software NIC except the table of operations, which test_operations.py checks.
 
 It reads WQEs from the bytes of a send ring, moves bytes between `bytearray`s, and predicts completions and states.
 Rules are from the InfiniBand specification, volume 1, chapters 9.7 (RC), 9.9 (errors) and 10.3 (QP states), and from
-the PRM's description of WQEs and CQEs. `vendor` numbers, which no specification defines, are the software NIC's own;
-those of a requester whose peer is across a wire stand for the code of a NAK, which is all that it is told.
+the PRM's description of WQEs and CQEs. `vendor` numbers, which no specification defines, are the software NIC's own.
+For a requester whose peer is across a wire, they stand for the code of a NAK, because the requester learns no more.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ OPMOD = 31
 NAK_VENDORS = {REMOTE_INVALID: 26, REMOTE_ACCESS: 27, REMOTE_OP: 28}  # by syndrome
 NO_KEY, OTHER_PD, NO_RIGHT, OUT_OF_BOUNDS = 0, 1, 2, 3  # to be added to LKEY or RKEY
 
-# What test_operations.py holds against the specifications. Operations outside have rules of their own below.
+# Checked by test_operations.py against the specifications. Other operations have rules of their own below.
 ROWS = {int(row.opcode): row for row in OPERATIONS.values() if not row.local}
 ATOMICS = tuple(opcode for opcode, row in ROWS.items() if row.atomic)
 MASKED = tuple(opcode for opcode, row in ROWS.items() if row.masked)
@@ -201,7 +201,7 @@ class Qp:
     peer: Qp | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        self.refusals: list[tuple[int, int]] = []  # (syndrome, vendor) of all of the peer's requests that were
+        self.refusals: list[tuple[int, int]] = []  # (syndrome, vendor) of all requests of the peer that were refused
         self.reset()
 
     def reset(self) -> None:
@@ -247,7 +247,7 @@ class Qp:
         opcode, ds, ce = dword0 & 0xFF, qpn_ds & 0x3F or qpn_ds & 0x40, flags >> 2 & 3
         blocks = -(-ds // 4)
         if self.state == "ERR":  # 10.3.1.5: everything is flushed
-            # The extent of a WQE that was refused is not to be trusted, but its ds is all there is.
+            # The length of a WQE that was refused cannot be trusted, but there is nothing else than its ds.
             self.consumer = min(index + max(1, blocks), self.producer)
             self._complete_error(index, opcode, ce, Refused(WR_FLUSH, FLUSH))
             return
@@ -279,7 +279,7 @@ class Qp:
         """Carry out a WQE: the bytes that its CQE counts, where it counts any."""
         if opcode == NOP:
             return None
-        if opcode == DUMP:  # one data segment, which is only looked at
+        if opcode == DUMP:  # one data segment, which is only read
             if len(wqe) != 2 * SEGMENT or wqe[SEGMENT] >> 7:
                 raise Refused(LOCAL_QP_OP, MALFORMED)
             self._local(wqe[SEGMENT:], 0)
@@ -351,7 +351,7 @@ class Qp:
         try:
             return peer._respond(request)
         except Refused as refused:
-            if refused.vendor != RNR:  # 9.9.3: all others are fatal for the responder too
+            if refused.vendor != RNR:  # 9.9.3: all others are fatal for the responder as well
                 if refused.receive is not None:
                     syndrome, vendor = refused.receive
                     peer.recv_cq.add(peer, RESP_ERR, peer.receive_index, syndrome=syndrome, vendor=vendor)
@@ -380,7 +380,7 @@ class Qp:
             raise Refused(RNR_EXCEEDED, RNR)
         answer = carried = b""
         if request.opcode in (SEND, SEND_IMM) and self.inline and 0 < request.nbytes <= INLINE:
-            carried = request.payload  # and nobody looks at the receive
+            carried = request.payload  # and nobody reads the receive
         elif request.opcode in (SEND, SEND_IMM):
             self._deliver(request.payload)
         elif request.nbytes:  # 9.7.4.1.6: the key of an empty request is not checked

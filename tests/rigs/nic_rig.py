@@ -16,7 +16,7 @@ from gpunetio.nic.state.reasons import Reason
 from gpunetio.verbs import CQ, MR, PD, QP
 from udp_rig import own_address
 
-PATIENCE = 30.0  # seconds after which a NIC that has not answered is taken for hung: it may share its core with many
+PATIENCE = 30.0  # seconds after which a NIC counts as hung: it may share its core with many
 
 NOP, WRITE, WRITE_IMM, SEND, SEND_IMM, READ, CS, FA = 0x00, 0x08, 0x09, 0x0A, 0x0B, 0x10, 0x11, 0x12
 MASKED_CS, MASKED_FA, DUMP, MMO = 0x14, 0x15, 0x23, 0x2F

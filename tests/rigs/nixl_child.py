@@ -1,4 +1,4 @@
-"""An agent of NIXL in a process of its own: `nixl_child.py initiator PORT` or `nixl_child.py target PORT`.
+"""An agent of NIXL in a separate process: `nixl_child.py initiator PORT` or `nixl_child.py target PORT`.
 
 They meet over TCP. The initiator reads and writes the target's memory in transfers of growing sizes.
 """
@@ -101,4 +101,4 @@ def main(role: str, port: int) -> None:
 
 if __name__ == "__main__":
     main(sys.argv[1], int(sys.argv[2]))
-    os._exit(0)  # a destructor of the wheel's copy of libnl crashes, also over TCP and without software NICs
+    os._exit(0)  # a destructor of the wheel's copy of libnl crashes, even over TCP and without software NICs

@@ -36,7 +36,7 @@ def path_with_nvcc(folder: Path) -> str:
         (folder / "bin" / tool.name).symlink_to(tool)
     for part in (wheels / "nvvm").iterdir():
         (folder / "nvvm" / part.name).symlink_to(part)
-    # nvlink looks there; the wheel has it elsewhere.
+    # nvlink searches there; the wheel has it elsewhere.
     (folder / "nvvm/lib64/libnvvm.so").symlink_to(next((wheels / "lib").glob("libnvvm.so.*")))
     for name, target in (("lib", "lib"), ("lib64", "lib"), ("include", "include")):
         (folder / name).symlink_to(wheels / target)

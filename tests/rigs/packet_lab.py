@@ -1,4 +1,4 @@
-"""A network namespace where everybody's programs speak with a server that `gpunetio packet_processing` is."""
+"""A network namespace in which ordinary programs talk to a server, `gpunetio packet_processing`."""
 
 import contextlib
 import re

@@ -1,4 +1,4 @@
-"""Packets of all kinds that the application tells apart, with what each of them counts as."""
+"""Packets of all kinds that the application distinguishes, and how each of them is counted."""
 
 import random
 from collections.abc import Iterator
@@ -46,7 +46,7 @@ NO_TEXTS = (b"GET", b"GET ", b"get /", b"HEAD ", b"POST", b"HTTP/1.0 200 OK", b"
 def tcp(n: int) -> Iterator[tuple[Packet, Counted]]:
     ports = {"sport": 1024 + n, "dport": 80}
     for text, kind in TEXTS.items():
-        for flags in ("PA", "FA", "S"):  # what a payload says comes before flags
+        for flags in ("PA", "FA", "S"):  # the class of the payload has precedence over the flags
             yield padded(l2() / ip() / TCP(**ports, flags=flags) / Raw(text)), ("TCP", kind, 0)
     for text in NO_TEXTS:
         yield padded(l2() / ip() / TCP(**ports, flags="A") / Raw(text)), ("TCP", "tcp_ack", 0)
@@ -74,7 +74,7 @@ def icmp(n: int) -> Iterator[tuple[Packet, Counted]]:
     yield padded(l2() / ip(src="224.0.0.1") / echo), ("ICMP", "refused", 0)
     yield padded(l2() / ip(proto=1) / Raw(b"\x08\0\xf7\xff")), ("ICMP", "refused", 0)  # has no identifier
     parts = fragment(ip(id=n) / echo / Raw(bytes(2000)), fragsize=800)
-    for part in parts:  # the one that comes last is answered
+    for part in parts:  # the last one to arrive is answered
         yield l2() / part, ("ICMP", "answered" if part is parts[-1] else "others", 0)
 
 

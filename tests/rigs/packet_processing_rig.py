@@ -1,4 +1,4 @@
-"""For tests of the application: frames with what each of them must count, and a run over a capture of them."""
+"""For tests of the application: frames with their expected counts, and a run over a capture of them."""
 
 import struct
 from collections import Counter
@@ -18,7 +18,7 @@ from gpunetio.packet_processing.statistics import Report
 MAC, ADDRESS = "02:00:c0:00:02:01", "192.0.2.1"  # of the NIC
 PEER_MAC, PEER = "02:00:00:00:00:02", "192.0.2.2"
 
-Counted = tuple[str, str, int]  # protocol, what it counts as, bytes
+Counted = tuple[str, str, int]  # protocol, class of the count, bytes
 NOTHING: Counted = ("", "", 0)
 
 
@@ -56,7 +56,7 @@ def options_for(
 ) -> Options:  # fmt: skip
     """Return options for a run over frames, all of them so many times."""
     path = folder / "frames.pcap"
-    # The format of libpcap: 2.4, frames up to 64 KiB, Ethernet. A record has its time and its bytes twice.
+    # libpcap's format: 2.4, frames up to 64 KiB, Ethernet. A record has its time, and its length twice.
     records = b"".join(struct.pack("<4I", 0, 0, len(data), len(data)) + data for data in map(bytes, frames))
     with path.open("wb") as file:
         file.write(struct.pack("<I2H4I", 0xA1B2C3D4, 2, 4, 0, 0, 1 << 16, 1))

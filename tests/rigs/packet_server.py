@@ -1,4 +1,4 @@
-"""`gpunetio packet_processing` in a process of its own, and pages for it to serve."""
+"""`gpunetio packet_processing` in a separate process, and pages for it to serve."""
 
 import random
 import signal

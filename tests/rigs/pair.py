@@ -1,4 +1,4 @@
-"""Two queues with kernels at work: what the tests of the device library and of `gpu` share."""
+"""Two queues with kernels at work, shared by the tests of the device library and of `gpu`."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""For tests of packets: a capture file read by tshark, and what must be in it for the operations that were posted."""
+"""For tests of packets: a capture file read by tshark, and the packets that posted operations must cause in it."""
 
 import os
 import shutil
@@ -35,7 +35,7 @@ _TEXTS = {
     "malformed", "severity", "message", "time", "src", "dst", "src6", "dst6", "eth_src", "eth_dst", "sgid", "dgid",
 }  # fmt: skip
 _ERROR = 0x0080_0000  # PI_ERROR
-GOOD = 1  # of a checksum
+GOOD = 1  # tshark's value for a right checksum
 
 
 def need_tshark() -> None:
@@ -94,7 +94,7 @@ def dissect(path: Path) -> list[Packet]:
     command = [
         "tshark", "-n", "-r", str(path), "-o", "ip.check_checksum:TRUE", "-o", "udp.check_checksum:TRUE",
         "-o", "udp.ignore_ipv6_zero_checksum:TRUE",  # RoCE v2 may leave it out (annex A17.4.5)
-        "--disable-protocol", "rpcordma",  # it takes SENDs for its own, and empty ones for malformed
+        "--disable-protocol", "rpcordma",  # would take SENDs as its own, and empty ones as malformed
         "-T", "fields", "-E", "separator=|", "-E", "occurrence=f",
     ]  # fmt: skip
     for field in FIELDS.values():
@@ -118,7 +118,7 @@ def check_roce(packets: list[Packet], version: int) -> None:
     for packet in packets:
         if version == 4:
             packet.has(ip_checksum=GOOD)
-            # That of the path, DOCA's default, or 64: of paths without one, and where a receiver does not see it.
+            # The path's hop limit, DOCA's default, or 64: for paths without one, and where a receiver does not see it.
             assert packet.fields["ttl"] in (64, 255)
         packet.has(udp_checksum=GOOD, pkey=0xFFFF)
         assert icrc_fits(packet.raw), packet.fields

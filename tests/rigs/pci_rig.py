@@ -35,7 +35,7 @@ class Function:
     """A PCI function in a tree."""
 
     path: tuple[str, ...]  # addresses from the root port to itself
-    name: str  # what lspci prints behind it; "" for bridges
+    name: str  # what lspci prints after the address; "" for bridges
 
     def readings(self) -> list[Reading]:
         """What sysfs shows of it."""

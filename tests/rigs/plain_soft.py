@@ -1,6 +1,6 @@
-"""A device without DEVX that needs no kernel module: libibverbs' calls, carried out on a software NIC.
+"""A device without DEVX that needs no kernel module: libibverbs' calls, carried out by a software NIC.
 
-So `verbs` goes the way of Soft-RoCE here, while what must come of it is what the software NIC does.
+So `verbs` takes the same way as for Soft-RoCE, and the software NIC determines the expected results.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ class PlainSoft:
                 send_max_sges=cap.max_send_sge, receive_max_sges=cap.max_recv_sge, qp_type=init.qp_type,
                 max_inline_data=cap.max_inline_data, srq=None if init.srq is None else self._objects[init.srq],
             )  # fmt: skip
-            pd._users.pop(id(qp))  # it is the provider's, and the import goes
+            pd._users.pop(id(qp))  # it belongs to the provider, and the import ends
             qp._uses = tuple(used for used in qp._uses if used is not pd)
         return NewQp(self._made(qp), qp.qpn, cap._replace(max_inline_data=qp.init_attr.max_inline_data))
 
@@ -193,10 +193,10 @@ class PlainSoft:
                                   sgid_index=route.sgid_index, hop_limit=route.hop_limit,
                                   flow_label=route.flow_label)  # fmt: skip
         rights = QpAttrMask.ALLOW_REMOTE_WRITE | QpAttrMask.ALLOW_REMOTE_READ | QpAttrMask.ATOMIC_MODE
-        if mask & rights:  # libibverbs knows them only together
+        if mask & rights:  # libibverbs only knows both together
             mask |= rights
         if values.state == QpState.RTS and mask & rights and self._objects[qp].state == QpState.RTR:
-            mask &= ~QpAttrMask.ALLOW_REMOTE_READ  # which this transition of the software NIC does not take
+            mask &= ~QpAttrMask.ALLOW_REMOTE_READ  # the software NIC's transition does not take it
         self._objects[qp].modify(attr, mask)
 
     def query_qp(self, qp: int) -> QpValues:

@@ -1,4 +1,4 @@
-"""Programs that nobody here wrote, under `gpunetio run`: alone, and as server and client."""
+"""Run unmodified third-party programs under `gpunetio run`: alone, and as server and client."""
 
 import contextlib
 import re

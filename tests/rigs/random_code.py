@@ -1,7 +1,7 @@
 """Random functions in the language of kernels, for tests that compare ways to run them.
 
-All variables have a type for good, which their names tell: i0 … are integers, f0 … floats, g0 … float32. Loops have few
-turns, and so has the program.
+A variable keeps one type, which its name shows: i0 … are integers, f0 … floats, g0 … float32. Loops have few
+iterations, and so has the program.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One kernel for all calls of the RDMA library: each thread makes those that a table says."""
+"""One kernel for all calls of the RDMA library: each thread makes the calls in a table."""
 
 from gpunetio import device, kernel
 from gpunetio.formats.layout import Entry

@@ -1,4 +1,4 @@
-"""Skips tests where rdma-core, which pip does not install, lacks what they need."""
+"""Skip tests if rdma-core, which pip does not install, lacks what they need."""
 
 import ctypes
 import shutil
@@ -8,7 +8,7 @@ import pytest
 
 from stand_in.building import compiler, why_no_headers
 
-# Of programs, by what begins their names.
+# The packages of programs, by the beginning of their names.
 PACKAGES = {
     "ib": "perftest", "ibv": "ibverbs-utils", "ucx": "ucx-utils", "rping": "rdmacm-utils", "ucmatose": "rdmacm-utils",
     "rdma": "rdmacm-utils", "udaddy": "rdmacm-utils", "rstream": "rdmacm-utils", "riostream": "rdmacm-utils",

@@ -1,4 +1,5 @@
-"""Two ends of RDMA connections on one software NIC, memory at both, and kernels that make calls for one of them."""
+"""Two ends of RDMA connections on one software NIC, with memory at both, and kernels that make calls for one of them.
+"""
 
 from collections.abc import Sequence
 from contextlib import ExitStack

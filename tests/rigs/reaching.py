@@ -1,9 +1,9 @@
-"""One of two processes whose NICs reach each other's GPU memory without packets. It prints what it saw as JSON.
+"""One of two processes whose NICs access each other's GPU memory without packets. It prints what it saw as JSON.
 
     python reaching.py RANK PORT PLACE ENGINE [mapped]
 
-"mapped": the memory is of cuMemCreate, as that of ncclMemAlloc is, and not of cudaMalloc.
-Rank 0 posts requests, and rank 1 changes what they meet, in the order of `main`. In the end rank 1 kills itself.
+"mapped": the memory comes from cuMemCreate, like that of ncclMemAlloc, and not from cudaMalloc. Rank 0 posts requests,
+and rank 1 changes their target, in the order of `main`. In the end rank 1 kills itself.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class End:
         endpoint = QpEndpoint(far["qpn"], bytes.fromhex(far["gid"]), 0, 4096, far["psn"])
         self.queue.connect(endpoint, ack_timeout=14, retry_cnt=4)
         via.allgather({})
-        time.sleep(0.2)  # what each end tells the other takes its way through a thread
+        time.sleep(0.2)  # messages between the ends pass through a thread
         return far
 
     def post(self, far: dict[str, Any]) -> int:
@@ -114,7 +114,7 @@ def tell(**facts: object) -> None:
 
 def main(rank: int, port: int, place: str, engine: str, kind: str = "") -> None:
     """Be one of the processes."""
-    logging.getLogger("gpunetio.nic").setLevel(logging.CRITICAL)  # of what fails on purpose
+    logging.getLogger("gpunetio.nic").setLevel(logging.CRITICAL)  # of requests that fail on purpose
     end = End(rank, place, engine, kind)
     with TcpRendezvous(rank, 2, "127.0.7.1", port, timeout=60) as via:
         far = end.connect(via)

@@ -1,4 +1,4 @@
-"""The tests' device as a recorder of commands: objects have numbers that are known again wherever they turn up."""
+"""The tests' device as a recorder of commands: objects have numbers that are recognisable wherever they appear."""
 
 import ctypes
 from dataclasses import replace
@@ -30,7 +30,7 @@ FIRST = {  # the number of the first object of a kind; the next ones follow
 EQN = 0x9E
 UDP_SPORT = 0xC0DE
 LIMIT = 0x6C77  # wq.lwm, as QUERY_RMP answers it
-LEADS_TO = {0x502: INIT, 0x503: RTR, 0x504: RTS, TO_ERR: ERR, TO_RST: RST}  # qpc.state behind a transition
+LEADS_TO = {0x502: INIT, 0x503: RTR, 0x504: RTS, TO_ERR: ERR, TO_RST: RST}  # qpc.state after a transition
 DBR_AT = {CREATE_CQ: (0x14, 0x48), CREATE_QP: (0xFC, 0xB8), CREATE_RMP: (0x78, 0x60)}  # bytes of dbr_umem_id, dbr_addr
 HANDLES = 1 << 40  # a DEVX object's handle is not its number
 

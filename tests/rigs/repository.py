@@ -1,4 +1,4 @@
-"""Where things lie in the repository, and how another Python process finds what this one can import."""
+"""Paths in the repository, and the environment in which another Python process can import what this one can."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""A NIC with a flow port in a process of its own, which sends frames to itself; `Child` is the test's end of it."""
+"""A NIC with a flow port in a separate process, which sends frames to itself; `Child` is the test's end of it."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""The HTTP server's side of a connection without a client: segments by hand, a clock of its own, a queue that sends."""
+"""The HTTP server's side of a connection without a client: hand-made segments, a clock of its own, and a send queue."""
 
 import ctypes
 from contextlib import ExitStack

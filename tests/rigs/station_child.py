@@ -1,4 +1,4 @@
-"""A NIC of the LAN in a process of its own, driven by lines of JSON; `Child` is its other end, in the test."""
+"""A NIC of the LAN in a separate process, controlled by lines of JSON; `Child` is its other end, in the test."""
 
 import functools
 import json

@@ -1,6 +1,6 @@
 """NICs on the LAN of this host: each has a receive queue that gets all frames, and sends frames without a queue.
 
-Their engines stand still. `turn` takes their turns, one after another.
+Their engines' threads are stopped. `turn` runs the engines, one after another.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""What steering should do, in plain Python: a parser of frames, a matcher of entries, and the Toeplitz hash."""
+"""A model of steering in plain Python: a parser of frames, a matcher of entries, and the Toeplitz hash."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The other end of a wire by a Unix stream socket, made by hand: it speaks as QEMU's `-netdev stream` does."""
+"""A hand-made other end of a wire over a Unix stream socket, which speaks as QEMU's `-netdev stream` does."""
 
 import contextlib
 import socket

@@ -1,4 +1,4 @@
-"""Kernels that announce what they have posted in every way that there is; in a file of its own, to compile seldom."""
+"""Kernels that announce posted WQEs in every possible way, in a separate file to be compiled seldom."""
 
 from gpunetio import device, kernel
 

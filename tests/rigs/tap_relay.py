@@ -1,5 +1,7 @@
-"""A cable from a TAP device to a socket of Ethernet frames, as QEMU's `-netdev stream` has them, which loses, doubles
-and swaps frames on both ways."""
+"""A cable from a TAP device to a socket of Ethernet frames, in the form of QEMU's `-netdev stream`.
+
+It loses, doubles and swaps frames in both directions.
+"""
 
 import fcntl
 import os
@@ -18,7 +20,7 @@ from udp_rig import Namespace
 
 TUNSETIFF, IFF_TAP, IFF_NO_PI = 0x4004_54CA, 0x0002, 0x1000  # linux/if_tun.h
 MOST = 1 << 16  # bytes of a frame
-HELD = 0.02  # seconds that a frame which is to be swapped waits for the next one
+HELD = 0.02  # seconds that a frame to be swapped waits for the next one
 
 
 def open_tap(where: Namespace, name: str) -> int:
@@ -69,7 +71,7 @@ class Relay:
         os.write(self._tap, frame)
 
     def _carry(self) -> None:
-        with suppress(ConnectionResetError, BrokenPipeError):  # the socket's other end closes with frames in it
+        with suppress(ConnectionResetError, BrokenPipeError):  # its other end closes with frames in it
             self._run()
 
     def _run(self) -> None:

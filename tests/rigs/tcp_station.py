@@ -1,7 +1,7 @@
-"""A station made by hand at the end of a wire: ARP, pings, and connections of TCP whose segments it makes itself.
+"""A hand-made station at the end of a wire: ARP, pings, and TCP connections whose segments it makes itself.
 
-Whatever it hears is checked: scapy computes checksums and lengths again, and each segment must be where RFC 9293 lets
-it be.
+It checks everything that it receives: scapy recomputes checksums and lengths, and each segment must be where RFC 9293
+allows it.
 """
 
 import itertools
@@ -32,7 +32,7 @@ def checked(data: bytes) -> Packet:
     frame = Ether(data)
     if IP in frame:
         again = frame.copy()
-        fragment = frame[IP].flags.MF or frame[IP].frag  # whose checksums are those of the whole
+        fragment = frame[IP].flags.MF or frame[IP].frag  # its checksums are those of the whole
         for layer, *names in ((IP, "chksum", "len"), (TCP, "chksum", "dataofs"), (ICMP, "chksum")):
             if layer in again and not (fragment and layer is not IP):
                 for name in names:

@@ -1,4 +1,4 @@
-"""Tensors of libraries that NumPy knows nothing of."""
+"""Tensors of libraries that NumPy does not know."""
 
 import numpy as np
 

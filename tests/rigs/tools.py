@@ -1,4 +1,4 @@
-"""`gpunetio` commands in processes of their own."""
+"""Run `gpunetio` commands in separate processes."""
 
 import contextlib
 import pty

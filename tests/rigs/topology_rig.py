@@ -1,4 +1,4 @@
-"""Machines for tests of the topology, put together from cards."""
+"""Machines for tests of the topology, composed of cards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tests of the transport do with a `Peer` over and over: post, and expect packets, completions and bytes."""
+"""Common steps of tests of the transport with a `Peer`: post, and expect packets, completions and bytes."""
 
 from dataclasses import replace
 
@@ -8,7 +8,7 @@ from nic_rig import ALWAYS, FLUSHED, REQ, SEND, SEND_IMM, control, error_of, rad
 from transport_rig import Packet, Peer
 
 MTUS = (256, 512, 1024, 2048, 4096)
-VA, RKEY = 0x1122334455667788, 0x99AABBCC  # at the peer, which the NIC cannot check
+VA, RKEY = 0x1122334455667788, 0x99AABBCC  # at the peer; the NIC cannot check them
 TIMEOUT = 4096 << 14  # nanoseconds; ack_timeout 14
 
 
@@ -50,7 +50,7 @@ def failed(peer: Peer, syndrome: int, reason: Reason, flushed: int = 0) -> None:
     assert error_of(peer.queue.done.next()) == (syndrome, reason)
     assert [error_of(cqe) for cqe in peer.queue.done.take(flushed)] == [(FLUSHED, Reason.FLUSH)] * flushed
     assert peer.queue.qp.state == QpState.ERR
-    *_, report = reports_of(peer.lab.nic, peer.qpn)  # one before the last is of an earlier QP with this number
+    *_, report = reports_of(peer.lab.nic, peer.qpn)  # an earlier report may be of an earlier QP with this number
     assert (report.reason, report.responder) == (reason, False)
 
 

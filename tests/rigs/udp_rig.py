@@ -1,4 +1,4 @@
-"""For tests of the UDP wire: a wire with both ends of its pipe, and network namespaces to put one in."""
+"""For tests of the UDP wire: a wire with both ends of its pipe, and network namespaces for it."""
 
 import concurrent.futures
 import ctypes

@@ -1,4 +1,4 @@
-"""What a process has of everything that can leak: threads, descriptors, memory, and objects of the package."""
+"""Measure everything that a process can leak: threads, descriptors, memory, and objects of the package."""
 
 import gc
 import os
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from gpunetio import memory
 
-BLOCK = 64 << 20  # bytes of a large region, hardly any of them touched: malloc and Python grow by less in a test
+BLOCK = 64 << 20  # bytes of a large region that is hardly touched: malloc and Python grow by less in a test
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Launches kernels that access wild addresses on the host, and prints what each wait says. Then a kernel puts.
+"""Launch kernels that access wild addresses on the host, and print what each wait says. Then a kernel puts.
 
 `wild_kernel_child.py HANDLER`: faulthandler is enabled `before` the first launch, `after` it, or never (`none`).
 """
@@ -67,7 +67,7 @@ def main(handler: str) -> None:
 
     tell(store, words.device_address)
     if handler == "after":
-        # Of all threads, it may read one that ends meanwhile, and fault itself. The error would name that address.
+        # With all threads, it may read one that ends meanwhile, and fault itself. The error would name that address.
         faulthandler.enable(all_threads=False)
     tell(store, 0, threads=4, lane=2)
     print(words.array.view("i8")[:4].tolist(), flush=True)

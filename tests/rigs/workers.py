@@ -1,7 +1,7 @@
-"""How many processes run the tests, and where: each in a network namespace of its own.
+"""Decide how many processes run the tests, and where: each in a network namespace of its own.
 
 Software NICs of one namespace see each other, and some tests use fixed ports. With `pytest -n auto` there are more
-processes than cores, as many tests wait: for deadlines, and for peers. `-n logical` is for tests that start processes.
+processes than cores, because many tests wait for deadlines or peers. `-n logical` is for tests that start processes.
 """
 
 import os

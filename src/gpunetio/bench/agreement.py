@@ -1,4 +1,4 @@
-"""What the two ends of a benchmark must agree on before they start."""
+"""The agreement of a benchmark's two ends before they start."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def swap_ends(
 ) -> Far:  # fmt: skip
     """Exchange descriptions of queue pairs and memory with the peer. `needed` bytes of this end's memory are used.
 
-    `receives`: the slots of this end's receive queues, which limit what the peer may send at a time.
+    `receives` is the number of slots of this end's receive queues, which limits what the peer may send at a time.
     """
     link.send(
         "ends", address=address, rkey=rkey, nbytes=nbytes, receives=receives,

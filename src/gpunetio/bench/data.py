@@ -1,4 +1,4 @@
-"""What a benchmark sends, and whether it arrived: a pattern that differs by size and slot, or the bytes of a file.
+"""The data of a benchmark, and the check of what arrived: a pattern that differs by size and slot, or a file.
 
 `lay_out(first, count)` prepares both ends for a launch of messages first … first + count − 1: the receive buffers hold
 the complement of the expected bytes, so that a byte that was not written is noticed. `collect` reads the buffers after
@@ -31,7 +31,7 @@ class Buffer(Protocol):
 
 @dataclass(frozen=True)
 class Ends:
-    """The buffers of both ends, as far as they are in this process.
+    """The buffers of the ends that are in this process.
 
     `marks` gets the last byte of each message of a file; a latency test waits for that byte. `order` exists when sinks
     are filled in any order: it holds the message of a launch in each slot, counted from the launch's first slot.

@@ -53,5 +53,5 @@ ROW = 8 * len(End._fields)
 
 
 def table(ends: Sequence[End]) -> np.ndarray:
-    """Return the rows, one behind the other."""
+    """Return the rows as one array."""
     return np.array(ends, np.int64)

@@ -1,4 +1,4 @@
-"""A receive queue whose packets nobody reads: where a replay of Ethernet frames ends."""
+"""A receive queue whose packets are never read, for a replay of Ethernet frames."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ..fabric.pcap_reader import LARGEST_RECORD
 from ..memory import HostMemory
 from ..verbs import PD
 
-_PACKETS, _JUMBO = 4096, 9216  # that wait, and bytes of what is usual
+_PACKETS, _JUMBO = 4096, 9216  # waiting packets, and the usual largest size in bytes
 
 
 class FrameSink(CpuRxq[None, None]):
@@ -18,7 +18,7 @@ class FrameSink(CpuRxq[None, None]):
     def __init__(self, pd: PD):
         super().__init__(pd, _PACKETS, _JUMBO, None)
         with ExitStack() as undo:
-            memory = HostMemory(LARGEST_RECORD)  # what a file has may be longer than any queue says
+            memory = HostMemory(LARGEST_RECORD)  # frames in a file may be longer than any queue allows
             undo.callback(memory.close)
             self._buffer = pd.register(memory)
             undo.callback(self._buffer.close)
@@ -32,7 +32,7 @@ class FrameSink(CpuRxq[None, None]):
         self._announce()
 
     def empty(self) -> None:
-        """Give the device the receives that it has completed, whose WQEs are still in the ring."""
+        """Give the device back the receives that it has completed, whose WQEs are still in the ring."""
         with self._lock:
             count = len(self._reader.take(self.max_burst))
             self._consumer += count
@@ -40,4 +40,4 @@ class FrameSink(CpuRxq[None, None]):
             self._announce()
 
     def _packet(self, *completed: object) -> None:
-        """Return nothing: packets are not looked at."""
+        """Return nothing: packets are not read."""

@@ -25,7 +25,7 @@ logger: logging.Logger = logging.getLogger("gpunetio.bench")
 
 WAIT_SECONDS = 10.0  # of one wait in a kernel
 LAUNCH_SECONDS = 120.0  # of one launch, including compilation
-GRACE_SECONDS = 2 * WAIT_SECONDS  # for a kernel that was told to stop, and whose queue pairs have failed
+GRACE_SECONDS = 2 * WAIT_SECONDS  # for a kernel that was told to stop and whose queue pairs have failed
 STOP_SECONDS = 0.5  # for a kernel to notice the stop word; then its queue pairs are moved to ERR
 LOOK_SECONDS = 0.05  # between checks for other reasons to end a launch
 
@@ -47,7 +47,7 @@ class Launcher:
         self._qps: list[ExportedQp] = []
 
     def _look(self) -> None:
-        """Stop the kernel if it runs in vain. Called repeatedly while a kernel runs."""
+        """Stop the kernel if it can no longer succeed. Called repeatedly while a kernel runs."""
 
     def _open_records(self, threads: int) -> None:
         """Allocate the records of `threads` threads."""
@@ -69,7 +69,7 @@ class Launcher:
     ) -> np.ndarray:  # fmt: skip
         """Run a kernel to its end. Return a record per thread: begin and end in nanoseconds, and a status.
 
-        `launched` is called once the kernel runs. It may run for `seconds`.
+        `launched` is called once the kernel runs. The kernel may run for `seconds`.
         """
         records = self._out.array.view(np.int64).reshape(-1, RECORD_WORDS)
         records[:] = 0
@@ -114,9 +114,9 @@ class Launcher:
 
     @contextmanager
     def _interrupt_stops_the_kernel(self) -> Iterator[None]:
-        """Let Ctrl+C end the kernel, and raise KeyboardInterrupt only then: unwinding the stack closes its queues."""
+        """Let Ctrl+C end the kernel, and only then raise KeyboardInterrupt: unwinding the stack closes its queues."""
         if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) is None:
-            yield  # not ours to change
+            yield  # this handler cannot be replaced
             return
         interrupted = False
 
@@ -140,7 +140,8 @@ class Launcher:
         failures = [int(status) for status in statuses if status < 0]
         if not failures:
             return
-        # One end's error stops the other end or leaves it waiting. The cause is the error completion, if there is one.
+        # An error at one end stops the other end or leaves it waiting. The cause is the error completion, if there is
+        # one.
         cause = min(failures, key=lambda status: (status != EIO, status == STOPPED))
         errors = [str(error) for qp in self._qps if (error := qp.last_error()) is not None]
         details = "; ".join([*errors, *self.gpu.watchdog.stalls]) or f"status {cause}"
@@ -148,7 +149,7 @@ class Launcher:
         raise TimedOutError(what) if cause == ETIMEDOUT else DriverError(what)
 
     def _end_launch(self) -> bool:
-        """Tell a kernel that still runs to stop. Return whether no kernel runs any more."""
+        """Tell a kernel that is still running to stop. Return whether no kernel runs any more."""
         if self._running is None:
             return True
         self._tell_to_stop()

@@ -1,6 +1,6 @@
-"""A litmus test of the fence before a doorbell: does a CPU that sees the doorbell see what was written before it?
+"""A litmus test of the fence before a doorbell: does a CPU that sees the doorbell see everything written before it?
 
-Each warp of a kernel has a ring in pinned memory. Each lane fills a WQE and a payload, all of whose words are the same
+Each warp of a kernel has a ring in pinned memory. Each lane fills a WQE and a payload, whose words are all the same
 stamp, and lane 0 fences and rings. Threads of the host, in place of the software NIC's engine, read what was announced.
 A WQE or payload is torn when its words differ, and stale when all are those of the previous lap.
 """
@@ -34,7 +34,7 @@ DEPTH = 1024  # slots of a ring
 WAIT_SECONDS = 10.0  # that a warp waits for room in its ring
 LAUNCH_SECONDS = 120.0  # of one launch, which may have to compile first
 
-# At the head of a ring, in cache lines of their own: what the warp rings, and what the reader writes.
+# At the head of a ring, in cache lines of their own: the warp's doorbell, and the reader's counts.
 RING = Entry("litmus_ring", 256, """
     doorbell     0  i64
     consumed   128  i64
@@ -99,7 +99,7 @@ def post_stamped(rings, control, fence, timeout_ns):
     ring = rings + dev.block_idx() * _RING_BYTES
     lane, lanes = dev.lane_id(), dev.warp_size()
     first = dev.ld64(ring + RING.doorbell)
-    consumed = dev.warp_broadcast(dev.ld64(ring + RING.consumed), 0)  # the reader may go on meanwhile
+    consumed = dev.warp_broadcast(dev.ld64(ring + RING.consumed), 0)  # the reader may advance in the meantime
     while True:
         if first + lanes - consumed > _DEPTH:
             if lane == 0:

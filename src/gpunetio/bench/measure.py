@@ -63,7 +63,7 @@ def _timed_plan(duration: float, most: int) -> Iterator[tuple[int, int, float]]:
     begin = before = time.monotonic()
     first, count = 0, min(MIN_PART, most)
     while before < begin + duration:
-        # The share is one of time, which is known only afterwards: it lags by one launch.
+        # The share is that of the time, which is known only afterwards: it lags by one launch.
         yield first, count, (before - begin) / duration
         first += count
         now = time.monotonic()

@@ -20,7 +20,7 @@ MOST_INLINE = 32  # bytes that a completion can carry
 ITERATIONS = 2048
 DEPTH = 2048  # slots of a send queue
 CUDA_THREADS = 512
-# What must be equal at both ends, and its option.
+# Settings that must be equal at both ends, and their options.
 TERMS = {
     "sizes": "--size", "iterations": "--iters", "duration": "--duration", "qps": "--qp", "inline": "--inline",
 }  # fmt: skip
@@ -70,7 +70,7 @@ class Benchmark:
 
     @property
     def answers(self) -> bool:
-        """Return whether the server has a kernel, too."""
+        """Return whether the server also has a kernel."""
         return self.latency or self.two_sided
 
     @property
@@ -105,7 +105,7 @@ BENCHMARKS = {
 class Options:
     """The options of one run.
 
-    `gpu` is what `Gpu` takes; `threads` None depends on the target; `duration` is in seconds.
+    `gpu` is the argument of `Gpu`; `threads` None depends on the target; `duration` is in seconds.
 
     `device` None is the first NIC that is not in use. `traced` operations per thread and size are recorded; 0 means as
     many as fit, None means none. With two processes, `server` is the address that the client connects to, `tcp_port` is

@@ -1,5 +1,6 @@
-"""ibv_rc_pingpong for all devices: the same exchange over TCP and the same messages, so it can be the other end.
-The same goes for ibv_uc_pingpong and ibv_ud_pingpong.
+"""ibv_rc_pingpong for all devices. It speaks the same protocol over TCP and verbs, so either end may be the original.
+
+ibv_uc_pingpong and ibv_ud_pingpong can be the other end as well.
 
     client → server    "%04x:%06x:%06x:%032x\\0": LID, QPN, PSN, GID
     server → client    the same for the server, once it can receive
@@ -44,7 +45,7 @@ def pack_address(end: QpEndpoint) -> bytes:
 
 
 def unpack_address(text: bytes, mtu: int, peer: str) -> QpEndpoint:
-    """Return an end from that text, which does not contain the MTU."""
+    """Parse an address in that format, which does not contain the MTU."""
     match = _ADDRESS.fullmatch(text)
     if match is None:
         raise PeerError(f"{peer} is no rc_pingpong: it sent {text!r} instead of LID:QPN:PSN:GID")
@@ -91,7 +92,7 @@ def talk(
     sock: socket.socket, peer: str, own: QpEndpoint, mtu: int, client: bool, connect: Callable[[QpEndpoint], None],
     seconds: float = STEP_SECONDS,
 ) -> QpEndpoint:  # fmt: skip
-    """Exchange addresses and return the peer's. `connect` is called with it before the client hears of this end."""
+    """Exchange addresses and return the peer's. `connect` gets it before the client learns this end's address."""
     what = "its address"
     if client:
         write_all(sock, pack_address(own), peer, seconds)

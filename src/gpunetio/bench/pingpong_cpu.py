@@ -33,7 +33,7 @@ class CpuPlayer(Player):
         self._problem: str | None = None
         with ExitStack() as undo:
             undo.enter_context(ctx)
-            grh = GRH.size if options.qp_type.datagrams else 0  # before the message that a receive takes
+            grh = GRH.size if options.qp_type.datagrams else 0  # comes before the message in a receive's buffer
             memory = HostMemory(2 * grh + self._nbytes)
             undo.callback(memory.close)
             there = grh + self._fill(memory.array[grh : grh + self._nbytes])
@@ -120,7 +120,7 @@ class CpuPlayer(Player):
             self._sleep(end)
 
     def _sleep(self, end: float) -> None:
-        """Wait for the requested event, or only for a moment: the other end may need this core."""
+        """Wait for the requested event, or without one, just briefly: the other end may need this core."""
         if self._channel is None:
             os.sched_yield()
         elif cq := self._channel.get_event(max(0.0, end - time.monotonic())):

@@ -1,4 +1,4 @@
-"""What plays at one end of a ping-pong: a kernel or the CPU."""
+"""The player at one end of a ping-pong: a kernel or the CPU."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class PingPongOptions:
     `qp_type` UC and UD are ibv_uc_pingpong and ibv_ud_pingpong. A datagram has one packet, so `size` is at most the
     port's MTU, and `mtu` does not matter.
 
-    `cpu`: the CPU posts and polls, not a kernel. This is implied where a device has no queues for kernels, by UD, and
-    by `events`, which sleeps until completion events.
+    With `cpu`, the CPU posts and polls, not a kernel. This is implied where a device has no queues for kernels, by UD,
+    and by `events`, which sleeps until completion events.
     """
 
     server: str | None = None
@@ -75,7 +75,7 @@ class Player(ABC):
         self.ctx, self.options = ctx, options
 
     def _fill(self, memory: np.ndarray) -> int:
-        """Write the outgoing message to the start of memory. Return where received messages lie.
+        """Write the outgoing message to the start of memory. Return the offset of received messages.
 
         With validation, that is another place, and each page of the message is marked as in ibv_rc_pingpong.
         """
@@ -115,7 +115,7 @@ class Player(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """End what still runs, and close the device."""
+        """End any running code, and close the device."""
 
 
 def problem_at(message: int, offset: int) -> str:

@@ -1,4 +1,4 @@
-"""Results as a picture: bandwidth over message size, or the distribution of latencies."""
+"""Plot results: bandwidth over message size, or the distribution of latencies."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LABELS = 4  # at most, of a linear axis of times: the narrowest has room for th
 
 
 def check(path: Path, option: str = "--plot") -> None:
-    """Raise an error if the picture cannot be written there. Called before anything is measured."""
+    """Raise an error if the picture cannot be written there. Call this before measuring."""
     if path.suffix.lower() not in FORMATS:
         raise InvalidValueError(f"{option} {path}: the suffix names the format, one of {', '.join(FORMATS)}")
     if not path.absolute().parent.is_dir():
@@ -35,7 +35,7 @@ def check(path: Path, option: str = "--plot") -> None:
 
 def draw(path: Path, title: str, results: Sequence[Result], gbits: bool) -> None:
     """Draw the picture in the format that the suffix names. Bandwidths have the unit of the table (`report.Table`)."""
-    from matplotlib.figure import Figure  # without pyplot there is no window, and no display is needed
+    from matplotlib.figure import Figure  # without pyplot, no window opens and no display is needed
 
     bandwidths = [result for result in results if isinstance(result, BwResult)]
     latencies = [result for result in results if isinstance(result, LatResult) and result.times is not None]
@@ -52,8 +52,8 @@ def draw(path: Path, title: str, results: Sequence[Result], gbits: bool) -> None
 def time_bins(axes: Axes, low: float, high: float, count: int) -> list[float]:
     """Set the scale of an axis of times from `low` to `high`, in µs, and return the edges of a histogram's bins.
 
-    Most times are close together and a few are far away, so the axis is logarithmic. Within less than a decade, a
-    logarithmic axis has many labels that overlap, so a linear one is used there.
+    Most times are close together and a few are far away, so the axis is logarithmic. Within less than a decade, the
+    labels of a logarithmic axis overlap, so a linear axis is used there.
     """
     high = max(high, low * 1.01)
     if high >= 10 * low:

@@ -35,8 +35,8 @@ from .run import PART_MESSAGES, Run
 from .side import Shown
 from .words import Order, Words
 
-# 0.27 s, and 2 s with all retries: on a busy machine an engine may be off its core for longer than usual, and
-# the TCP connection tells whether the peer is gone.
+# 0.27 s, and 2 s with all retries. On a busy machine an engine may be off its core for longer than usual, and the TCP
+# connection shows whether the peer is gone.
 ACK_TIMEOUT = 16
 _TEXT = 1000  # characters of a problem that are sent
 
@@ -44,7 +44,7 @@ _NO_MARKS = np.zeros(0, np.uint8)
 
 
 class Remote(Run):
-    """What client and server share: one end each, in `near`, and the `far` end of the other."""
+    """The common part of client and server: one end each, in `near`; `far` describes the other end."""
 
     link: Link | None = None
     is_client = False
@@ -107,7 +107,7 @@ class Remote(Run):
         self, kernel: Kernel, grid: int, block: int, *args: object, launched: Callable[[], None] = lambda: None,
         seconds: float = LAUNCH_SECONDS,
     ) -> np.ndarray:  # fmt: skip
-        """Launch a kernel. If the connection ended, its error is the reason why the kernel failed."""
+        """Launch a kernel. If the connection has ended, raise its error, which is the reason why the kernel failed."""
         try:
             return super().launch(kernel, grid, block, *args, launched=launched, seconds=seconds)
         except DocaError:
@@ -240,7 +240,7 @@ class Server(Remote):
 
     @property
     def counters(self) -> int:
-        """Return the number of counting words, as the client says."""
+        """Return the number of counting words, which the client sends."""
         return self._counters
 
     def _prepare(self, link: Link, message: Message, data: Data) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""`gpunetio replay`: a software NIC in the place of the NIC to which the packets of a capture file were sent.
+"""`gpunetio replay`: a software NIC takes the place of the NIC that got the packets of a capture file.
 
 The queue pairs and memory regions of that NIC had numbers that a NIC chooses itself. So the software NIC gets a queue
 pair for each one that took requests, and a region for each remote key, and the packets are readdressed to them. Nothing
@@ -44,14 +44,14 @@ MAX_REGION = 1 << 28  # bytes; a key whose requests lie farther apart gets no re
 MAX_RECEIVES = 1 << 14  # of a queue pair
 _SERVICES = {0: QpType.RC, 1: QpType.UC}  # by the upper bits of a packet opcode (IBTA table 38)
 _OPERATIONS = {member.value for member in PacketOpcode}
-ALL = "all"  # addresses
-_NOBODY = "192.0.2.1"  # of the NIC that gets frames (RFC 5737)
-_DEFAULT_ADDRESS = "127.0.0.1"  # of an InfiniBand port whose packets do not name its GID
+ALL = "all"  # all addresses
+_NOBODY = "192.0.2.1"  # the address of the NIC that gets frames (RFC 5737)
+_DEFAULT_ADDRESS = "127.0.0.1"  # the address of an InfiniBand port whose packets do not name its GID
 
 
 @dataclass(frozen=True)
 class ReplayOptions:
-    """What is replayed, to which address or LID (by default the one with most requests), and how.
+    """What to replay, to which address or LID (by default the one with most requests), and how.
 
     `timeout` is in seconds. `capture` is a file for the packets that the NIC takes and sends. With `frames`, all
     Ethernet frames go to a receive queue, whatever they contain, and `address` is not used.
@@ -70,13 +70,13 @@ class ReplayOptions:
 
 
 def _field(packet: Packet, offset: int, nbytes: int) -> int:
-    """Return a big-endian field behind the beginning of the BTH."""
+    """Return a big-endian field at this offset from the BTH."""
     start = packet.bth + offset
     return int.from_bytes(packet.data[start : start + nbytes], "big")
 
 
 def _meaning(packet: Packet) -> Meaning | None:
-    """Return what a request packet asks for; None for responses, and for opcodes that no connected queue pair has."""
+    """Return the meaning of a request packet; None for responses, and for opcodes that no connected queue pair has."""
     opcode = packet.data[packet.bth]
     if opcode not in _OPERATIONS or opcode >> SERVICE_SHIFT not in _SERVICES:
         return None
@@ -96,7 +96,7 @@ class _Region:
 
 @dataclass
 class _Queue:
-    """A queue pair that took requests: from where, from which PSN on, in packets of how much payload, and SENDs."""
+    """A queue pair that took requests: their source, first PSN, largest payload per packet, and the number of SENDs."""
 
     service: QpType
     source: Address
@@ -108,12 +108,12 @@ class _Queue:
     message: int = 0  # bytes of the message at hand
 
     def add(self, packet: Packet, meaning: Meaning) -> None:
-        """Take a request into account."""
+        """Count a request."""
         headers = BTH.size + sum(header.size for header in meaning.headers)
         pad = packet.data[packet.bth + BTH.se_m_pad_tver] >> PAD_SHIFT & 3
         payload = max(0, len(packet.data) - packet.bth - headers - pad)
         self.message = payload if meaning.first else self.message + payload
-        if not meaning.last and payload in MTUS:  # all packets of a message but the last are full
+        if not meaning.last and payload in MTUS:  # all packets of a message except the last are full
             self.mtu = payload
         if meaning.last and (meaning.imm or meaning.operation.receives is not None):
             self.receives += 1
@@ -122,14 +122,14 @@ class _Queue:
 
 @dataclass
 class Survey:
-    """What the packets to one address ask for."""
+    """The requests to one address."""
 
     queues: dict[int, _Queue] = field(default_factory=dict)  # by QP number
     regions: dict[int, _Region] = field(default_factory=dict)  # by remote key
     gid: bytes = bytes(16)  # of the port, where packets name it
 
     def add(self, packet: Packet) -> None:
-        """Take a packet into account."""
+        """Count a packet."""
         if packet.bth > LRH.size:
             self.gid = packet.data[LRH.size + GRH.dgid : LRH.size + GRH.size]
         meaning = _meaning(packet)
@@ -147,7 +147,7 @@ class Survey:
 
 
 def _named(packet: Packet, meaning: Meaning) -> tuple[int, int, int] | None:
-    """Return the remote key, address and bytes that a request names, or None if it names none."""
+    """Return the remote key, address and length that a request names, or None if it names none."""
     if not (meaning.operation.remote and meaning.first) or len(packet.data) < packet.bth + BTH.size + RETH.size:
         return None
     va, key = _field(packet, BTH.size + RETH.va, 8), _field(packet, BTH.size + RETH.rkey, 4)
@@ -156,7 +156,7 @@ def _named(packet: Packet, meaning: Meaning) -> tuple[int, int, int] | None:
 
 
 def survey(file: PcapFile, address: Address | None) -> tuple[Address, Survey]:
-    """Read the whole file. Return the address, by default the one with most requests, and what its packets ask for."""
+    """Read the whole file. Return the address, by default the one with most requests, and the requests to it."""
     found: dict[Address, Survey] = {}
     requests: Counter[Address] = Counter()
     for packet in file:
@@ -183,10 +183,10 @@ def shown(address: Address | str) -> str:
 
 @dataclass(frozen=True)
 class Result:
-    """What became of the packets of a file. `address` is ALL for frames. `elsewhere` went to other addresses; `skipped`
-    are none, by the reason.
+    """The outcome of a replay.
 
-    `reasons` are the NIC's explanations of the requests that it refused.
+    `address` is ALL for frames. `elsewhere` counts packets to other addresses; `skipped` counts records that are no
+    packets, by reason. `reasons` are the NIC's explanations of the requests that it refused.
     """
 
     path: Path
@@ -199,7 +199,7 @@ class Result:
     reasons: list[str]
 
     def document(self) -> dict[str, object]:
-        """Return what --json prints."""
+        """Return the document that --json prints."""
         done = self.replayed
         return {
             "version": __version__, "file": str(self.path), "address": shown(self.address), "records": self.records,
@@ -290,7 +290,7 @@ def _port(address: Address, wanted: Survey, options: ReplayOptions) -> PortConfi
 
 
 def _asked(text: str, infiniband: bool) -> Address:
-    """Return the address that a user has given: an IP address or, on InfiniBand, a LID."""
+    """Parse the address that a user has given: an IP address or, on InfiniBand, a LID."""
     try:
         return int(text, 0) if infiniband else ip_address(text)
     except ValueError:

@@ -1,4 +1,4 @@
-"""How results are printed: perftest's columns, and JSON."""
+"""Print results: perftest's columns, and JSON."""
 
 from __future__ import annotations
 
@@ -99,13 +99,13 @@ class Table:
 
 
 def _fitting(value: float, width: int) -> str:
-    """Return a number with two decimals, or with none where they do not fit."""
+    """Return a number with two decimals, or without decimals if they do not fit."""
     text = f"{value:.2f}"
     return text if len(text) <= width else f"{value:.0f}"
 
 
 def preamble(run: Run, width: int | None = None) -> str:
-    """Describe what is measured between which ends, in two columns or, on a narrow terminal, in one."""
+    """Describe the measurement and its ends in two columns or, on a narrow terminal, in one."""
     options = run.options
     queue = run.queue
     together = "" if options.scope == ExecScope.THREAD else f", {options.scope.name.lower()} scope"
@@ -139,7 +139,7 @@ def flag_lines(results: Sequence[Result]) -> list[str]:
 
 
 def payload_lines(name: str, file_bytes: int, results: Sequence[Result]) -> list[str]:
-    """Describe what arrived of a payload file. Sizes with the same bytes share a line."""
+    """Describe what has arrived of a payload file. Sizes with the same bytes share a line."""
     groups: dict[tuple[int, str], list[int]] = {}
     for result in results:
         check = result.check
@@ -160,7 +160,7 @@ def _span(sizes: list[int]) -> str:
 
 
 def _settings(run: Run) -> dict[str, object]:
-    """Return the settings of the run: chosen ones, and defaults that were resolved."""
+    """Return the settings of the run: those that were chosen, and the values of defaults."""
     options, queue, port = run.options, run.queue, run.options.nic_port
     return {
         "sizes": list(options.sizes),

@@ -12,7 +12,7 @@ Part = tuple[int, int, float]  # messages, bytes and seconds of one launch
 
 @dataclass(frozen=True)
 class Check:
-    """Whether the receiver holds what was sent. `problem` describes the first difference.
+    """Whether the receiver's data equal the sender's. `problem` describes the first difference.
 
     `payload_bytes` and `sha256` describe the receiver's data when a file was sent. `flag` is the count of the server's
     flags, for benchmarks whose original prints it.

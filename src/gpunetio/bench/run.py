@@ -27,7 +27,7 @@ from .side import Side
 from .trace import Trace
 from .words import Order, Words
 
-BUFFER_BYTES = 4 << 20  # of data at each end, which fits in caches; more messages reuse the slots
+BUFFER_BYTES = 4 << 20  # of data at each end, so that they fit in caches; more messages reuse the slots
 PART_MESSAGES = 1 << 16  # of one launch, at most
 PART_BYTES = 1 << 30
 ENDLESS = 1 << 32  # messages: enough for any duration, and their bytes fit in 62 bits
@@ -49,7 +49,7 @@ class Run(Launcher, ABC):
         self.options = options
         self.trace: Trace | None = None
         self.counts: list[Words | Order] = []
-        self._held: list[Side] = []  # with the regions that kernels name by their keys
+        self._held: list[Side] = []  # keeps the regions whose keys kernels use
         try:
             self._file, self.payload_bytes = self._open_payload(options.payload)
             self.ctx = self._stack.enter_context(open_device(options.device, port=options.nic_port))
@@ -75,7 +75,7 @@ class Run(Launcher, ABC):
 
     @property
     def queue(self) -> ExportedQp:
-        """Return one of the queue pairs, which are all alike."""
+        """Return one of the queue pairs, which all have the same attributes."""
         return self._qps[0]
 
     @property
@@ -149,7 +149,7 @@ class Run(Launcher, ABC):
         self.marks = self._alloc(PART_MESSAGES)
 
     def _list_ends(self, rows: Sequence[End]) -> None:
-        """List these ends for kernels. Each end has its own block if the server has a kernel, too."""
+        """List these ends for kernels. Each end has its own block if the server also has a kernel."""
         answers = self.options.benchmark.answers
         self._sides = len(rows) // self.options.qps if answers else 1
         self._begins_as_client = bool(rows[0].client)
@@ -172,7 +172,7 @@ class Run(Launcher, ABC):
     # --- data --------------------------------------------------------------------------------------------------------
 
     def messages(self, size: int) -> int:
-        """Return the messages of one size: the iterations, what the file needs, or more than a duration allows."""
+        """Return the messages of one size: the iterations, the file's number, or more than a duration allows."""
         if self.options.duration is not None:
             return ENDLESS
         if self.payload_bytes is None:
@@ -194,7 +194,7 @@ class Run(Launcher, ABC):
         return max(self.slots(size) * size for size in self.options.sizes)
 
     def most(self, data: Data) -> int:
-        """Return the most messages of one launch. Those of a file, or that arrive in any order, use each slot once."""
+        """Return the most messages of one launch. For a file, or with any order of arrival, each slot is used once."""
         if self.payload_bytes is not None or self.options.benchmark.two_sided:
             return data.slots
         return max(1, min(PART_MESSAGES, PART_BYTES // data.size))

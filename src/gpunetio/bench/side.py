@@ -28,7 +28,7 @@ def _before_hopper(gpu: Gpu) -> bool:
 
 @dataclass(frozen=True)
 class Shown:
-    """What the other end must know of this end's memory: data and words."""
+    """The description of this end's memory for the other end: data and words."""
 
     address: int
     rkey: int
@@ -86,7 +86,7 @@ class Side:
             ))  # fmt: skip
 
     def _keep(self, queues: list[ExportedQp], queue: ExportedQp) -> None:
-        self._stack.callback(queue.close)  # before the memory that its WQEs name is freed
+        self._stack.callback(queue.close)  # must happen before the memory named by its WQEs is freed
         queues.append(queue)
 
     @property
@@ -101,11 +101,11 @@ class Side:
 
     @property
     def shown(self) -> Shown:
-        """Return what the other end must know."""
+        """Return the description of this end's memory."""
         return Shown(self.back.device_address, self.back_mr.rkey, self.words.device_address, self.words_mr.rkey)
 
     def rows(self, far: Shown, marks: GpuMemory | None, notes: GpuMemory) -> list[End]:
-        """Return what kernels must know of this end, one row per queue."""
+        """Return one row per queue, which describes this end to kernels."""
         words = self.words.device_address
         return [
             End(
@@ -131,7 +131,7 @@ class Side:
         return options.benchmark.reads and options.payload_memory is MemType.GPU and _before_hopper(self._gpu)
 
     def counts(self, notes: np.ndarray) -> list[Words | Order]:
-        """Return the words of this end that tell which messages arrived.
+        """Return the words of this end that show which messages arrived.
 
         `notes` is what a receiving kernel recorded.
         """

@@ -2,7 +2,7 @@
 
 Each thread that takes timestamps has a part of its own: how many operations it may note, how many it has noted, how
 many of those it has seen complete, and a row for each. An operation counts as complete when the thread notices it. The
-thread looks after each post, and waits for the rest when it has posted everything. With `part` 0 no timestamps are
+thread checks after each post, and waits for the rest when it has posted everything. With `part` 0 no timestamps are
 taken, which costs one comparison per operation.
 """
 
@@ -23,7 +23,7 @@ def part_bytes(limit: int) -> int:
 
 
 def prepared(threads: int, limit: int) -> np.ndarray:
-    """Return the parts of so many threads, with nothing noted."""
+    """Return empty parts for this many threads."""
     parts = np.zeros((threads, part_bytes(limit) // 8), np.int64)
     parts[:, LIMIT // 8] = limit
     return parts

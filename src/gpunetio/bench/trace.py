@@ -1,4 +1,4 @@
-"""When single operations began, were posted and were complete: kept for each size, and written as a Chrome trace.
+"""Record when single operations began, were posted and were complete, and write them as a Chrome trace.
 
 The file is JSON in the Trace Event Format, which chrome://tracing and ui.perfetto.dev open. A size is a process there.
 A kernel thread is two threads: one shows the posts, the other the time from one completion to the next. In that format,
@@ -89,7 +89,7 @@ def _span(name: str, pid: int, tid: int, begin: int, end: int, arguments: dict[s
 
 
 def check(path: Path) -> None:
-    """Raise an error if the trace cannot be written there. Called before anything is measured."""
+    """Raise an error if the trace cannot be written there. Call this before measuring."""
     if not path.absolute().parent.is_dir():
         raise NotFoundError(f"--trace {path}: there is no directory {path.absolute().parent}")
     if path.is_dir():

@@ -1,4 +1,4 @@
-"""A trace as a picture: for each size, what the threads did when, and how long operations took."""
+"""Plot a trace: for each size, the activity of threads over time, and the duration of operations."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _POST, _FLIGHT = "tab:blue", "tab:orange"
 
 def draw(path: Path, title: str, trace: Trace) -> None:
     """Draw the picture in the format that the suffix names."""
-    from matplotlib.figure import Figure  # without pyplot there is no window, and no display is needed
+    from matplotlib.figure import Figure  # without pyplot, no window opens and no display is needed
 
     shown = [(size, threads) for size, threads in trace.sizes.items() if threads][:_SIZES]
     heights = [1.6 + 0.7 * min(len(threads), _THREADS) for _, threads in shown] or [2.0]

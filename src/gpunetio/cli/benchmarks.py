@@ -149,7 +149,7 @@ class _Output:
         click.echo(f"Waiting for a client on {address} port {port} …", err=self.as_json)
 
     def begin(self, run: Run) -> None:
-        """Print the header: the run is ready."""
+        """Print the header when the run is ready."""
         from ..bench import report
 
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None

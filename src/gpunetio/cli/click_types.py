@@ -1,4 +1,4 @@
-"""Types for what click has none for."""
+"""Types that click lacks."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any, TypeVar
 
 import click
 
-# What its decorators decorate: a command, or the function that becomes one.
+# The argument of click's decorators: a command, or the function that becomes one.
 Decorated = TypeVar("Decorated", bound=Callable[..., object] | click.Command)
-Values = dict[str, Any]  # what it has parsed, by the name of the parameter
+Values = dict[str, Any]  # parsed values, by the name of the parameter
 
 
 class Number(click.ParamType):

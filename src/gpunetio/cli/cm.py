@@ -13,7 +13,7 @@ from .ports import nic_port, port_options
 
 
 def _port(default: int) -> Callable[[Decorated], Decorated]:
-    """Return the option for the port of the connection manager, which is none of TCP."""
+    """Return the option for the port of the connection manager, which is not a TCP port."""
     return click.option(
         "-p", "--port", type=click.IntRange(1, 65535), default=default, show_default=True, metavar="PORT",
         help="RDMA port where the server listens.",

@@ -10,7 +10,7 @@ import click
 
 from .failures import guarded, writing
 
-PATIENCE = 1.0  # seconds without a word
+PATIENCE = 1.0  # seconds without output
 KINDS = ("ltoir", "ptx", "cubin")
 
 

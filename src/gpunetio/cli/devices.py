@@ -47,7 +47,7 @@ def devices(wanted: str | None, names_only: bool, verbose: bool, as_json: bool) 
     if verbose and not as_json and any(info.provider == "soft" for info in listed.values()):
         from ..nic.observe.running import running
 
-        live = running()  # of all names at once: some may not answer
+        live = running()  # of all names at once, because some may not answer
     documents = []
     for name in [wanted] if wanted else listed:
         with open_device(name) as ctx:
@@ -61,7 +61,7 @@ def devices(wanted: str | None, names_only: bool, verbose: bool, as_json: bool) 
 
 
 def _document(ctx: Context) -> dict[str, object]:
-    """Return what --json prints of a device: its attributes, and its ports with their GIDs."""
+    """Return the document that --json prints for a device: its attributes, and its ports with their GIDs."""
     device = ctx.query_device()
     attributes = dataclasses.asdict(device) | {
         "node_guid": _guid(device.node_guid),

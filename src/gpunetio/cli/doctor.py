@@ -1,4 +1,4 @@
-"""`gpunetio doctor`: whether this machine is ready, and what to do if it is not."""
+"""`gpunetio doctor`: check whether this machine is ready, and say what to do if it is not."""
 
 from __future__ import annotations
 

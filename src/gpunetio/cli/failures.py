@@ -1,4 +1,4 @@
-"""How commands end after an error: one line on stderr, and an exit status."""
+"""Report errors of commands: one line on stderr, and an exit status."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def guarded(command: Callable[_Given, _Result]) -> Callable[_Given, _Result]:
 
 
 class OneLineUsage(click.Group):
-    """A group whose usage errors also have one line."""
+    """A group whose usage errors also take one line."""
 
     def invoke(self, ctx: click.Context) -> object:
         """Run the command, whose arguments are parsed here."""

@@ -1,4 +1,4 @@
-"""`gpunetio flow`: the flow tables of running software NICs, their rules, and what these have counted."""
+"""`gpunetio flow`: the flow tables of running software NICs, their rules, and the counts of these."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _COLUMNS = (
     ("order", True), ("match", False), ("to", False), ("tag", True), ("counter", True), ("packets", True),
     ("bytes", True), ("group", True),
 )  # fmt: skip
-_MATTER = 7  # of them: those that are shown unless more are wanted
+_MATTER = 7  # columns that are shown unless more are wanted
 
 
 @click.command()
@@ -81,9 +81,9 @@ def _unknown(wanted: int, nics: list[Rules]) -> None:
 
 @dataclass(frozen=True)
 class Target:
-    """Where a rule or a miss leads: its kind, its number, and the RQs among which a hash of `fields` chooses."""
+    """The target of a rule or a miss: its kind, its number, and the RQs among which a hash of `fields` chooses."""
 
-    kind: str  # drop, table, kernel: a table that leaves all to the NIC, tir
+    kind: str  # drop, table, tir, or kernel: a table that leaves everything to the NIC
     number: int = 0
     rqns: tuple[int, ...] = ()
     fields: tuple[str, ...] = ()
@@ -98,7 +98,7 @@ class Target:
         return f"table {self.number:#x}" if self.kind == "table" else self.kind
 
     def document(self) -> dict[str, object]:
-        """Return what --json prints."""
+        """Return the document that --json prints."""
         return {"kind": self.kind, "number": self.number, "rqns": [*self.rqns], "hash": [*self.fields]}
 
 
@@ -107,7 +107,7 @@ def _masks(groups: list[np.void]) -> dict[int, bytes]:
 
 
 def _check(nic: Observed) -> None:
-    """Refuse tables of another process that are not as `observe.rules` has them, or that do not fit together."""
+    """Refuse tables of another process that do not have the form of `observe.rules`, or that are inconsistent."""
     from ..errors import InvalidValueError
     from ..nic.observe.rules import TABLES
 
@@ -118,7 +118,7 @@ def _check(nic: Observed) -> None:
 
 
 def _misfit(rows: Mapping[str, np.ndarray]) -> str:
-    """Return what does not fit together; "" if everything does."""
+    """Return what is inconsistent; "" if nothing is."""
     from ..nic.state.flow import Fate
 
     rules, groups = rows["flow_rules"], rows["flow_groups"]
@@ -135,7 +135,7 @@ def _misfit(rows: Mapping[str, np.ndarray]) -> str:
 
 
 class Rules:
-    """The rules of a NIC at one moment. `tables` are its flow tables by number, as packets may come to them."""
+    """The rules of a NIC at one moment. `tables` are its flow tables by number, in the order of packets' paths."""
 
     name: str
     pid: int
@@ -157,7 +157,7 @@ class Rules:
         self.tables = {number: tables[number] for number in self._walk(tables)}
 
     def _walk(self, tables: dict[int, np.void]) -> Iterable[int]:
-        """Return the numbers of all tables: the root, what is behind it, where its rules lead …; others last."""
+        """Return the numbers of all tables: the root, its miss table, the targets of its rules …; others last."""
         from ..nic.state.flow import Fate
 
         order: dict[int, None] = {}
@@ -184,14 +184,14 @@ class Rules:
         return self._table(number) if fate == Fate.JUMP else Target("drop")
 
     def _table(self, number: int) -> Target:
-        """Return the target that is a table, or none: then packets go where they go without rules."""
+        """Return a table as a target. If there is none, or an empty one, packets go where they go without rules."""
         return Target("kernel" if number == 0 or number in self._empty else "table", number)
 
     def _shown(self, wanted: int | None) -> list[int]:
         return [number for number in self.tables if wanted in (None, number)]
 
     def _some(self, number: int, limit: int | None) -> list[np.void]:
-        """Return the first rules of a table, in the order in which they decide."""
+        """Return the first rules of a table, in the order of their precedence."""
         return [*self._rules[self._rules["table_id"] == number][:limit]]
 
     def _groups_of(self, number: int) -> list[np.void]:
@@ -254,7 +254,7 @@ class Rules:
     # --- JSON ------------------------------------------------------------------------------------------------------
 
     def document(self, wanted: int | None, limit: int | None) -> dict[str, object]:
-        """Return what --json prints."""
+        """Return the document that --json prints."""
         return {
             "device": self.name, "pid": self.pid, "no_ethernet": self._no_ethernet or None, "root": self._root or None,
             "tables": [self._table_document(number, limit) for number in self._shown(wanted)],

@@ -1,7 +1,7 @@
-"""Flow rules in words: what a mask compares, and which values match.
+"""Flow rules in words: the fields that a mask compares, and the values that match.
 
 A mask and a value are the words that flow tables compare (`nic.state.flow.MATCHED`). Fields have the names of the PRM,
-but MACs, which it cuts in two, are `dmac` and `smac`, and addresses have the version of IP in their name.
+except that MACs, which the PRM splits in two, are `dmac` and `smac`, and addresses have the IP version in their name.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..nic.state.flow import MATCHED
 
 _IPV6, _ETHER_TYPE_IPV6 = 6, 0x86DD
 _IPV4_BITS = 32
-_CUT = {"mac_47_16": 16, "mac_15_0": 0}  # parts of a MAC, and where they are in it
+_CUT = {"mac_47_16": 16, "mac_15_0": 0}  # parts of a MAC, and their bit offsets in it
 _HEX = "ethertype", "tcp_flags"
 
 
@@ -32,7 +32,7 @@ class Compared:
 
     @property
     def values(self) -> tuple[int | str, int | str]:
-        """Return value and mask as JSON has them: addresses as text."""
+        """Return value and mask in the form for JSON, with addresses as text."""
         text = _ADDRESSES.get(self.name)
         return (text(self.value), text(self.mask)) if text else (self.value, self.mask)
 
@@ -68,7 +68,7 @@ _ADDRESSES: dict[str, Callable[[int], str]] = {
 
 
 def _leaves(struct: BitStruct, at: int = 0) -> Iterator[tuple[str, int, int]]:
-    """Yield name, first bit and width of each field that is no structure."""
+    """Yield name, first bit and width of each field that is not a structure."""
     for field in struct.fields.values():
         if field.struct:
             yield from _leaves(field.struct, at + field.offset)
@@ -77,7 +77,7 @@ def _leaves(struct: BitStruct, at: int = 0) -> Iterator[tuple[str, int, int]]:
 
 
 def _places() -> dict[str, tuple[int, int]]:
-    """Return how far the fields that are compared are from the end of the words, in bits, and their widths."""
+    """Return the distance of each compared field from the end of the words, in bits, and its width."""
     places: dict[str, tuple[int, int]] = {}
     left = 8 * sum(size for _, size in MATCHED)
     for first, size in MATCHED:
@@ -93,7 +93,7 @@ _PLACES = _places()
 
 @functools.cache
 def _parts(mask: bytes) -> tuple[tuple[str, int, int, bool], ...]:
-    """Return the fields of which a mask has bits: name, place, these bits, and whether they are all."""
+    """Return the fields in which a mask has bits: name, place, these bits, and whether they are all of the field."""
     bits, found = int.from_bytes(mask, "big"), []
     for name, (shift, width) in _PLACES.items():
         full = (1 << width) - 1
@@ -103,7 +103,7 @@ def _parts(mask: bytes) -> tuple[tuple[str, int, int, bool], ...]:
 
 
 def compared(mask: bytes, value: bytes = b"") -> list[Compared]:
-    """Return the fields that a mask compares, in their order in a packet, and what they must be."""
+    """Return the fields that a mask compares, in their order in a packet, with their values."""
     values = int.from_bytes(value, "big")
     found = {name: Compared(name, values >> shift & here, here, full) for name, shift, here, full in _parts(mask)}
     made: dict[str, Compared] = {}
@@ -126,7 +126,7 @@ def _join_mac(made: dict[str, Compared], part: Compared) -> None:
 
 
 def _address(field: Compared, found: dict[str, Compared]) -> Compared:
-    """Return an address with the version of IP that the match says. IPv4 has the last four of its bytes."""
+    """Return an address with the IP version that the match implies. IPv4 uses the last four bytes."""
     version, kind = found.get("ip_version"), found.get("ethertype")
     six = (version is not None and version.value == _IPV6) or (kind is not None and kind.value == _ETHER_TYPE_IPV6)
     if six or field.mask >> _IPV4_BITS:

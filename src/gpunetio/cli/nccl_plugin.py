@@ -1,4 +1,4 @@
-"""`gpunetio nccl-plugin`: the library by which NCCL's kernels use software NICs."""
+"""`gpunetio nccl-plugin`: the library that lets NCCL's kernels use software NICs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .failures import guarded
 @click.command("nccl-plugin")
 @guarded
 def nccl_plugin() -> None:
-    """Print the path of the plugin by which NCCL's kernels use a software NIC (GIN, type GDAKI).
+    """Print the path of the plugin that lets NCCL's kernels use a software NIC (GIN, type GDAKI).
 
     \b
         export NCCL_GIN_PLUGIN=$(gpunetio nccl-plugin) NCCL_GIN_TYPE=3

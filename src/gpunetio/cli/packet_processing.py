@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from ..packet_processing.statistics import Report
 
-_LIVE_SECONDS = 1.0  # between two pictures of the dashboard on a terminal
+_LIVE_SECONDS = 1.0  # between two updates of the dashboard on a terminal
 
 
 @click.command("packet_processing", context_settings={"max_content_width": 120})
@@ -96,7 +96,10 @@ def _print(report: Report) -> None:
 
 
 def _dashboard(stack: ExitStack) -> tuple[float, Callable[[Report], None]]:
-    """Return what shows a report as a table: on a terminal in place, every second, and otherwise one below another."""
+    """Return the interval and a function that shows a report as a table.
+
+    On a terminal, the table is updated in place every second; otherwise, tables are printed one after another.
+    """
     from ..packet_processing.dashboard import COLUMNS, rows
     from ..packet_processing.statistics import PRINT_SECONDS
 

@@ -23,7 +23,7 @@ class Wire(click.ParamType):
     choices: tuple[str, ...] = tuple(spell(name) for name, kind in WIRES.items() if not kind.file)
 
     def get_metavar(self, *_: object, **__: object) -> str:
-        """Return what the help shows. Its arguments depend on click's version."""
+        """Return the placeholder for the help. The arguments depend on click's version."""
         return f"[{'|'.join(self.choices)}]"
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
@@ -41,12 +41,12 @@ _AUTO = "auto"
 
 
 class NicEngine(click.ParamType):
-    """Where a software NIC makes its turns."""
+    """The place where a software NIC's engine runs."""
 
     name = "engine"
 
     def get_metavar(self, *_: object, **__: object) -> str:
-        """Return what the help shows. Its arguments depend on click's version."""
+        """Return the placeholder for the help. The arguments depend on click's version."""
         return f"[{'|'.join((*ENGINES, _AUTO))}]"
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
@@ -114,7 +114,7 @@ def tcp_port(*names: str, default: int = 18515) -> Callable[[Decorated], Decorat
 
 
 def _engine(values: Values) -> str:
-    """Return where the NIC makes its turns."""
+    """Return the place where the NIC's engine runs."""
     if values["engine"] != _AUTO:
         return values["engine"]
     if not WIRES[values["wire"].partition(":")[0]].neighbours:

@@ -112,7 +112,7 @@ def _check_files(values: Values) -> None:
 
 
 def _check_server(values: Values) -> None:
-    """Raise UsageError unless the address of the server goes with the other options."""
+    """Raise UsageError unless the server's address fits the other options."""
     server, kind = values["server"], values["kind"]
     if server is None:
         return
@@ -127,7 +127,7 @@ def _check_server(values: Values) -> None:
 
 
 def _enter_pressed() -> bool:
-    """Return whether Enter was pressed since the last call, where somebody could."""
+    """Return whether Enter was pressed since the last call, if stdin is a terminal."""
     if sys.stdin is None or not sys.stdin.isatty() or not select.select([sys.stdin], [], [], 0)[0]:
         return False
     sys.stdin.readline()

@@ -46,7 +46,7 @@ def rdma_client_server_write(**values: Any) -> None:
 
 
 def _check_address(values: dict[str, Any]) -> None:
-    """Raise a usage error unless the server's address is there if it is needed, and is of its kind."""
+    """Raise a usage error unless the server's address is given if it is needed, and has the right form."""
     address, kind = values["server_addr"], values["server_addr_type"]
     if not values["use_cm"] or values["server"] is None:
         if address is not None:

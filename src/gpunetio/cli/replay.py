@@ -1,4 +1,4 @@
-"""`gpunetio replay`: the packets of a capture file, put into a software NIC."""
+"""`gpunetio replay`: send the packets of a capture file to a software NIC."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def replay(
 ) -> None:
     """Replay the RoCE v2 or InfiniBand packets of a pcap file to a software NIC, or all its Ethernet frames.
 
-    The NIC has the address, queue pairs and memory regions that the packets ask for. The end tells how many packets it
-    took, answered, and refused, and why.
+    The NIC has the address, queue pairs and memory regions that the packets ask for. At the end, the command reports
+    how many packets the NIC took, answered, and refused, and why.
     """
     from ..bench.replay import ReplayOptions, run
 

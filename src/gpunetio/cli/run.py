@@ -1,4 +1,4 @@
-"""`gpunetio run` and `gpunetio drop-in`: programs of libibverbs, with software NICs in place of RDMA devices."""
+"""`gpunetio run` and `gpunetio drop-in`: run programs of libibverbs, with software NICs in place of RDMA devices."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def _port(port: PortConfig, n: int, nics: int) -> PortConfig:
 
 
 def _become(program: tuple[str, ...], variables: dict[str, str]) -> NoReturn:
-    """Execute the program in place of this process, so that its parent, its descriptors and its signals are as usual.
+    """Execute the program in place of this process, so that it has the usual parent, descriptors and signals.
 
     NotFoundError if it cannot be executed.
     """

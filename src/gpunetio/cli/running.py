@@ -1,4 +1,4 @@
-"""What `stat`, `show` and `flow` share: the choice of NICs, and the printing of tables."""
+"""The common parts of `stat`, `show` and `flow`: selecting NICs, and printing tables."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ def find(device: str | None, pid: int | None) -> list[Observed]:
 
 
 _GAP = 2  # characters between two columns
-_FOLDED = {"match": 18, "to": 14, "rights": 16}  # columns of long texts, and how narrow these may become
+_FOLDED = {"match": 18, "to": 14, "rights": 16}  # columns with long texts, and their minimum widths
 
 wide_option = click.option("--wide", is_flag=True, help="Show all columns. Lines may be longer than the terminal.")
 
 
 def console() -> Console:
-    """Return a console that prints to the present stdout."""
+    """Return a console that prints to the current stdout."""
     from rich.console import Console
 
     width = None if sys.stdout.isatty() else PIPE_WIDTH
@@ -74,7 +74,7 @@ def table(columns: Iterable[tuple[str, bool]], rows: Iterable[Sequence[str]], ti
 
 
 def print_table(out: Console, columns: Sequence[tuple[str, bool]], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table. Long texts are folded to fit the console, and nothing is ever cut: lines become longer instead."""
+    """Print a table. Long texts are folded to fit the console. Nothing is ever cut off: lines become longer instead."""
     widths = [max(map(len, cells)) for cells in zip([heading for heading, _ in columns], *rows)]
     least = sum(
         min(width, _FOLDED.get(heading, width)) + _GAP for width, (heading, _) in zip(widths, columns, strict=True)

@@ -45,7 +45,7 @@ IP_VERSIONS = {"IPv4": 4, "IP4": 4, "IPv6": 6, "IP6": 6, "GID": 6}  # by -sat; a
 
 
 def server_address_type(name: str) -> Callable[[Decorated], Decorated]:
-    """Return the option -sat, the value of which is a key of IP_VERSIONS."""
+    """Return the option -sat, whose value is a key of IP_VERSIONS."""
     return click.option(
         "-sat", "--server-addr-type", name, type=click.Choice(list(IP_VERSIONS), case_sensitive=False), default="IPv4",
         show_default=True, help="What kind of address -sa is.",
@@ -144,7 +144,7 @@ class _Echo(logging.Handler):
 
 @contextmanager
 def messages(values: Values, package: str = "samples") -> Iterator[None]:
-    """Show the messages of the sample, which is in `package`, and set both levels, as the options say."""
+    """Show the messages of the sample, which is in `package`, and set both log levels, as the options say."""
     from .. import log
 
     level, sdk_level = values["log_level"], values["sdk_log_level"]

@@ -1,4 +1,4 @@
-"""`gpunetio selftest`: test what the device library relies on."""
+"""`gpunetio selftest`: test the machine's properties that the device library relies on."""
 
 from __future__ import annotations
 

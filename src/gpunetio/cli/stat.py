@@ -125,7 +125,7 @@ def _rates(counters: dict[str, int], past: dict[str, int], passed: float) -> dic
 
 
 class _Watch:
-    """Samples the selected NICs again and again."""
+    """Samples the selected NICs repeatedly."""
 
     def __init__(self, device: str | None, pid: int | None, all_counters: bool):
         self._device, self._pid, self._all = device, pid, all_counters
@@ -143,7 +143,7 @@ class _Watch:
         return self
 
     def documents(self) -> list[dict]:
-        """Return what --json prints."""
+        """Return the documents that --json prints."""
         return [
             {
                 "device": sample.device, "pid": sample.pid, "addresses": sample.addresses, "counters": sample.counters,

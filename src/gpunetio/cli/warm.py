@@ -1,4 +1,4 @@
-"""`gpunetio warm`: compile for the host what the commands need, so that no command has to."""
+"""`gpunetio warm`: compile the host code of all commands, so that no command has to compile it."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ import click
 
 from .failures import guarded
 
-REST_SECONDS = 600.0  # what is not compiled by then, this process compiles
-MOST_PROCESSES = 6  # more have nothing to do before the slowest function is compiled
+REST_SECONDS = 600.0  # afterwards, this process compiles what is missing
+MOST_PROCESSES = 6  # more would idle until the slowest function is compiled
 
 
 class Names(Protocol):
     """A queue of names."""
 
     def get(self) -> str:
-        """Return the next one, when there is one."""
+        """Return the next name, as soon as there is one."""
         ...
 
 
@@ -31,8 +31,8 @@ class Names(Protocol):
 def warm() -> None:
     """Compile for the host what the other commands run there: the NIC and their kernels.
 
-    If the package came with compiled code, that code is for many processors, and this one's is used from now on. Code
-    compiled for a GPU is not kept: each run compiles it again.
+    If the package came with compiled code, that code is for many processors; code compiled for this one is used from
+    now on. Code compiled for a GPU is not kept: each run compiles it again.
     """
     from ..jit import prebuilt
 
@@ -42,7 +42,7 @@ def warm() -> None:
 
 def _warm() -> None:
     start = time.monotonic()
-    with _all_compiled_elsewhere():  # and imported here meanwhile
+    with _all_compiled_elsewhere():  # and meanwhile imported here
         from ..bench.litmus import Litmus
         from ..bench.loopback import Loopback
         from ..bench.measure import measure
@@ -53,7 +53,7 @@ def _warm() -> None:
         from ..samples import verbs_dpa
         from ..verbs import open as open_device
     for compile_one in _all_that_is_compiled().values():
-        compile_one()  # by now, the code is in the cache
+        compile_one()  # the code is in the cache by now
     for benchmark in BENCHMARKS.values():
         with Loopback(Options(benchmark=benchmark, sizes=(64,), gpu="host", iterations=8)) as run:
             measure(run, 0, 64)
@@ -74,7 +74,7 @@ def _warm() -> None:
 
 @contextlib.contextmanager
 def _all_compiled_elsewhere() -> Iterator[None]:
-    """Compile in processes of their own, one for each core: LLVM uses one. Wait for them at the end."""
+    """Compile in separate processes, one per core, because LLVM uses one. Wait for them at the end."""
     made = get_context("spawn")
     names = made.SimpleQueue()
     count = min(MOST_PROCESSES, len(os.sched_getaffinity(0)))
@@ -96,15 +96,15 @@ def _all_compiled_elsewhere() -> Iterator[None]:
 
 
 def _compile(names: Names) -> None:
-    """Compile what has these names, up to an empty one."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # the terminal interrupts all, and one of them tells
+    """Compile the functions with these names, until an empty name."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl+C reaches all processes, and the parent reports it
     known = _all_that_is_compiled()
     while name := names.get():
         known[name]()
 
 
 def _all_that_is_compiled() -> dict[str, Callable[[], object]]:
-    """Return what compiles the NIC, and the kernels of the benchmarks and the samples, the slowest first."""
+    """Return functions that compile the NIC and the kernels of benchmarks and samples, by name, the slowest first."""
     from ..bench.kernels.catalog import KERNELS
     from ..bench.kernels.pingpong import pingpong
     from ..bench.litmus import post_stamped
@@ -133,7 +133,7 @@ def _all_that_is_compiled() -> dict[str, Callable[[], object]]:
 
 
 def _post() -> None:
-    """Compile the CPU data path: use it once, with a queue pair that is connected to itself."""
+    """Compile the data path of the CPU by using it once, on a queue pair that is connected to itself."""
     from .. import verbs
     from ..enums import WrOpcode
 
@@ -147,7 +147,7 @@ def _post() -> None:
 
 
 def _send_and_receive() -> None:
-    """Compile what queues of Ethernet packets on the CPU run: send a packet to a queue of the same NIC."""
+    """Compile the data path of Ethernet queues on the CPU by sending a packet to a queue of the same NIC."""
     from ..eth import CpuTxq, ManagedRxq
     from ..flow import FlowPort, match
     from ..memory import HostMemory

@@ -1,4 +1,4 @@
-"""Connections by address and port: the InfiniBand connection manager, as Linux and librdmacm speak it (RDMA CM).
+"""RDMA CM: connections by address and port, with the InfiniBand connection manager protocol of Linux and librdmacm.
 
     with cm.listen(ctx, 7174) as listener:
         connection = listener.accept().accept(qp)

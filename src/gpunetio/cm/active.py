@@ -1,4 +1,4 @@
-"""The side that asks for a connection (IBTA 12.9.5)."""
+"""The active side, which requests a connection (IBTA 12.9.5)."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from .messages import Message
 from .path import Path
 from .times import Times, ack_timeout, seconds
 
-_ANY_LID = 0xFFFF  # the way leads through routers, as with RoCE it always may
+_ANY_LID = 0xFFFF  # the path may lead through routers, as always with RoCE
 
 
 class Active:
-    """Asks for connections: REQ, what the peer says to that, and RTU."""
+    """Requests connections: sends REQ and RTU, and handles the peer's replies."""
 
     def __init__(self, common: Common, ending: Ending):
         self._common, self._ending = common, ending
@@ -26,7 +26,7 @@ class Active:
     def connect(
         self, path: Path, port: int, own: Terms, private_data: bytes, times: Times, notify: Notify
     ) -> Communication:
-        """Send a REQ for a port of the peer."""
+        """Send a REQ for a port of the peer, and return the new communication."""
         check_private(Attribute.REQ, private_data, header=IP_CM.size)
         made = self._common.new(State.REQ_SENT, path, times, notify)
         made.own, made.data_path = own, path
@@ -41,14 +41,14 @@ class Active:
         return made
 
     def confirm(self, communication: Communication, private_data: bytes) -> None:
-        """Send the RTU: the queue pair is in RTS."""
+        """Send the RTU, because the queue pair is in RTS."""
         check_private(Attribute.RTU, private_data)
         check_state(communication, "confirming", State.REP_RECEIVED)
         communication.state = State.ESTABLISHED
         self._common.answer(communication, self._common.message(communication, Attribute.RTU, private_data))
 
     def on_mra(self, path: Path, message: Message) -> None:
-        """Wait longer: the peer takes its time."""
+        """Handle an MRA: wait longer, because the peer needs more time."""
         found = self._common.find(message, path)
         if found is None:
             return
@@ -64,11 +64,11 @@ class Active:
             self._common.timers.set(found, self._common.clock() + wait)
 
     def on_rep(self, path: Path, message: Message) -> None:
-        """Note the peer's terms. The program connects its queue pair now."""
+        """Handle a REP: store the peer's terms, and let the program connect its queue pair."""
         found = self._common.find(message, path)
         if found is None:
             return
-        if found.state is State.ESTABLISHED and found.listener is None:  # the RTU got lost
+        if found.state is State.ESTABLISHED and found.listener is None:  # the RTU was lost
             self._common.send(found.path, found.mad)
         if found.state not in ASKING or found.own is None:
             return
@@ -95,7 +95,7 @@ class Active:
 
 
 def request_of(own: Terms, times: Times, service: int, path: Path, source: bytes) -> Fields:
-    """Return what a REQ says of a connection from the address `source`, besides the names of this end."""
+    """Return the fields of a REQ for a connection from the GID `source`, except this end's ID and GUID."""
     return {
         "service_id": service,
         "local_qpn": own.qpn,

@@ -1,4 +1,4 @@
-"""Addresses as programs write them, and as GIDs."""
+"""Conversion between GIDs and addresses as programs write them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LAST_PORT = 0xFFFF
 
 
 def gid_of(address: str | IPv4Address | IPv6Address) -> bytes:
-    """Return the GID of an address: an IPv4 address becomes ::ffff:a.b.c.d. A GID may be written as IPv6 address."""
+    """Convert an address to a GID. IPv4 becomes ::ffff:a.b.c.d; a GID can be written as an IPv6 address."""
     try:
         found = ip_address(address)
     except ValueError:
@@ -23,12 +23,12 @@ def gid_of(address: str | IPv4Address | IPv6Address) -> bytes:
 
 
 def text_of(gid: bytes) -> str:
-    """Return a GID as an address."""
+    """Convert a GID to an address, as text."""
     return str(IPv4Address(gid[len(IPV4_MAPPED) :]) if gid.startswith(IPV4_MAPPED) else IPv6Address(gid))
 
 
 def own_gid(ctx: Context, port_num: int, gid_index: int) -> bytes:
-    """Return an address of this end. NotFoundError if the entry of the GID table is empty."""
+    """Return the GID at an index of this end's GID table. NotFoundError if the entry is empty."""
     gid = ctx.query_gid(port_num, gid_index)
     if not any(gid):
         raise NotFoundError(
@@ -39,10 +39,10 @@ def own_gid(ctx: Context, port_num: int, gid_index: int) -> bytes:
 
 
 def context_of(where: Context | PD) -> Context:
-    """Return the context at which, or at whose domain, a program listens or asks."""
+    """Return the context given to `listen` or `resolve`, or the context of the given PD."""
     return instance("where", where, Context, PD).ctx
 
 
 def check_port(port: int) -> int:
-    """Return the port of a service. InvalidValueError unless it is one."""
+    """Return the port of a service. InvalidValueError unless it is from 1 to 65535."""
     return within("port", port, 1, _LAST_PORT)

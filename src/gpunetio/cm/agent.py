@@ -1,4 +1,4 @@
-"""The connection manager of a port at work: its queue pair 1, a thread, and the clock."""
+"""The connection manager of a port: its state machine, driven by a thread, the clock and queue pair 1."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ if TYPE_CHECKING:
 
 logger: logging.Logger = logging.getLogger("gpunetio.cm")
 
-_LONGEST_WAIT = 3600.0  # seconds, of which the lock takes only so many
+_LONGEST_WAIT = 3600.0  # seconds; a longer wait could exceed what a lock accepts
 
 T = TypeVar("T")
 
-_LAST_WORDS = 1.0  # seconds
+_LAST_WORDS = 1.0  # seconds that closing waits for peers' answers
 
-_AT_ONCE = 32  # messages that the machine takes in before others have their turn
-_RESTART = 1.0  # seconds between two tries to begin anew
+_AT_ONCE = 32  # messages that the machine handles before it releases the lock
+_RESTART = 1.0  # seconds between two attempts to restart
 
 _agents: dict[tuple[Context, int], Agent] = {}
-_opening = threading.Lock()  # of agents
+_opening = threading.Lock()  # held while an agent is created
 
 
 def _after_fork() -> None:
-    """Forget the parent's agents in a forked child, and the thread that opens one."""
+    """In a forked child, forget the parent's agents, and any lock held while one was being created."""
     global _opening
     _opening = threading.Lock()
     _agents.clear()
@@ -56,13 +56,13 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 class _Side(Protocol):
-    """Where the messages of a port are: what happens there, and the machine that knows."""
+    """The source of a port's messages, with the machine that handles them."""
 
     machine: Machine
 
     @property
     def changes(self) -> tuple[int, ...]:
-        """Return what differs after something has happened that somebody may wait for."""
+        """Return a value that differs after any change that a caller may be waiting for."""
         ...
 
     def fileno(self) -> int:
@@ -70,24 +70,24 @@ class _Side(Protocol):
         ...
 
     def listen(self) -> None:
-        """Take what has arrived. The agent's thread calls it, and nobody has to wait meanwhile."""
+        """Take what has arrived. The agent's thread calls this without the lock."""
         ...
 
     def handle(self) -> bool:
-        """Let the machine take in a part of what has arrived, and return whether more is left."""
+        """Let the machine handle part of what has arrived. Return whether more is left."""
         ...
 
     def find(self, path: Path, patience: float, tell: Tell) -> None:
-        """Find the address of a path (`Ways.find`)."""
+        """Find the way to a path's peer (`Ways.find`)."""
         ...
 
     def restart(self) -> None:
-        """Begin anew after an error. An error if that is not possible."""
+        """Restart after an error. Raise an error if that is not possible."""
         ...
 
 
 class _Own:
-    """Queue pair 1 is ours, as on the software NIC."""
+    """The side of a port whose queue pair 1 belongs to this process, as on the software NIC."""
 
     def __init__(self, ctx: Context, port: int, lock: threading.RLock, told: Callable[[], None], undo: ExitStack):
         self._services = GeneralServices(ctx, port, undo)
@@ -117,7 +117,7 @@ class _Own:
 
 
 class _Kernels:
-    """Queue pair 1 is the kernel's, which looks for addresses when it connects."""
+    """The side of a port whose queue pair 1 belongs to the kernel, which resolves addresses when it connects."""
 
     def __init__(self, ctx: Context, port: int, undo: ExitStack):
         self.machine = KernelMachine(ctx, port)
@@ -127,7 +127,7 @@ class _Kernels:
 
     @property
     def changes(self) -> tuple[int, ...]:
-        return (next(self._looks),)  # the kernel does not say
+        return (next(self._looks),)  # the kernel reports no changes, so assume one
 
     def listen(self) -> None:
         pass
@@ -147,9 +147,9 @@ def _nothing() -> None: ...
 
 
 class Agent(Handle):
-    """The connection manager of a port: messages come and go, and are resent in time.
+    """The connection manager of a port: sends, receives and resends messages.
 
-    Its users, listeners and connections, are closed with it. All of them hold `machine` in turn.
+    Closing it closes its users, the listeners and connections. They use `machine` one at a time.
     """
 
     _rank = -1  # the context closes it before any queue
@@ -162,7 +162,7 @@ class Agent(Handle):
         self.port = port
         lock = threading.RLock()
         self._changed = threading.Condition(lock)
-        self._told: set[Callable[[], None]] = set()  # what else is called after a change
+        self._told: set[Callable[[], None]] = set()  # also called after a change
         self._failure: DocaError | None = None
         self._stopping = False
         with ExitStack() as undo:
@@ -180,9 +180,9 @@ class Agent(Handle):
     @classmethod
     @deferred()
     def of(cls, ctx: Context, port: int = 1) -> Agent:
-        """Return the agent of a port, which the first user makes, and which is closed with the context.
+        """Return the agent of a port. The first call creates it; it closes with the context.
 
-        So a DREQ is sent again, and nothing is forgotten too early, when a program has closed its connections.
+        It lives on after a program has closed its connections, to resend DREQs and to keep connections in TIMEWAIT.
 
         InUseError if another program or context has the port's queue pair 1.
         """
@@ -195,10 +195,10 @@ class Agent(Handle):
 
     def find(self, path: Path, failed: Callable[[DocaError], None], found: Callable[[], None] = _nothing,
              patience: float = PATIENCE) -> None:  # fmt: skip
-        """Find the address of a path, and do not wait: `found` or `failed` is called, now or by a thread of the agent.
+        """Find the way to a path's peer without waiting. Call `found` or `failed`, now or in a thread of the agent.
 
-        NotFoundError if nobody answers within `patience` seconds. Queue pair 1 of a card is the kernel's, which finds
-        addresses itself: neither is called.
+        `failed` gets NotFoundError if nothing answers within `patience` seconds. On a card, neither is called: the
+        kernel owns queue pair 1 and resolves addresses itself.
         """
 
         def tell(what: AddressHandle | DocaError) -> None:
@@ -213,17 +213,18 @@ class Agent(Handle):
 
     @contextmanager
     def machine(self) -> Iterator[Machine]:
-        """Lend the machine to the caller alone. An error if the agent is closed, or has failed and does not recover."""
+        """Lend the machine to the caller exclusively. Raise the error of an agent that is closed or has failed."""
         with self._changed:
             self._check()
             yield self._machine
             self._tell()
-            os.eventfd_write(self._wake, 1)  # its next deadline may be another one
+            os.eventfd_write(self._wake, 1)  # the machine's next deadline may have changed
 
     def wait(self, ready: Callable[[], T | None], timeout: float, what: str) -> T:
-        """Return what `ready` returns when that is not None. `ready` is called while nobody has the machine.
+        """Wait until `ready()` returns something other than None, and return that. `ready` is called under the lock.
 
-        TimedOutError, which says `what` did not come, after `timeout` seconds. An error as in `machine`.
+        TimedOutError after `timeout` seconds; its message says that `what` did not come. Other errors are as in
+        `machine`.
         """
         end = deadline(timeout)
         with self._changed:
@@ -235,11 +236,11 @@ class Agent(Handle):
             return found
 
     def quiet(self, timeout: float) -> None:
-        """Wait until no peer has to answer. TimedOutError after `timeout` seconds."""
+        """Wait until no peer owes an answer. TimedOutError after `timeout` seconds."""
         self.wait(lambda: True if self._machine.quiet else None, timeout, "the answers to disconnecting")
 
     async def wait_async(self, ready: Callable[[], T | None], timeout: float, what: str) -> T:
-        """Return what `wait` returns, without blocking asyncio's event loop."""
+        """Wait as `wait` does, without blocking asyncio's event loop."""
         timeout = number("timeout", timeout)
         loop, changed = asyncio.get_running_loop(), asyncio.Event()
 
@@ -269,7 +270,7 @@ class Agent(Handle):
             raise again(self._failure)
 
     def _tell(self) -> None:
-        """Tell those who wait that something may have changed."""
+        """Wake everything that waits, because something may have changed."""
         self._changed.notify_all()
         for tell in self._told:
             tell()
@@ -290,9 +291,9 @@ class Agent(Handle):
                 due = self._recover(error)
 
     def _turn(self) -> float | None:
-        """Handle what has arrived and what is due. Return when the next is due; None when the agent is closed.
+        """Handle what has arrived and what is due. Return the time of the next deadline, or None once closed.
 
-        The lock is free while datagrams are taken, and after each few that are handled.
+        The lock is free while datagrams are taken from the queue pair, and after each batch that is handled.
         """
         _drain(self._wake)
         if self._failure is None:
@@ -313,9 +314,9 @@ class Agent(Handle):
             return 0.0 if more else math.inf if due is None else due
 
     def _recover(self, error: Exception) -> float | None:
-        """Begin anew after an error. Return when to try again; None when the agent is closed.
+        """Prepare a restart after an error. Return when to try again, or None if the agent is closed.
 
-        Until the queue pair works again, callers are told why not. What was under way is lost, as on a bad network.
+        Until the queue pair works again, calls raise this error. Messages in flight are lost, as on a bad network.
         """
         with self._changed:
             if self._stopping:
@@ -329,7 +330,7 @@ class Agent(Handle):
             return time.monotonic() + (0.0 if first else _RESTART)
 
     def _stop(self) -> None:
-        """End the thread, after peers have heard that connections end, unless they take too long to answer."""
+        """End the thread. First wait, for a limited time, until peers have answered that connections end."""
         with suppress(DocaError):
             self.quiet(_LAST_WORDS)
         with self._changed:

@@ -1,4 +1,4 @@
-"""Messages that have arrived and wait for their turn."""
+"""The queue of arrived messages that wait to be handled."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from .path import Path
 
 Arrived: TypeAlias = "tuple[Path, bytes]"
 
-MOST = 4096  # messages that wait: a flood, at the rate at which Python handles it, is a second of it
+MOST = 4096  # waiting messages: about a second's work for Python in a flood
 
 
 class Arrivals:
-    """Messages by sender. Known peers come first; strangers take turns, so a flood of one keeps no other waiting.
+    """A queue of messages by sender. Known peers come first; strangers take turns, so one that floods delays no other.
 
-    A stranger may have as many messages here as there is room for others. More than that are dropped: who has sent
-    them sends them again.
+    A stranger's queue may only take half of the space that other messages leave. Further messages are dropped; their
+    senders resend them.
     """
 
     def __init__(self, most: int = MOST):
         self._most, self._count = most, 0
         self._known: deque[Arrived] = deque()
-        self._strangers: OrderedDict[bytes, deque[Arrived]] = OrderedDict()  # by GID; whose turn it is comes first
+        self._strangers: OrderedDict[bytes, deque[Arrived]] = OrderedDict()  # by GID; the next in turn comes first
 
     def __len__(self) -> int:
         return self._count
 
     def add(self, path: Path, mad: bytes, known: bool) -> None:
-        """Add a message. `known`: it is about a communication with its sender."""
+        """Add a message. `known` says that it is about a communication with its sender."""
         of = self._known if known else self._strangers.get(path.gid)
         if self._count + (len(of) if of is not None else 0) >= self._most:
             return
@@ -38,7 +38,7 @@ class Arrivals:
         self._count += 1
 
     def take(self) -> Arrived:
-        """Return the message whose turn it is. There must be one."""
+        """Return the next message in turn. There must be one."""
         self._count -= 1
         if self._known:
             return self._known.popleft()

@@ -1,4 +1,4 @@
-"""What the parts of the connection manager's state machine share: communications, their names, timers, and the wire."""
+"""The shared part of the connection manager's state machine: communications, their IDs, timers, and sending."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from .path import Path
 from .timers import Timers
 from .times import Times
 
-# Calls the second argument when a neighbour is known, or the third with the reason why not: at once, or later.
+# Calls the second argument once the neighbour is known, or the third with an error; either at once or later.
 Reach: TypeAlias = "Callable[[Path, Callable[[], None], Callable[[DocaError], None]], None]"
 
 ASKING = State.REQ_SENT, State.MRA_REQ_RECEIVED  # the peer's ID is not known yet
-_UNDECIDED = State.REQ_RECEIVED, State.MRA_REQ_SENT, State.REP_RECEIVED  # the program has to say something
+_UNDECIDED = State.REQ_RECEIVED, State.MRA_REQ_SENT, State.REP_RECEIVED  # waiting for the program's decision
 _ID_MASK = 0xFFFF_FFFF
 _TRANSACTION_MASK = (1 << 64) - 1
 
@@ -27,8 +27,8 @@ _TRANSACTION_MASK = (1 << 64) - 1
 class Common:
     """The communications of a port.
 
-    `by_remote` finds one by the peer's name of it and the peer's GUID, also in TIMEWAIT; `by_qpn` finds a connection by
-    the peer's queue pair and GUID.
+    `by_remote` maps the peer's ID and GUID to a communication, also in TIMEWAIT; `by_qpn` maps the peer's QPN and GUID
+    to a connection.
     """
 
     guid: int
@@ -47,18 +47,18 @@ class Common:
         self.by_id: dict[int, Communication] = {}
         self.by_remote: dict[tuple[int, int], Communication] = {}
         self.by_qpn: dict[tuple[int, int], Communication] = {}
-        self.told = 0  # events so far
-        self._last_id = secrets.randbits(32)  # another process that had this GUID began elsewhere
+        self.told = 0  # number of events so far
+        self._last_id = secrets.randbits(32)  # random, so that an earlier process with this GUID had other IDs
         self._last_transaction = secrets.randbits(64)
 
     def own_gids(self) -> set[bytes]:
-        """Return the addresses of this port, without empty entries of the table."""
+        """Return the GIDs of this port, without empty entries of the table."""
         return {gid for gid in self.gids if any(gid)}
 
     # --- communications ----------------------------------------------------------------------------------------------
 
     def new(self, state: State, path: Path, times: Times, notify: Notify) -> Communication:
-        """Return a new communication. Its ID is used again after all others were."""
+        """Create a communication. An ID is reused only after all other IDs."""
         while True:
             self._last_id = (self._last_id + 1) & _ID_MASK
             if self._last_id and self._last_id not in self.by_id:
@@ -68,14 +68,14 @@ class Common:
         return made
 
     def new_transaction(self) -> int:
-        """Return a transaction ID for a message that answers none."""
+        """Return a transaction ID for a message that is not a reply."""
         self._last_transaction = (self._last_transaction + 1) & _TRANSACTION_MASK
         return self._last_transaction
 
     def find(self, message: Message, path: Path) -> Communication | None:
-        """Return the communication that a message from the peer names: by both IDs, or by ours if it is the first.
+        """Return the communication that a peer's message names: by both IDs, or in its first message only by ours.
 
-        Messages from elsewhere than the peer are not heard.
+        Messages from any other address than the peer's are ignored.
         """
         found = self.by_id.get(message.fields["remote_comm_id"])
         if found is None or found.path.gid != path.gid:
@@ -83,14 +83,14 @@ class Common:
         return found if found.state in ASKING or found.remote_id == message.fields["local_comm_id"] else None
 
     def know(self, communication: Communication, remote_id: int, guid: int) -> None:
-        """Note the peer's ID of a communication, and what is found by the peer's names from now on."""
+        """Store the peer's ID of a communication, and make the communication known by the peer's ID and QPN."""
         communication.remote_id, communication.remote_guid = remote_id, guid
         self.by_remote[remote_id, guid] = communication
         if communication.peer is not None:
             self.by_qpn[communication.peer.qpn, guid] = communication
 
     def forget(self, communication: Communication) -> None:
-        """Leave the communication to the program: no message finds it any more."""
+        """Forget the communication: messages no longer find it. The program may still hold it."""
         communication.state = State.IDLE
         self.timers.cancel(communication)
         if communication.listener is not None:
@@ -102,7 +102,7 @@ class Common:
             del self.by_remote[key]
 
     def free_qpn(self, communication: Communication) -> None:
-        """Let the peer's queue pair have another connection."""
+        """Allow the peer's queue pair another connection."""
         if communication.peer is None:
             return
         key = communication.peer.qpn, communication.remote_guid
@@ -110,16 +110,16 @@ class Common:
             del self.by_qpn[key]
 
     def tell(self, communication: Communication, kind: EventType, private_data: bytes = b"", reason: int = 0) -> None:
-        """Tell the program."""
+        """Notify the program of an event."""
         self.told += 1
         communication.notify(communication, Event(kind, private_data, reason))
 
     def tell_when_reached(
         self, communication: Communication, path: Path, kind: EventType, private_data: bytes
     ) -> None:
-        """Tell the program when there is a way for its queue pair: connecting that does not wait for a neighbour then.
+        """Notify the program once the neighbour of `path` is known, so that connecting the queue pair will not block.
 
-        A communication whose neighbour does not answer is over: its peer is not there.
+        If the neighbour does not answer, the communication ends: its peer is gone.
         """
 
         def reached() -> None:
@@ -138,25 +138,25 @@ class Common:
 
     def message(self, communication: Communication, attribute: Attribute, private_data: bytes = b"",
                 **fields: int | bytes) -> bytes:  # fmt: skip
-        """Return a message of a communication."""
+        """Return a packed message of a communication."""
         ids = {"local_comm_id": communication.local_id}
         if attribute != Attribute.REQ:
             ids["remote_comm_id"] = communication.remote_id
         return pack(attribute, communication.transaction_id, private_data, **ids, **fields)
 
     def answer(self, communication: Communication, mad: bytes) -> None:
-        """Send a message that the peer makes us send again, if it has to."""
+        """Send a reply, and keep it: if the peer repeats its message, the reply must be sent again."""
         communication.mad = mad
         self.send(communication.path, mad)
 
     def request(self, communication: Communication, mad: bytes, attempts: int, timeout: float) -> None:
-        """Send a message, and again after each `timeout` seconds without an answer, as often as `attempts` says."""
+        """Send a message. Without an answer, resend it after each `timeout` seconds, at most `attempts` times."""
         communication.mad, communication.attempts, communication.timeout = mad, attempts, timeout
         self.send(communication.path, mad)
         self.timers.set(communication, self.clock() + timeout)
 
     def repeat(self, communication: Communication) -> bool:
-        """Send a request again. Return whether there was an attempt left."""
+        """Resend a request. Return False if no attempt was left."""
         if not communication.attempts:
             return False
         communication.attempts -= 1
@@ -165,7 +165,7 @@ class Common:
         return True
 
     def reject(self, path: Path, message: Message, reason: RejectReason, info: bytes = b"") -> None:
-        """Refuse a REQ or REP for which there is no communication here."""
+        """Refuse a REQ or REP that has no communication here."""
         answered = Answered.REQ if message.attribute == Attribute.REQ else Answered.REP
         mad = pack(
             Attribute.REJ, message.transaction_id, local_comm_id=message.fields.get("remote_comm_id", 0),
@@ -176,7 +176,7 @@ class Common:
 
 
 def padded_info(info: bytes) -> bytes:
-    """Return additional information of a REJ as its field has it."""
+    """Pad the additional information of a REJ to the size of its field."""
     return info.ljust(MESSAGES[Attribute.REJ].fields["additional_reject_info"].width // 8, b"\0")
 
 
@@ -189,7 +189,7 @@ def check_state(communication: Communication, doing: str, *states: State) -> Non
 
 
 def check_private(attribute: Attribute, private_data: bytes, header: int = 0) -> None:
-    """Raise TooBigError if a message has no room for private data after a `header` of so many bytes."""
+    """Raise TooBigError if a message has no room for the private data after a `header` of this many bytes."""
     most = private_bytes(MESSAGES[attribute]) - header
     if len(private_data) > most:
         raise TooBigError(f"{len(private_data)} bytes of private data: a {attribute.name} carries at most {most}")

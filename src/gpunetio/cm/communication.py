@@ -1,4 +1,4 @@
-"""One communication of the connection manager: what is known of it here."""
+"""A communication of the connection manager, its terms and its state."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from .ip_service import IpHeader
 from .path import Path
 from .times import Times
 
-_SHARE = 4  # a source that has more than this part of a full backlog makes room for another source
+_SHARE = 4  # a source with more than 1/4 of a full backlog must make room for another source
 
 
 class State(Enum):
-    """Where a communication is (IBTA 12.9.5, 12.9.6), with the specification's names."""
+    """The state of a communication, with the specification's names (IBTA 12.9.5, 12.9.6)."""
 
-    IDLE           = auto()  # over, and known to the program only
+    IDLE           = auto()  # over; only the program still refers to it
     REQ_SENT       = auto()
     REQ_RECEIVED   = auto()
-    MRA_REQ_SENT   = auto()  # the peer asked again, and was told that the program takes its time
+    MRA_REQ_SENT   = auto()  # the peer repeated its REQ, and was told that the program needs more time
     MRA_REQ_RECEIVED = auto()
     REP_SENT       = auto()
     REP_RECEIVED   = auto()
@@ -36,11 +36,11 @@ class State(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Terms:
-    """What one end says of its queue pair, in a REQ or REP.
+    """The terms that one end states for its queue pair, in a REQ or REP.
 
-    `psn` is the number of the first packet that it expects: with that the other end begins, as Linux reads the
-    specification. It executes `responder_resources` READs and atomics of the peer at a time, and wants to have
-    `initiator_depth` in flight itself. It asks the peer to repeat `rnr_retry` times when it is not ready and, in a REQ,
+    `psn` is the number of the first packet that it expects; Linux reads the specification so that the other end starts
+    with it. The end executes up to `responder_resources` READs and atomics of the peer at a time, and wants to have
+    `initiator_depth` in flight itself. It asks the peer to retry `rnr_retry` times when it is not ready and, in a REQ,
     `retry_count` times when it does not answer. Only a REQ has `mtu`, in bytes.
     """
 
@@ -58,23 +58,23 @@ class Terms:
 
 @dataclass(frozen=True)
 class Service:
-    """Where datagrams go: what a SIDR_REP says."""
+    """The queue pair to which datagrams go, as a SIDR_REP gives it."""
 
     qpn: int
     q_key: int
 
 
-# Takes what a program must know of a communication.
+# Called with each event of a communication that its program must know.
 Notify: TypeAlias = "Callable[[Communication, Event], None]"
 
 
 @dataclass(eq=False)
 class Communication:
-    """One connection, or one request of datagrams.
+    """A connection, or a request for a datagram service.
 
-    `path` is where its messages go. `local_id` is this end's name of it, `remote_id` the peer's; the peer's names are
-    unique with `remote_guid`. `own` and `peer` are the terms of both ends, as far as they are known, `data_path` is
-    where the queue pair's packets go, and `ack_timeout` its encoded timeout. `notify` tells the program of events.
+    Its messages go to `path`. `local_id` is this end's ID, `remote_id` the peer's, which is unique together with
+    `remote_guid`. `own` and `peer` are the terms of both ends, as far as known. The queue pair's packets go to
+    `data_path`, and `ack_timeout` is their encoded timeout. `notify` reports events to the program.
     """
 
     local_id: int
@@ -90,24 +90,24 @@ class Communication:
     address: IpHeader | None = None
     data_path: Path | None = None
     ack_timeout: int = 0
-    psn: int | None = None  # of the first packet that this end expects, if that is not for `own` to say
+    psn: int | None = None  # of the first packet that this end expects, unless it is that of `own`
     service_id: int = 0
     service: Service | None = None
     listener: Listening | None = None
     mad: bytes = b""  # the last message that may have to be sent again
-    attempts: int = 0  # how often that may still happen
-    timeout: float = 0  # seconds between two of them
+    attempts: int = 0  # how often it may still be resent
+    timeout: float = 0  # seconds before each resend
 
     def __str__(self) -> str:
         return f"communication {self.local_id:#010x} ({self.state.name})"
 
 
 class Waiting:
-    """The requests of a listener that it has neither accepted nor rejected, at most `backlog`."""
+    """A listener's requests that were neither accepted nor rejected yet, at most `backlog`."""
 
     def __init__(self, backlog: int):
         self._backlog, self._count = backlog, 0
-        self._of: dict[bytes, dict[Communication, None]] = {}  # by GID, each in order
+        self._of: dict[bytes, dict[Communication, None]] = {}  # by GID, each oldest first
 
     def __len__(self) -> int:
         return self._count
@@ -121,7 +121,7 @@ class Waiting:
         self._count += 1
 
     def discard(self, communication: Communication) -> None:
-        """Take out a request, if it is there."""
+        """Remove a request, if present."""
         those = self._of.get(communication.path.gid, {})
         if communication in those:
             del those[communication]
@@ -131,13 +131,14 @@ class Waiting:
 
     @property
     def full(self) -> bool:
-        """Return whether there is no room for another request."""
+        """Return whether the backlog is full."""
         return self._count >= self._backlog
 
     def giving_way(self, gid: bytes) -> Communication | None:
-        """Return the request that makes room, in a full backlog, for one from `gid`; None if none does.
+        """Return the request that must give way, in a full backlog, to one from `gid`, or None.
 
-        It is the newest of the source with most, and only for a source that has none: so no source keeps others out.
+        It is the newest request of the source with the most requests. It gives way only to a source that has none, so
+        that no source can keep others out.
         """
         if gid in self._of:
             return None
@@ -147,10 +148,10 @@ class Waiting:
 
 @dataclass(eq=False)
 class Listening:
-    """A listener, which takes requests for one service ID: at the address `gid` or, without one, at any of this port.
+    """A listener for one service ID, at the address `gid`, or at any address of this port if that is None.
 
-    `ipv4`: without an address, at those of IPv4 only, or (False) at those of IPv6 only. `notify` tells the program of
-    requests. `waiting` are those that it has neither accepted nor rejected, at most `backlog`.
+    Without a `gid`, `ipv4` restricts it to IPv4 addresses (True) or IPv6 addresses (False). `notify` reports requests
+    to the program. `waiting` holds those neither accepted nor rejected yet, at most `backlog`.
     """
 
     service_id: int
@@ -165,11 +166,11 @@ class Listening:
         self.waiting = Waiting(self.backlog)
 
     def takes(self, gid: bytes) -> bool:
-        """Return whether it takes requests for an address."""
+        """Return whether the listener accepts requests for an address."""
         return gid == self.gid if self.gid is not None else self.ipv4 in (None, gid.startswith(IPV4_MAPPED))
 
     def overlaps(self, other: Listening) -> bool:
-        """Return whether both take the same requests."""
+        """Return whether some request would match both listeners."""
         if other.gid is not None:
             return self.takes(other.gid)
         return other.takes(self.gid) if self.gid is not None else len({self.ipv4, other.ipv4} - {None}) < 2

@@ -1,4 +1,4 @@
-"""How programs connect."""
+"""Functions with which programs connect a queue pair."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def start_connecting(
     qp: QP, address: str, port: int, private_data: bytes = b"", *, gid_index: int = 0,
     parameters: Parameters = DEFAULT, times: Times = LINUX, port_num: int = 1,
 ) -> Connection:  # fmt: skip
-    """Do what `connect` does, and do not wait: ESTABLISHED, REJECTED or UNREACHABLE follows.
+    """Connect as `connect` does, without waiting. The event ESTABLISHED, REJECTED or UNREACHABLE follows.
 
-    The queue pair is in INIT. If the connection fails, `Connection.close` resets it.
+    The queue pair is in INIT until then. If the connection fails, `Connection.close` resets it.
     """
     check(qp)
     instance("parameters", parameters, Parameters)
@@ -53,12 +53,12 @@ def connect(
 ) -> Connection:  # fmt: skip
     """Connect a queue pair in RST or INIT to a port of a peer, and return the connection (`rdma_connect`).
 
-    `address` is an IPv4 or IPv6 address, or a GID; `private_data` are at most 56 bytes for the peer. `gid_index`
-    chooses the address of this end, and `port_num` the port of the device.
+    `address` is an IPv4 or IPv6 address, or a GID; `private_data` is at most 56 bytes for the peer. `gid_index` selects
+    this end's address, and `port_num` the device's port.
 
-    The queue pair is in RTS then. In INIT, its receives can be posted before. If this fails, it is in RST.
-    ConnectionRejectedError if the peer refuses; NotFoundError if its address does not answer; TimedOutError if nothing
-    does in `timeout` seconds.
+    Afterwards the queue pair is in RTS. In INIT, receives can be posted before this call. On failure, the queue pair is
+    in RST. ConnectionRejectedError if the peer refuses, NotFoundError if its address does not answer, TimedOutError
+    without an answer within `timeout` seconds.
     """
     connection = start_connecting(
         qp, address, port, private_data, gid_index=gid_index, parameters=parameters, times=times, port_num=port_num
@@ -76,7 +76,7 @@ async def connect_async(
     qp: QP, address: str, port: int, private_data: bytes = b"", *, gid_index: int = 0, timeout: float = DEADLINE,
     parameters: Parameters = DEFAULT, times: Times = LINUX, port_num: int = 1,
 ) -> Connection:  # fmt: skip
-    """Do what `connect` does, in asyncio's event loop. If the task is cancelled, the queue pair is in RST."""
+    """Connect as `connect` does, in asyncio's event loop. If the task is cancelled, the queue pair is in RST."""
     connection = start_connecting(
         qp, address, port, private_data, gid_index=gid_index, parameters=parameters, times=times, port_num=port_num
     )

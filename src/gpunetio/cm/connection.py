@@ -1,4 +1,4 @@
-"""Connections."""
+"""A connection, as programs see it."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from .event import Event, EventType
 from .parameters import Parameters
 from .queue_pair import to_rts
 
-DEADLINE = 30.0  # seconds of every wait, unless the program says otherwise
+DEADLINE = 30.0  # seconds, the default timeout of every wait
 
 
 class ConnectionState(Enum):
-    """Where a `Connection` is."""
+    """The state of a `Connection`."""
 
-    CONNECTING   = auto()  # the peer was asked
-    ACCEPTED     = auto()  # the peer was answered, and has not confirmed; the queue pair may be used
+    CONNECTING   = auto()  # the request was sent
+    ACCEPTED     = auto()  # the reply was sent, but the peer has not confirmed; the queue pair can be used
     ESTABLISHED  = auto()
-    DISCONNECTED = auto()  # one side has ended it: the queue pair is in ERR
-    FAILED       = auto()  # the peer has refused, or not answered
+    DISCONNECTED = auto()  # one end has disconnected: the queue pair is in ERR
+    FAILED       = auto()  # the peer has refused or not answered
 
 
 class Connection(Handle):
-    """A connection of a queue pair with one of a peer (`rdma_cm_id`). `connect` and `Request.accept` make it.
+    """A connection of a queue pair to a peer (`rdma_cm_id`), created by `connect` or `Request.accept`.
 
     `qp`            the queue pair, which cannot be closed before the connection
     `peer`, `port`  the peer's address, and the port of the service
-    `private_data`  what the peer has sent with its REQ or REP, padded with zeros; b"" before that
+    `private_data`  what the peer sent with its REQ or REP, padded with zeros; b"" before that
 
-    When the peer disconnects, the queue pair moves to ERR. `close` disconnects, and does not wait for an answer. It
-    leaves the queue pair in ERR if that was connected, and in RST if not.
+    When the peer disconnects, the queue pair moves to ERR. `close` disconnects without waiting for an answer. It leaves
+    the queue pair in ERR if it was connected, otherwise in RST.
     """
 
     _rank = -2
@@ -58,7 +58,7 @@ class Connection(Handle):
         self._agent, self._parameters = agent, parameters
         self._events: deque[Event] = deque()
         self._error: DocaError | None = None
-        self._came_about = False  # it is established, or was
+        self._came_about = False  # whether it is or was established
         self._communication: Communication | None = None
         with ExitStack() as undo:
             undo.callback(self._end)
@@ -73,17 +73,17 @@ class Connection(Handle):
     def established(self, timeout: float = DEADLINE) -> None:
         """Wait until both ends have connected their queue pairs.
 
-        ConnectionRejectedError if the peer refuses. TimedOutError if it does not answer. BadStateError if the
-        connection has ended before. One that was established and has ended raises nothing.
+        ConnectionRejectedError if the peer refuses, TimedOutError if it does not answer, BadStateError if the
+        connection ended before it was established. If it was established and has ended, return normally.
         """
         self._agent.wait(self._is_established, timeout, f"an answer of {self.peer} port {self.port}")
 
     async def established_async(self, timeout: float = DEADLINE) -> None:
-        """Do what `established` does, in asyncio's event loop."""
+        """Wait as `established` does, in asyncio's event loop."""
         await self._agent.wait_async(self._is_established, timeout, f"an answer of {self.peer} port {self.port}")
 
     def _is_established(self) -> bool | None:
-        if self._came_about:  # it may have ended again
+        if self._came_about:  # even if it has ended since
             return True
         if self._error is not None:
             raise again(self._error)
@@ -96,11 +96,11 @@ class Connection(Handle):
         self._agent.wait(self._has_ended, timeout, f"the end of {self}")
 
     async def disconnected_async(self, timeout: float = DEADLINE) -> None:
-        """Do what `disconnected` does, in asyncio's event loop."""
+        """Wait as `disconnected` does, in asyncio's event loop."""
         await self._agent.wait_async(self._has_ended, timeout, f"the end of {self}")
 
     def _has_ended(self) -> bool | None:
-        """Return True when it has ended, and the peer knows or never will."""
+        """Return True if the connection has ended, and the peer knows or will never know; otherwise None."""
         ended = self.state in (ConnectionState.DISCONNECTED, ConnectionState.FAILED) or self.closed
         return True if ended and (self._at in (State.TIMEWAIT, State.IDLE)) else None
 
@@ -109,24 +109,24 @@ class Connection(Handle):
         return self._communication.state if self._communication is not None else State.IDLE
 
     def take_event(self) -> Event | None:
-        """Return the oldest event that was not taken, or None."""
+        """Return the oldest event that was not taken yet, or None."""
         try:
             return self._events.popleft()
         except IndexError:  # another thread may have taken the last one
             return None
 
     def get_event(self, timeout: float = DEADLINE) -> Event:
-        """Return the next event: of ESTABLISHED, REJECTED, UNREACHABLE, DISCONNECTED and TIMEWAIT_EXIT."""
+        """Wait for an event: ESTABLISHED, REJECTED, UNREACHABLE, DISCONNECTED or TIMEWAIT_EXIT. Return it."""
         return self._agent.wait(self.take_event, timeout, f"an event of {self}")
 
     async def get_event_async(self, timeout: float = DEADLINE) -> Event:
-        """Do what `get_event` does, in asyncio's event loop."""
+        """Wait as `get_event` does, in asyncio's event loop."""
         return await self._agent.wait_async(self.take_event, timeout, f"an event of {self}")
 
-    # --- what the program does ---------------------------------------------------------------------------------------
+    # --- called by the program ---------------------------------------------------------------------------------------
 
     def message_received(self) -> None:
-        """Say that a message of the peer came before its confirmation, which may be lost (`rdma_notify`)."""
+        """Report that a message arrived before the peer's confirmation, which may be lost (`rdma_notify`)."""
         self.check_open()
         with self._agent.machine() as machine:
             if self._communication is not None and self.state is ConnectionState.ACCEPTED:
@@ -134,7 +134,7 @@ class Connection(Handle):
                 self._establish()
 
     def start_disconnecting(self, private_data: bytes = b"") -> None:
-        """Do what `disconnect` does, and do not wait: DISCONNECTED follows."""
+        """Disconnect as `disconnect` does, without waiting. The event DISCONNECTED follows."""
         self.check_open()
         with self._agent.machine() as machine:
             if self._communication is None or self.state in (ConnectionState.DISCONNECTED, ConnectionState.FAILED):
@@ -147,21 +147,21 @@ class Connection(Handle):
             self._leave_rts()
 
     def disconnect(self, private_data: bytes = b"", timeout: float = DEADLINE) -> None:
-        """End the connection (`rdma_disconnect`): requests in flight fail, and the peer is told.
+        """Disconnect (`rdma_disconnect`): requests in flight fail, and the peer is notified.
 
-        Wait for its answer: TimedOutError if it does not come. The queue pair is in ERR in any case. Nothing happens to
-        a connection that has ended. `private_data` is at most 220 bytes.
+        Wait for the peer's answer: TimedOutError if there is none. The queue pair is in ERR in any case. Do nothing if
+        the connection has already ended. `private_data` is at most 220 bytes.
         """
         self.start_disconnecting(private_data)
         self.disconnected(timeout)
 
     async def disconnect_async(self, private_data: bytes = b"", timeout: float = DEADLINE) -> None:
-        """Do what `disconnect` does, in asyncio's event loop."""
+        """Disconnect as `disconnect` does, in asyncio's event loop."""
         self.start_disconnecting(private_data)
         await self.disconnected_async(timeout)
 
     def _end(self) -> None:
-        """Leave the communication, which the peer is told. A queue pair that was never connected goes back to RST."""
+        """Leave the communication, and notify the peer. A queue pair that was never connected goes back to RST."""
         communication, self._communication = self._communication, None
         with suppress(DocaError), self._agent.machine() as machine:
             if communication is not None:
@@ -173,7 +173,7 @@ class Connection(Handle):
             elif self.state is not ConnectionState.DISCONNECTED:
                 self.qp.reset()
 
-    # --- what happens, in the agent's thread -------------------------------------------------------------------------
+    # --- called in the agent's thread --------------------------------------------------------------------------------
 
     def _notify(self, communication: Communication, event: Event) -> None:
         if event.type is EventType.RESPONSE:
@@ -191,7 +191,7 @@ class Connection(Handle):
         self._events.append(event)
 
     def _respond(self, communication: Communication, event: Event) -> None:
-        """Connect the queue pair, now that the peer has done so, and tell the peer."""
+        """Connect the queue pair, now that the peer has connected its own, and confirm."""
         self.private_data = event.private_data
         with self._agent.machine() as machine:
             try:
@@ -213,20 +213,20 @@ class Connection(Handle):
         self.state, self._error = ConnectionState.FAILED, error
 
     def _leave_rts(self) -> None:
-        if self.state is not ConnectionState.DISCONNECTED:  # its queue pair may be the program's again
+        if self.state is not ConnectionState.DISCONNECTED:  # else the program may be using the queue pair again
             self.state = ConnectionState.DISCONNECTED
             self._to_error()
 
     def _to_error(self) -> None:
-        with suppress(DocaError):  # of a queue pair that closes at this moment
+        with suppress(DocaError):  # the queue pair may be closing at this moment
             self.qp.to_error()
 
 
 def _ignore(communication: Communication, event: Event) -> None:
-    """Take events of a communication that the program has left."""
+    """Ignore events of a communication that the program has left."""
 
 
 def reason_text(reason: int) -> str:
-    """Return the name of a REJ's reason and its number."""
+    """Return the name and number of a REJ's reason."""
     name = RejectReason(reason).name if reason in list(RejectReason) else "unknown"
     return f"{name} ({reason})"

@@ -1,4 +1,4 @@
-"""Where datagrams go: service ID resolution (IBTA 12.11)."""
+"""Service ID resolution, which finds the queue pair of a datagram service (IBTA 12.11)."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from .times import Times
 
 
 class Datagrams:
-    """Asks for the queue pair of a service, and answers who asks for ours."""
+    """Asks peers for the queue pairs of their services, and answers such requests from peers."""
 
     def __init__(self, common: Common, listeners: Listeners):
         self._common, self._listeners = common, listeners
-        self._asked: dict[tuple[int, bytes], Communication] = {}  # by the peer's request ID, and its GID
+        self._asked: dict[tuple[int, bytes], Communication] = {}  # by the peer's request ID and GID
 
     def __len__(self) -> int:
         return len(self._asked)
@@ -27,7 +27,7 @@ class Datagrams:
     def resolve(
         self, path: Path, port: int, private_data: bytes, times: Times, notify: Notify
     ) -> Communication:
-        """Send a SIDR_REQ for a port of the peer."""
+        """Send a SIDR_REQ for a port of the peer, and return the new communication."""
         check_private(Attribute.SIDR_REQ, private_data, header=IP_CM.size)
         made = self._common.new(State.SIDR_REQ_SENT, path, times, notify)
         made.service_id = service_id(PortSpace.UDP, port)
@@ -45,7 +45,7 @@ class Datagrams:
         self, communication: Communication, service: Service | None, private_data: bytes = b"",
         status: int = SidrStatus.VALID,
     ) -> None:  # fmt: skip
-        """Send the SIDR_REP. If it gets lost, the program is asked again."""
+        """Send the SIDR_REP. If it is lost, the peer repeats its request, and the program gets it again."""
         check_private(Attribute.SIDR_REP, private_data)
         check_state(communication, "answering", State.SIDR_REQ_RECEIVED)
         self._reply(
@@ -66,7 +66,7 @@ class Datagrams:
         self._common.send(path, mad)
 
     def on_sidr_req(self, path: Path, message: Message) -> None:
-        """Tell the program that a peer asks, unless it knows already or nobody listens."""
+        """Handle a SIDR_REQ: notify the program, unless it already has this request or there is no listener."""
         fields, common = message.fields, self._common
         if (fields["request_id"], path.gid) in self._asked:
             return
@@ -76,7 +76,7 @@ class Datagrams:
             there = self._listeners.at(fields["service_id"])
             status = SidrStatus.REJECTED if there else SidrStatus.SERVICE_NOT_SUPPORTED
             self._reply(path, message.transaction_id, fields["request_id"], fields["service_id"], status)
-        elif not listener.waiting.full or self._make_room(listener, path):  # the others ask again
+        elif not listener.waiting.full or self._make_room(listener, path):  # otherwise drop it: the peer repeats it
             self._request(listener, address, path, message)
 
     def _request(self, listener: Listening, address: IpHeader, path: Path, message: Message) -> None:
@@ -89,7 +89,7 @@ class Datagrams:
         self._common.tell(made, EventType.REQUEST, fields["private_data"][IP_CM.size :])
 
     def on_sidr_rep(self, path: Path, message: Message) -> None:
-        """Tell the program where the service is."""
+        """Handle a SIDR_REP: report the peer's answer to the program."""
         fields, common = message.fields, self._common
         found = common.by_id.get(fields["request_id"])
         if found is None or found.state is not State.SIDR_REQ_SENT or found.path.gid != path.gid:
@@ -102,7 +102,7 @@ class Datagrams:
             common.tell(found, EventType.REJECTED, fields["private_data"], fields["status"])
 
     def _make_room(self, listener: Listening, path: Path) -> bool:
-        """Let a request of another source go, without an answer, if that has too many. Return whether there is room."""
+        """Drop a request of a source that has too many, without an answer. Return whether there is room now."""
         other = listener.waiting.giving_way(path.gid)
         if other is not None:
             del self._asked[other.remote_id, other.path.gid]
@@ -110,13 +110,13 @@ class Datagrams:
         return other is not None
 
     def give_up(self, communication: Communication) -> None:
-        """End a request because the program leaves it."""
+        """End a request that the program leaves."""
         if communication.state is State.SIDR_REQ_RECEIVED:
             self.answer(communication, None, status=SidrStatus.REJECTED)
         else:
             self._common.forget(communication)
 
     def expire(self, communication: Communication) -> None:
-        """End a request that nobody has answered."""
+        """End a request that was not answered in time."""
         self._common.forget(communication)
         self._common.tell(communication, EventType.UNREACHABLE)

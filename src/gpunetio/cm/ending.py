@@ -1,4 +1,4 @@
-"""How communications end (IBTA 12.9.7, 12.9.8): REJ, DREQ, DREP, and the time until nothing of them is under way."""
+"""The end of communications (IBTA 12.9.7, 12.9.8): REJ, DREQ, DREP, and TIMEWAIT."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from .messages import Message, pack
 from .path import Path
 from .times import seconds
 
-_OPEN = State.REP_SENT, State.MRA_REP_RECEIVED, State.ESTABLISHED  # this end may use its queue pair
+_OPEN = State.REP_SENT, State.MRA_REP_RECEIVED, State.ESTABLISHED  # this end can use its queue pair
 _ASKED = State.REQ_RECEIVED, State.MRA_REQ_SENT
 _GUID_BYTES = 8
 
 
 class Ending:
-    """Refuses, disconnects, gives up, and takes in that the peer did."""
+    """Rejects, disconnects and gives up communications, and handles the peer doing so."""
 
     def __init__(self, common: Common):
         self._common = common
@@ -27,7 +27,7 @@ class Ending:
         self, communication: Communication, private_data: bytes = b"", reason: int = RejectReason.CONSUMER,
         info: bytes = b"",
     ) -> None:  # fmt: skip
-        """Refuse the peer's REQ or REP. That ends the communication."""
+        """Refuse the peer's REQ or REP. This ends the communication."""
         check_private(Attribute.REJ, private_data)
         check_state(communication, "rejecting", *_ASKED, State.REP_RECEIVED)
         answered = Answered.REP if communication.state is State.REP_RECEIVED else Answered.REQ
@@ -46,7 +46,7 @@ class Ending:
         common.send(communication.path, mad)
 
     def disconnect(self, communication: Communication, private_data: bytes = b"") -> None:
-        """Send a DREQ. A peer that has not confirmed yet is asked all the same: its RTU may be lost."""
+        """Send a DREQ, even to a peer that has not confirmed yet: its RTU may be lost."""
         check_private(Attribute.DREQ, private_data)
         check_state(communication, "disconnecting", *_OPEN)
         common, peer, times = self._common, communication.peer, communication.times
@@ -56,7 +56,7 @@ class Ending:
         common.request(communication, mad, times.retries, times.resend)
 
     def give_up(self, communication: Communication) -> None:
-        """End the communication, whatever its state, because the program leaves it. The peer is told."""
+        """End the communication in any state, because the program leaves it. Notify the peer."""
         state = communication.state
         if state in ASKING:
             self._send_timeout(communication, Answered.REQ)
@@ -67,14 +67,14 @@ class Ending:
             self.disconnect(communication)
 
     def end_stale(self, communication: Communication) -> None:
-        """Disconnect a connection whose peer has its queue pair in another one now."""
+        """Disconnect a connection whose peer now uses its queue pair in another connection."""
         if communication.state is State.ESTABLISHED:
             self.disconnect(communication)
 
     def make_room(self, listener: Listening, path: Path) -> bool:
-        """Let a request of another source go, without an answer, if that has too many. Return whether there is room.
+        """Drop a request of a source that has too many, without an answer. Return whether there is room now.
 
-        Its peer asks again, and is heard again.
+        The peer repeats the request, and may then be accepted.
         """
         other = listener.waiting.giving_way(path.gid)
         if other is not None:
@@ -83,7 +83,7 @@ class Ending:
         return other is not None
 
     def no_way(self, communication: Communication, why: DocaError) -> None:
-        """End a communication whose peer no message reaches, unless the peer was reached before."""
+        """End a communication whose peer cannot be reached, unless it has been reached before."""
         if communication.state in (*ASKING, State.SIDR_REQ_SENT):
             self._common.forget(communication)
             communication.notify(communication, Event(EventType.UNREACHABLE, why=why))
@@ -95,7 +95,7 @@ class Ending:
             self._common.tell(communication, EventType.DISCONNECTED)
 
     def expire(self, communication: Communication) -> None:
-        """End a communication whose last message nobody has answered, or which is over for long enough."""
+        """End a communication whose last message was not answered, or whose TIMEWAIT is over."""
         common = self._common
         if communication.state is State.TIMEWAIT:
             common.forget(communication)
@@ -114,16 +114,16 @@ class Ending:
         self._send_reject(communication, answered, RejectReason.TIMEOUT, info=guid)
 
     def _wait(self, communication: Communication) -> None:
-        """Enter TIMEWAIT. The peer may use its queue pair for another connection, with another PSN."""
+        """Enter TIMEWAIT. The peer may already use its queue pair for another connection, with another PSN."""
         common = self._common
         communication.state = State.TIMEWAIT
         common.free_qpn(communication)
         common.timers.set(communication, common.clock() + seconds(communication.ack_timeout))
 
-    # --- what the peer says ------------------------------------------------------------------------------------------
+    # --- messages of the peer ----------------------------------------------------------------------------------------
 
     def on_rej(self, path: Path, message: Message) -> None:
-        """Take in that the peer has refused, or given up."""
+        """Handle a REJ: the peer has refused or given up."""
         found = self._find_rejected(message, path)
         if found is None:
             return
@@ -139,7 +139,7 @@ class Ending:
     def _find_rejected(self, message: Message, path: Path) -> Communication | None:
         """Return the communication that a REJ is about.
 
-        A peer that has given up on its REQ does not know the ID here: it adds its own GUID.
+        A peer that has given up on its REQ does not know the ID here, so the REJ contains the peer's GUID.
         """
         fields = message.fields
         if fields["reason"] == RejectReason.TIMEOUT and fields["message_rejected"] == Answered.REQ:
@@ -152,7 +152,7 @@ class Ending:
         return found
 
     def on_dreq(self, path: Path, message: Message) -> None:
-        """Answer, also for a connection that is not known (any more)."""
+        """Handle a DREQ: answer it, even if the connection is unknown or forgotten."""
         fields, common = message.fields, self._common
         found = common.find(message, path)
         if found is None:
@@ -166,10 +166,11 @@ class Ending:
             common.tell(found, EventType.DISCONNECTED, fields["private_data"])
         elif found.state is State.TIMEWAIT:
             common.send(path, _drep(message))
-        # In other states the REP is still under way, or lost: the peer asks again, or answers our next REQ with a REJ.
+        # In other states, the peer's REP is in flight or lost: the peer repeats its DREQ, or answers our next REQ with
+        # a REJ.
 
     def on_drep(self, path: Path, message: Message) -> None:
-        """Take in that the peer has disconnected, too."""
+        """Handle a DREP: the peer has disconnected as well."""
         found = self._common.find(message, path)
         if found is not None and found.state is State.DREQ_SENT:
             self._wait(found)
@@ -177,7 +178,7 @@ class Ending:
 
 
 def _drep(dreq: Message) -> bytes:
-    """Return the DREP to a DREQ."""
+    """Return the DREP that answers a DREQ."""
     ids: Fields = {
         "local_comm_id": dreq.fields["remote_comm_id"], "remote_comm_id": dreq.fields["local_comm_id"],
     }  # fmt: skip

@@ -1,4 +1,4 @@
-"""What the connection manager tells a program."""
+"""Events that the connection manager reports to a program."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from ..errors import DocaError
 
 
 class EventType(Enum):
-    """Kinds of `Event`; those of librdmacm have the same names."""
+    """Kinds of `Event`, named as in librdmacm."""
 
-    REQUEST       = auto()  # a peer asks for a connection, or where a service of datagrams is (CONNECT_REQUEST)
+    REQUEST       = auto()  # a peer requests a connection, or the address of a datagram service (CONNECT_REQUEST)
     RESPONSE      = auto()  # the peer has accepted, and waits for the queue pair here (CONNECT_RESPONSE)
     ESTABLISHED   = auto()  # both queue pairs are connected
-    REJECTED      = auto()  # the peer has refused, or given up
-    UNREACHABLE   = auto()  # no answer, although the message was sent many times
-    DISCONNECTED  = auto()  # the peer has disconnected, or we have, and it has answered or never will
-    TIMEWAIT_EXIT = auto()  # no packet of the connection can be under way any more
+    REJECTED      = auto()  # the peer has refused or given up
+    UNREACHABLE   = auto()  # no answer, although the message was resent many times
+    DISCONNECTED  = auto()  # the peer has disconnected; or this end has, and the peer has answered or never will
+    TIMEWAIT_EXIT = auto()  # no packet of the connection can still be in flight
 
 
 @dataclass(frozen=True)
 class Event:
-    """One event of a connection or request.
+    """An event of a connection or request.
 
-    `reason` is that of REJECTED: a `RejectReason`, or a `SidrStatus` for datagrams. A peer may give numbers that
-    neither has. `private_data` is padded with zeros to what the message has room for. `why` is the error of UNREACHABLE
-    if no message has left for the peer.
+    `reason` belongs to REJECTED: a `RejectReason`, or a `SidrStatus` for datagrams. A peer may send a number that is
+    neither. `private_data` is padded with zeros to the message's size. `why` is the error of UNREACHABLE if no message
+    could be sent to the peer.
     """
 
     type: EventType

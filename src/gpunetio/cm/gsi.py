@@ -22,17 +22,17 @@ if TYPE_CHECKING:
 
 logger: logging.Logger = logging.getLogger("gpunetio.cm")
 
-_RECEIVES = 1024  # datagrams that may come between two looks: a peer sends others again after seconds only
+_RECEIVES = 1024  # datagrams that can arrive between two polls; a peer resends a lost one only after seconds
 _SENDS = 2048
-_AT_ONCE = 64  # completions of one look
+_AT_ONCE = 64  # completions per poll
 _STRIDE = round_up(GRH.size + MAD_BYTES, 64)
-_SENDERS = 1024  # whose paths are remembered
+_SENDERS = 1024  # senders whose paths are cached
 
 
 class GeneralServices:
     """Queue pair 1 of a port. `undo` closes it.
 
-    One thread takes datagrams. Whoever else calls has the agent's lock. `reaped` counts the datagrams that have left.
+    Only one thread takes datagrams. All other calls need the agent's lock. `reaped` counts datagrams that were sent.
     """
 
     reaped: int
@@ -76,9 +76,9 @@ class GeneralServices:
         self._sent.req_notify()
 
     def restart(self) -> None:
-        """Bring the queue pair back after it has failed. What was under way is lost. An error if it cannot be."""
+        """Restart the queue pair after it has failed, or raise an error. Messages in flight are lost."""
         self._qp.reset()
-        for _ in range(_RECEIVES // _AT_ONCE):  # flushed receives, which `poll` passes over
+        for _ in range(_RECEIVES // _AT_ONCE):  # discard the flushed receives, which `poll` skips
             self._arrived.poll(_AT_ONCE)
         self._in_flight.clear()
         self._start()
@@ -87,24 +87,24 @@ class GeneralServices:
         """Return the descriptor that is readable when `take` has work."""
         return self._channel.fileno()
 
-    # --- ways --------------------------------------------------------------------------------------------------------
+    # --- paths -------------------------------------------------------------------------------------------------------
 
     def seek(self, path: Path) -> bool:
-        """Return whether `handle` would not wait for the neighbour, and have the neighbour asked if it would."""
+        """Return whether the neighbour is known, so that `handle` will not block. If not, start asking for it."""
         return self._ctx.provider.seek_mac(self._port, path.gid)
 
     def handle(self, path: Path) -> AddressHandle:
-        """Return an address handle for a path. It may take a while: nobody holds a lock."""
+        """Create an address handle for a path. This may take a while, so call it without a lock."""
         return self._pd.create_ah(ah_of(path), port=self._port)
 
     def in_flight(self) -> set[AddressHandle]:
-        """Return the address handles that datagrams still need."""
+        """Return the address handles that are used by datagrams in flight."""
         return set(self._in_flight.values())
 
     # --- sending -----------------------------------------------------------------------------------------------------
 
     def send(self, handle: AddressHandle, mad: bytes) -> None:
-        """Send a datagram of 256 bytes to queue pair 1 at the end of a path. It is lost if the send queue is full."""
+        """Send a 256-byte datagram to queue pair 1 at the end of a path. If the send queue is full, it is lost."""
         self._next += 1
         try:
             self._qp.post_send(
@@ -119,7 +119,7 @@ class GeneralServices:
             self._in_flight[self._next] = handle
 
     def reap(self) -> None:
-        """Note which datagrams have left."""
+        """Process the completions of sent datagrams."""
         while done := self._sent.poll(_AT_ONCE):
             for sent in done:
                 self._in_flight.pop(sent.wr_id, None)
@@ -128,9 +128,9 @@ class GeneralServices:
     # --- receiving ---------------------------------------------------------------------------------------------------
 
     def take(self) -> list[tuple[Path, bytes]]:
-        """Take at most as many datagrams as there are receives: who has sent each one, and its 256 bytes.
+        """Take datagrams, at most as many as there are receives. Return the sender's path and the 256 bytes of each.
 
-        What is no message of the connection manager is left out. DriverError if the queue pair has failed.
+        Datagrams that are not messages of the connection manager are skipped. DriverError if the queue pair has failed.
         """
         while (cq := self._channel.get_event(0)) is not None:
             cq.ack_events()
@@ -151,7 +151,7 @@ class GeneralServices:
         return taken
 
     def _read(self, done: Completion) -> tuple[Path, bytes] | None:
-        """Return the sender and the bytes of a received datagram; None if it is none of ours."""
+        """Return the sender and the bytes of a received datagram, or None if it is not a CM message from a QP 1."""
         if done.src_qp != GSI_QPN or done.byte_len != GRH.size + MAD_BYTES:
             return None
         start = done.wr_id * _STRIDE
@@ -170,10 +170,10 @@ class GeneralServices:
         try:
             sender = sender_of(self._ctx, self._port, done, header)
         except NotFoundError:
-            return None  # to an address that the port has no more
+            return None  # sent to an address that the port no longer has
         return Path(gid=bytes(sender.gid), sgid_index=sender.sgid_index)
 
     def _receive(self, slot: int) -> RecvWr:
-        """Return the receive of a slot of the memory, which takes one datagram."""
+        """Return the receive for one datagram into a slot of the memory."""
         place = Sge(self._memory.address + slot * _STRIDE, GRH.size + MAD_BYTES, self._region.lkey)
         return RecvWr(sges=(place,), wr_id=slot)

@@ -7,21 +7,21 @@ from dataclasses import dataclass
 from ..formats.cm import IP_CM, PORT_SPACE_SHIFT, PortSpace
 from ..formats.packet import IPV4_MAPPED
 
-EPHEMERAL_PORTS = range(0xC000, 0x10000)  # RFC 6335: what those who ask for connections have
+EPHEMERAL_PORTS = range(0xC000, 0x10000)  # RFC 6335: source ports of requests
 _VERSION = 0
 _ZEROS = bytes(len(IPV4_MAPPED))
 
 
 @dataclass(frozen=True)
 class IpHeader:
-    """Who asks whom: the header of a REQ's private data. Addresses are GIDs."""
+    """The header of a REQ's private data: source and destination. Addresses are GIDs."""
 
     source: bytes
     destination: bytes
     source_port: int
 
     def pack(self) -> bytes:
-        """Return the header."""
+        """Pack the header into bytes."""
         if self.source.startswith(IPV4_MAPPED) and self.destination.startswith(IPV4_MAPPED):
             ip_version, source, destination = 4, _without_prefix(self.source), _without_prefix(self.destination)
         else:
@@ -35,12 +35,12 @@ class IpHeader:
 
     @staticmethod
     def parse(private_data: bytes) -> IpHeader | None:
-        """Return the header at the beginning of private data, or None if it is of no known version."""
+        """Return the header at the start of private data, or None if its version is unknown."""
         fields = IP_CM.unpack(private_data)
         if fields["version"] != _VERSION or fields["ip_version"] not in (4, 6):
             return None
         source, destination = fields["source_address"], fields["destination_address"]
-        if fields["ip_version"] == 4:  # only the last four bytes count
+        if fields["ip_version"] == 4:  # only the last four bytes are valid
             source, destination = IPV4_MAPPED + source[-4:], IPV4_MAPPED + destination[-4:]
         return IpHeader(source, destination, fields["source_port"])
 

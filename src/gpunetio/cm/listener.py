@@ -1,4 +1,4 @@
-"""Listeners."""
+"""Listeners for connections and for datagram services."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Asked = TypeVar("Asked", Request, DatagramRequest)
 
 
 class _Listener(Handle, Generic[Asked]):
-    """What listeners have in common: a queue of requests."""
+    """The base class of listeners, with a queue of requests."""
 
     _rank = -2
     _space: PortSpace
@@ -43,7 +43,7 @@ class _Listener(Handle, Generic[Asked]):
         gid = own_gid(agent.ctx, agent.port, gid_index)
         self.address, self.port = text_of(gid), port
         self._requests: deque[Asked] = deque()
-        known = ref(self)  # the machine does not keep a listener that nobody holds
+        known = ref(self)  # the machine must not keep the listener alive
 
         def notify(communication: Communication, event: Event) -> None:
             if (listener := known()) is not None:
@@ -56,16 +56,16 @@ class _Listener(Handle, Generic[Asked]):
             self._opened(f"listener at {self.address} port {port}", undo)
 
     def accept(self, timeout: float = DEADLINE) -> Asked:
-        """Return the next request, which then is to be accepted or rejected. TimedOutError if none comes."""
+        """Wait for the next request, and return it, to be accepted or rejected. TimedOutError if none arrives."""
         return self._agent.wait(self._next, timeout, f"a request at {self.address} port {self.port}")
 
     async def accept_async(self, timeout: float = DEADLINE) -> Asked:
-        """Do what `accept` does, in asyncio's event loop."""
+        """Wait as `accept` does, in asyncio's event loop."""
         return await self._agent.wait_async(self._next, timeout, f"a request at {self.address} port {self.port}")
 
     def take(self) -> Asked | None:
-        """Return the next request if there is one. Peers that have given up are left out."""
-        with suppress(IndexError):  # another thread has taken the last one
+        """Return the next request, or None. Skip requests whose peers have given up."""
+        with suppress(IndexError):  # the queue is empty, perhaps because another thread took the last request
             while True:
                 request = self._requests.popleft()
                 if request.waits:
@@ -73,7 +73,7 @@ class _Listener(Handle, Generic[Asked]):
         return None
 
     def _leave_out(self) -> None:
-        """Leave out peers that have given up, while the program may take requests."""
+        """Remove requests whose peers have given up. The program may take requests at the same time."""
         with suppress(IndexError):
             for _ in range(len(self._requests)):
                 request = self._requests.popleft()
@@ -92,23 +92,23 @@ class _Listener(Handle, Generic[Asked]):
     def _notify(self, communication: Communication, event: Event) -> None:
         if event.type is EventType.REQUEST:
             self._take_in(communication, event)
-            if len(self._requests) > 2 * self._listening.backlog:  # peers have given up most of them
+            if len(self._requests) > 2 * self._listening.backlog:  # peers have given up on most of them
                 self._leave_out()
 
     @abstractmethod
     def _take_in(self, communication: Communication, event: Event) -> None:
-        """Make a request of what the machine tells."""
+        """Create a request from the machine's event, and add it to the queue."""
 
 
 def too_large(ctx: Context, port_num: int, communication: Communication) -> bool:
-    """Return whether a peer's packets are larger than a port's: ours would fit the peer, and not the peer's us."""
+    """Return whether the peer's MTU is larger than the port's: then the peer's packets would be too large here."""
     return communication.peer is not None and communication.peer.mtu > port_mtu(ctx, port_num)
 
 
 class Listener(_Listener[Request]):
-    """A port that peers can connect to (`rdma_listen`). `listen` makes it.
+    """A port to which peers can connect (`rdma_listen`), created by `listen`.
 
-    When it is closed, requests that wait are refused, and connections stay.
+    Closing it refuses the waiting requests. Its connections stay open.
     """
 
     _space = PortSpace.TCP
@@ -123,7 +123,7 @@ class Listener(_Listener[Request]):
 
 
 class DatagramListener(_Listener[DatagramRequest]):
-    """A port whose UD queue pair peers can ask for. `listen_datagrams` makes it."""
+    """A port where peers can ask for a UD queue pair, created by `listen_datagrams`."""
 
     _space = PortSpace.UDP
 
@@ -136,10 +136,11 @@ class DatagramListener(_Listener[DatagramRequest]):
 def listen(
     where: Context | PD, port: int, *, gid_index: int = 0, backlog: int = 128, times: Times = LINUX, port_num: int = 1
 ) -> Listener:
-    """Take requests for connections to a port, at one address of this end (`rdma_bind_addr`, `rdma_listen`).
+    """Listen for connection requests at a port of one of this end's addresses (`rdma_bind_addr`, `rdma_listen`).
 
-    `gid_index` chooses the address, and `port_num` the port of the device. While `backlog` requests wait for
-    `Request.accept` or `reject`, others are not heard, and ask again. InUseError if the port has a listener here.
+    `gid_index` selects the address, and `port_num` the device's port. While `backlog` requests wait for
+    `Request.accept` or `reject`, further ones are dropped, and their peers repeat them. InUseError if the port already
+    has a listener here.
     """
     check_port(port)
     within("backlog", backlog, 1, _MOST_BACKLOG)
@@ -149,7 +150,7 @@ def listen(
 def listen_datagrams(
     where: Context | PD, port: int, *, gid_index: int = 0, backlog: int = 128, times: Times = LINUX, port_num: int = 1
 ) -> DatagramListener:
-    """Take requests of peers that want to send datagrams to a port (SIDR). The arguments are those of `listen`."""
+    """Listen for peers that want to send datagrams to a port (SIDR). The arguments are those of `listen`."""
     check_port(port)
     within("backlog", backlog, 1, _MOST_BACKLOG)
     return DatagramListener(Agent.of(context_of(where), port_num), port, gid_index, backlog, times)

@@ -1,4 +1,4 @@
-"""Who takes requests for which service ID."""
+"""The listeners of a port, by service ID."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _PORT_MASK = (1 << PORT_SPACE_SHIFT) - 1
 
 
 class Listeners:
-    """The listeners of a port: one for each service ID, or several at addresses of their own."""
+    """The listeners of a port: per service ID one listener, or several with different addresses."""
 
     def __init__(self) -> None:
         self._listeners: dict[int, list[Listening]] = {}
@@ -22,7 +22,7 @@ class Listeners:
         return sum(map(len, self._listeners.values()))
 
     def add(self, listener: Listening) -> None:
-        """Add a listener. InUseError if another one takes the same requests."""
+        """Add a listener. InUseError if it overlaps with another one."""
         there = self.at(listener.service_id)
         if any(listener.overlaps(other) for other in there):
             raise InUseError(f"port {listener.service_id & _PORT_MASK} has a listener already: choose another port")
@@ -37,11 +37,11 @@ class Listeners:
             self._listeners.pop(listener.service_id, None)
 
     def at(self, service_id: int) -> list[Listening]:
-        """Return the listeners of a service ID."""
+        """Return all listeners of a service ID."""
         return self._listeners.get(service_id, [])
 
     def find(self, service_id: int, address: IpHeader | None, gids: Collection[bytes]) -> Listening | None:
-        """Return who takes requests for an address, which must be one of these."""
+        """Return the listener for the destination of `address`, or None. The destination must be in `gids`."""
         if address is None or address.destination not in gids:
             return None
         return next((it for it in self.at(service_id) if it.takes(address.destination)), None)

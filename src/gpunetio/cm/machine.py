@@ -1,4 +1,4 @@
-"""The state machine of the connection manager (IBTA 12.9): no I/O, no threads, and a clock that is given."""
+"""The state machine of the connection manager (IBTA 12.9), without I/O or threads. The caller provides the clock."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ _REPEATED = frozenset({
 class Machine:
     """All communications of one port.
 
-    `guid` names the device to peers. `gids` is the port's GID table, which may change; empty entries are zeros. `clock`
-    returns seconds. `send(path, mad)` sends one MAD of 256 bytes to queue pair 1 of the peer; it raises nothing, as a
-    MAD may get lost anyway. `reach` says when a neighbour is known (`common.Reach`); by default, all are.
+    `guid` identifies the device to peers. `gids` is the port's GID table, which may change; empty entries are zeros.
+    `clock` returns seconds. `send(path, mad)` sends one 256-byte MAD to queue pair 1 of the peer; it never raises,
+    because a MAD may get lost anyway. `reach` reports when a neighbour is known (`common.Reach`); by default, all are.
 
-    What programs must know is told by the `notify` of a communication or listener. Only `receive`, `tick` and
-    `peer_gone` call it, so a program's own call never calls it back. `notify` may call the machine.
+    The machine reports events through the `notify` of a communication or listener. Only `receive`, `tick` and
+    `peer_gone` call it, never a method that a program calls itself. `notify` may call the machine.
 
-    The machine has no lock. Its owner calls one method at a time, and calls `tick` after each, or at the time that the
-    last `tick` returned: a call may have started a timer that is due earlier.
+    The machine has no lock. Its owner calls one method at a time. It must call `tick` after each call, which may have
+    started a timer, and at the time that the last `tick` returned.
     """
 
     def __init__(
@@ -62,26 +62,26 @@ class Machine:
         }
 
     def __len__(self) -> int:
-        """Return how many communications there are, also those in TIMEWAIT."""
+        """Return the number of communications, including those in TIMEWAIT."""
         return len(self._common.by_id)
 
     @property
     def quiet(self) -> bool:
-        """Return whether no peer has to answer."""
+        """Return whether no peer owes an answer."""
         return not any(communication.state in _REPEATED for communication in self._common.by_id.values())
 
     @property
     def changes(self) -> tuple[int, int]:
-        """Return what differs after something has happened that a program may wait for."""
+        """Return a value that differs after any change that a program may be waiting for."""
         return self._common.told, len(self._common.by_id)
 
     def knows(self, path: Path, mad: bytes) -> bool:
-        """Return whether a message is about a communication with its sender. This is cheap, and needs no lock."""
+        """Return whether a message is about a communication with its sender. Cheap, and needs no lock."""
         found = self._common.by_id.get(named_by(mad))
         return found is not None and found.path.gid == path.gid
 
     def refuses(self, mad: bytes) -> bool:
-        """Return whether a message of ours is what strangers make this end send: no connection needs it."""
+        """Return whether a message of ours is one that strangers can provoke and that no connection needs."""
         attribute = attribute_of(mad)
         if attribute == Attribute.DREP:
             return own_name_in(mad) not in self._common.by_id
@@ -90,13 +90,13 @@ class Machine:
     # --- the wire and the clock --------------------------------------------------------------------------------------
 
     def receive(self, path: Path, mad: bytes) -> None:
-        """Take in a MAD that came by `path`. It is not trusted: whatever is wrong with it is ignored, as Linux does."""
+        """Handle a MAD that arrived on `path`. Its sender is not trusted: malformed MADs are ignored, as in Linux."""
         message = parse(mad)
         if message is not None:
             self._handlers[message.attribute](path, message)
 
     def tick(self) -> float | None:
-        """Send again and expire what is due. Return the time of the clock when the next is due, or None."""
+        """Resend and expire what is due. Return the clock's time of the next deadline, or None."""
         common = self._common
         for communication in common.timers.expired(common.clock()):
             if communication.state in _REPEATED and common.repeat(communication):
@@ -107,53 +107,56 @@ class Machine:
     def _ender(self, communication: Communication) -> Ending | Datagrams:
         return self._datagrams if communication.state in _OF_DATAGRAMS else self._ending
 
-    # --- the side that asks ------------------------------------------------------------------------------------------
+    # --- active side -------------------------------------------------------------------------------------------------
 
     def connect(
         self, path: Path, port: int, own: Terms, notify: Notify, *, private_data: bytes = b"",
         times: Times = LINUX,
     ) -> Communication:  # fmt: skip
-        """Ask the peer for a connection to its port: RESPONSE, REJECTED or UNREACHABLE follows."""
+        """Request a connection to a port of the peer. The event RESPONSE, REJECTED or UNREACHABLE follows."""
         return self._active.connect(path, port, own, private_data, times, notify)
 
     def confirm(self, communication: Communication, private_data: bytes = b"") -> None:
-        """After RESPONSE: the queue pair is in RTS."""
+        """Confirm after RESPONSE, once the queue pair is in RTS."""
         self._active.confirm(communication, private_data)
 
     def resolve(
         self, path: Path, port: int, notify: Notify, *, private_data: bytes = b"",
         times: Times = LINUX,
     ) -> Communication:  # fmt: skip
-        """Ask the peer for the service of datagrams at its port: RESPONSE, REJECTED or UNREACHABLE follows."""
+        """Ask for the datagram service at a port of the peer. The event RESPONSE, REJECTED or UNREACHABLE follows."""
         return self._datagrams.resolve(path, port, private_data, times, notify)
 
-    # --- the side that is asked --------------------------------------------------------------------------------------
+    # --- passive side ------------------------------------------------------------------------------------------------
 
     def listen(
         self, space: PortSpace, port: int, gid: bytes | None, backlog: int, notify: Notify, *,
         times: Times = LINUX, ipv4: bool | None = None,
     ) -> Listening:  # fmt: skip
-        """Take requests for a port, at the address `gid` or at any of a kind. InUseError if another listener does."""
+        """Listen at a port, at address `gid` or at any address of a kind. InUseError if another listener overlaps."""
         listener = Listening(service_id(space, port), gid, backlog, times, notify, ipv4)
         self._listeners.add(listener)
         return listener
 
     def stop_listening(self, listener: Listening) -> None:
-        """Take no more requests. Those that wait are refused."""
+        """Stop listening, and refuse the waiting requests."""
         self._listeners.remove(listener)
         for communication in list(listener.waiting):
             self.give_up(communication)
 
     def accept(self, communication: Communication, own: Terms, private_data: bytes = b"") -> None:
-        """After REQUEST: the queue pair is in RTS. ESTABLISHED, REJECTED, UNREACHABLE or DISCONNECTED follows."""
+        """Accept after REQUEST, once the queue pair is in RTS.
+
+        The event ESTABLISHED, REJECTED, UNREACHABLE or DISCONNECTED follows.
+        """
         self._passive.accept(communication, own, private_data)
 
     def establish(self, communication: Communication) -> None:
-        """Say that the peer's first message came on the queue pair: its RTU may be late or lost (IBTA 12.9.6)."""
+        """Establish the connection on the peer's first message: its RTU may be late or lost (IBTA 12.9.6)."""
         self._passive.establish(communication)
 
     def answer(self, communication: Communication, service: Service, private_data: bytes = b"") -> None:
-        """After REQUEST of datagrams: tell the peer where they go."""
+        """Answer a REQUEST for a datagram service with its queue pair."""
         self._datagrams.answer(communication, service, private_data)
 
     # --- both --------------------------------------------------------------------------------------------------------
@@ -168,17 +171,17 @@ class Machine:
             self._ending.reject(communication, private_data, reason)
 
     def disconnect(self, communication: Communication, private_data: bytes = b"") -> None:
-        """End a connection: DISCONNECTED follows."""
+        """Disconnect. The event DISCONNECTED follows."""
         self._ending.disconnect(communication, private_data)
 
     def give_up(self, communication: Communication) -> None:
-        """End a communication in any state, because the program leaves it. The peer is told."""
+        """End a communication in any state, because the program leaves it. Notify the peer."""
         self._ender(communication).give_up(communication)
 
     def no_way(self, communication: Communication, why: DocaError) -> None:
-        """Say that no message gets to the peer: UNREACHABLE follows if this end has asked it."""
+        """Record that messages cannot reach the peer. The event UNREACHABLE follows if this end sent a request."""
         self._ending.no_way(communication, why)
 
     def peer_gone(self, communication: Communication) -> None:
-        """Say that the peer has ended without a word. DISCONNECTED follows if this was a connection."""
+        """Record that the peer has vanished without a message. The event DISCONNECTED follows if it was connected."""
         self._ending.peer_gone(communication)

@@ -1,4 +1,4 @@
-"""What a program asks of a connection."""
+"""A program's parameters for a connection."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from .communication import Terms
 
 @dataclass(frozen=True, kw_only=True)
 class Parameters:
-    """What a program asks of a connection (`rdma_conn_param`), and of its queue pair.
+    """A program's parameters for a connection (`rdma_conn_param`), and for its queue pair.
 
-    `responder_resources`  READs and atomics of the peer that are executed here at a time; 0 refuses them. At most what
-                           the device has, which is the default, and what the peer wants
-    `initiator_depth`      READs and atomics from here that are in flight at a time, likewise
-    `retry_count`          how often both ends repeat what is not acknowledged, 0 to 7; the side that connects decides
-    `rnr_retry`            how often the peer repeats what found no receive here; 7 is forever
-    `flow_control`         what the peer is told of end-to-end flow control
-    `ack_timeout`          how long this end waits for an acknowledgement: 4.096 us x 2^n. By default it follows from
+    `responder_resources`  the peer's READs and atomics that are executed here at a time; 0 refuses them. Limited by the
+                           device, which is the default, and by what the peer wants
+    `initiator_depth`      READs and atomics in flight from here at a time, with the same limits
+    `retry_count`          how often both ends retry what is not acknowledged, 0 to 7; the active side decides
+    `rnr_retry`            how often the peer retries what found no receive here; 7 means forever
+    `flow_control`         what the peer is told about end-to-end flow control
+    `ack_timeout`          how long this end waits for an acknowledgement: 4.096 µs x 2^n. By default it follows from
                            `Times`, as in Linux, which makes it 2 s
     `min_rnr_timer`        how long the peer waits after it found no receive here, as in `QpAttr`
-    `remote_access`        what the peer may do here. By default WRITEs and, with `responder_resources`, READs and
-                           atomics. A queue pair that is in INIT already keeps its rights
+    `remote_access`        the peer's rights here. By default WRITEs and, with `responder_resources`, READs and
+                           atomics. A queue pair already in INIT keeps its rights
     """
 
     responder_resources: int | None = None
@@ -37,9 +37,9 @@ class Parameters:
     remote_access: Access | None = None
 
     def terms(self, qp: QP, port_num: int, most_here: int, most_there: int) -> Terms:
-        """Return what is said of a queue pair.
+        """Return the terms for a queue pair.
 
-        The peer has `most_there` READs and atomics in flight, and executes `most_here` of ours.
+        The peer wants `most_there` READs and atomics in flight, and executes up to `most_here` from this end.
         """
         device = qp.ctx.query_device()
         here, there = device.max_qp_rd_atom, device.max_qp_init_rd_atom
@@ -58,17 +58,17 @@ class Parameters:
         )
 
     def rights(self, terms: Terms) -> Access:
-        """Return what the peer may do here."""
+        """Return the peer's rights here."""
         if self.remote_access is not None:
             return self.remote_access
         reads = Access.REMOTE_READ | Access.REMOTE_ATOMIC
         return Access.REMOTE_WRITE | reads if terms.responder_resources else Access.REMOTE_WRITE
 
 
-ALL = 255  # of a resource: as much as a message can say
+ALL = 255  # of a resource: the largest number that a message can hold
 DEFAULT = Parameters()
 
 
 def port_mtu(ctx: Context, port_num: int) -> int:
-    """Return the largest packet of a port, in bytes."""
+    """Return the active MTU of a port, in bytes."""
     return ctx.query_port(port_num).active_mtu

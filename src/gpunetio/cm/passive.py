@@ -1,4 +1,4 @@
-"""The side that is asked for a connection (IBTA 12.9.6)."""
+"""The passive side, which receives requests for connections (IBTA 12.9.6)."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from .messages import Message
 from .path import Path
 from .times import Times, seconds
 
-_MRA_TIMEOUT = 24  # 4.096 us x 2^24 is 69 s for a program to decide, as Linux says
+_MRA_TIMEOUT = 24  # 4.096 us x 2^24 = 69 s for a program to decide, as in Linux
 
 
 class Passive:
-    """Listens, and answers REQs."""
+    """Handles REQs, and replies to them."""
 
     def __init__(self, common: Common, listeners: Listeners, ending: Ending):
         self._common, self._listeners, self._ending = common, listeners, ending
 
     def accept(self, communication: Communication, own: Terms, private_data: bytes) -> None:
-        """Send the REP: the queue pair is in RTS."""
+        """Send the REP, because the queue pair is in RTS."""
         check_private(Attribute.REP, private_data)
         check_state(communication, "accepting", State.REQ_RECEIVED, State.MRA_REQ_SENT)
         if communication.listener is not None:
@@ -40,12 +40,12 @@ class Passive:
         self._common.request(communication, mad, times.retries, seconds(times.response_timeout))
 
     def establish(self, communication: Communication) -> None:
-        """Take a message on the queue pair for the RTU, which may come later or never."""
+        """Treat a message on the queue pair as the RTU, which may come later or never."""
         if communication.state in (State.REP_SENT, State.MRA_REP_RECEIVED):
             self._establish(communication)
 
     def on_rtu(self, path: Path, message: Message) -> None:
-        """Note that the peer's queue pair is in RTS."""
+        """Handle an RTU: the peer's queue pair is in RTS."""
         found = self._common.find(message, path)
         if found is not None and found.state in (State.REP_SENT, State.MRA_REP_RECEIVED):
             self._establish(found)
@@ -56,7 +56,7 @@ class Passive:
         self._common.timers.cancel(communication)
 
     def on_req(self, path: Path, message: Message) -> None:
-        """Tell the program of a request, unless it is known already or for nobody here."""
+        """Handle a REQ: notify the program, unless the REQ is a repetition or has no listener."""
         fields, common = message.fields, self._common
         known = common.by_remote.get((fields["local_comm_id"], fields["local_ca_guid"]))
         if known is not None:
@@ -80,11 +80,11 @@ class Passive:
             listener = self._listeners.find(fields["service_id"], address, common.own_gids())
             if address is None or listener is None:
                 common.reject(path, message, RejectReason.CONSUMER)
-            elif not listener.waiting.full or self._ending.make_room(listener, path):  # the others ask again
+            elif not listener.waiting.full or self._ending.make_room(listener, path):  # else the peer repeats it
                 self._request(listener, address, path, message)
 
     def _repeated(self, known: Communication, path: Path, message: Message) -> None:
-        """Answer a REQ that was there before. A REP that got lost is sent again in its own time."""
+        """Handle a repeated REQ. If a REP was lost, its own timer resends it."""
         if known.path.gid != path.gid:
             return
         if known.state in (State.REQ_RECEIVED, State.MRA_REQ_SENT):

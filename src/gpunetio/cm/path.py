@@ -1,15 +1,15 @@
-"""How a management datagram came here, and how the answer goes back."""
+"""The path to a peer, for management datagrams and for queue pairs."""
 
 from dataclasses import dataclass
 
-HOP_LIMIT = 64  # of an ordinary route, as Linux has it (IBTA 8.3.6)
+HOP_LIMIT = 64  # for an ordinary route, as in Linux (IBTA 8.3.6)
 
 
 @dataclass(frozen=True)
 class Path:
-    """A way to a peer: its GID, and what an address handle needs besides (`AhAttr`).
+    """A path to a peer: its GID, and the other attributes of an address handle (`AhAttr`).
 
-    `gid` is 16 raw bytes. `sgid_index` is the entry of this port's GID table that the peer knows.
+    `gid` is 16 raw bytes. `sgid_index` is the index of this port's GID that the peer knows.
     """
 
     gid: bytes

@@ -1,4 +1,4 @@
-"""How a queue pair gets connected: the attributes that Linux derives from the messages (`cm_init_qp_*_attr`)."""
+"""Connect a queue pair with the attributes that Linux derives from CM messages (`cm_init_qp_*_attr`)."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def check(qp: QP) -> None:
 
 
 def to_init(qp: QP, port_num: int, terms: Terms, parameters: Parameters) -> None:
-    """Move to INIT, where receives can be posted. A queue pair that is there stays as it is."""
+    """Move to INIT, where receives can be posted. Do nothing if the queue pair is already there."""
     if qp.asked_state == QpState.RST:
         qp.to_init(port=port_num, remote_access=parameters.rights(terms))
 
 
 def attributes(communication: Communication, parameters: Parameters) -> QpAttr:
-    """Return the attributes of a queue pair in RTS, when the terms of both ends are known. BadStateError before."""
+    """Return the attributes for RTR and RTS. BadStateError until the terms of both ends are known."""
     own, peer, path = communication.own, communication.peer, communication.data_path
     if own is None or peer is None or path is None:
         raise BadStateError(f"{communication}: the peer has not said how it connects")
@@ -58,7 +58,7 @@ def attributes(communication: Communication, parameters: Parameters) -> QpAttr:
 
 
 def to_rts(qp: QP, communication: Communication, parameters: Parameters) -> None:
-    """Move from INIT to RTS, when the terms of both ends are known."""
+    """Move from INIT to RTS. BadStateError until the terms of both ends are known."""
     attr = attributes(communication, parameters)
     attr.next_state = QpState.RTR
     qp.modify(attr, _TO_RTR)
@@ -67,7 +67,7 @@ def to_rts(qp: QP, communication: Communication, parameters: Parameters) -> None
 
 
 def ah_of(path: Path) -> AhAttr:
-    """Return a path for an address handle or a queue pair."""
+    """Convert a path to the attributes of an address handle or queue pair."""
     return AhAttr(
         gid=path.gid, sgid_index=path.sgid_index, hop_limit=path.hop_limit, traffic_class=path.traffic_class,
         sl=path.sl, flow_label=path.flow_label,

@@ -1,4 +1,7 @@
-"""The kernel's connection manager by librdmacm, for devices whose queue pair 1 is the kernel's: cards, Soft-RoCE."""
+"""The kernel's connection manager through librdmacm, for devices whose queue pair 1 belongs to the kernel.
+
+These are cards and Soft-RoCE.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from .machine import Machine
 from .path import Path
 from .times import LINUX, Times
 
-_RESOLVING = 5.0  # seconds for an address and a route to be found
+_RESOLVING = 5.0  # seconds to resolve an address or a route
 _RTR, _RTS = 2, 3  # ibv_qp_state
 _UNKNOWN = (
     r.RDMA_CM_EVENT_ADDR_ERROR, r.RDMA_CM_EVENT_ROUTE_ERROR, r.RDMA_CM_EVENT_CONNECT_ERROR,
@@ -27,10 +30,10 @@ _UNKNOWN = (
 
 
 class KernelMachine(Machine):
-    """A machine whose states, messages and timers are the kernel's. It knows queue pairs by number only.
+    """A machine whose states, messages and timers are in the kernel, which knows queue pairs only by number.
 
-    `rdma_cm_id`s have no queue pair of the library, so that the program's own may be used: the kernel says with which
-    attributes (`rdma_init_qp_attr`), and is told when that is done (`rdma_establish`).
+    The `rdma_cm_id`s have no queue pair of librdmacm, so that programs can use their own: the kernel provides the
+    attributes (`rdma_init_qp_attr`), and is notified when the queue pair is connected (`rdma_establish`).
     """
 
     def __init__(self, ctx: Context, port_num: int):
@@ -43,7 +46,7 @@ class KernelMachine(Machine):
         self._channel = CmChannel()
         self._ids: dict[Communication | Listening, CmId] = {}
         self._by_number: dict[int, Communication | Listening] = {}
-        self._asked: dict[Communication, bytes] = {}  # private data for peers whose address is looked for
+        self._asked: dict[Communication, bytes] = {}  # private data for peers whose address is being resolved
         self._numbers = itertools.count(1)
 
     def __len__(self) -> int:
@@ -51,11 +54,11 @@ class KernelMachine(Machine):
 
     @property
     def quiet(self) -> bool:
-        """Return True: the kernel goes on asking when the program has ended."""
+        """Return True: the kernel keeps sending after the program has ended."""
         return True
 
     def close(self) -> None:
-        """Destroy everything in the kernel."""
+        """Destroy all objects in the kernel."""
         for one in list(self._ids):
             self._forget(one)
         self._channel.close()
@@ -65,9 +68,9 @@ class KernelMachine(Machine):
         return self._channel.fd
 
     def tick(self) -> None:
-        """Do nothing: the kernel has the timers."""
+        """Do nothing: the timers are in the kernel."""
 
-    # --- what programs do --------------------------------------------------------------------------------------------
+    # --- called by programs ------------------------------------------------------------------------------------------
 
     def connect(
         self, path: Path, port: int, own: Terms, notify: Notify, *, private_data: bytes = b"", times: Times = LINUX
@@ -118,12 +121,12 @@ class KernelMachine(Machine):
     def reject(
         self, communication: Communication, private_data: bytes = b"", reason: int = RejectReason.CONSUMER
     ) -> None:
-        """Refuse. The kernel gives the reason CONSUMER, whatever it is."""
+        """Refuse. The kernel always sends the reason CONSUMER."""
         self._ids[communication].reject(private_data)
         self.give_up(communication)
 
     def disconnect(self, communication: Communication, private_data: bytes = b"") -> None:
-        """End a connection. The kernel sends no private data along."""
+        """Disconnect. The kernel does not send the private data."""
         self._ids[communication].disconnect()
         communication.state = State.DREQ_SENT
 
@@ -133,7 +136,7 @@ class KernelMachine(Machine):
         self._forget(communication)
 
     def peer_gone(self, communication: Communication) -> None:
-        """Do nothing: the peer's kernel says so."""
+        """Do nothing: the peer's kernel notifies us."""
 
     def resolve(
         self, path: Path, port: int, notify: Notify, *, private_data: bytes = b"", times: Times = LINUX
@@ -143,10 +146,10 @@ class KernelMachine(Machine):
     def answer(self, communication: Communication, service: Service, private_data: bytes = b"") -> None:
         raise _no_datagrams(self._ctx)
 
-    # --- what the kernel tells ---------------------------------------------------------------------------------------
+    # --- events of the kernel ----------------------------------------------------------------------------------------
 
     def take(self) -> None:
-        """Take in what has happened since the last call."""
+        """Handle the events since the last call."""
         while (event := self._channel.get()) is not None:
             if event.type == r.RDMA_CM_EVENT_CONNECT_REQUEST:
                 self._on_request(event)
@@ -196,7 +199,7 @@ class KernelMachine(Machine):
         elif event.type == r.RDMA_CM_EVENT_DISCONNECTED:
             if communication.state is not State.DREQ_SENT:
                 with suppress(DocaError):
-                    cm_id.disconnect()  # which answers the peer
+                    cm_id.disconnect()  # sends the DREP
             communication.state = State.TIMEWAIT
             communication.notify(communication, Event(EventType.DISCONNECTED, event.private_data))
         elif event.type == r.RDMA_CM_EVENT_TIMEWAIT_EXIT:
@@ -205,18 +208,19 @@ class KernelMachine(Machine):
             self._end(communication, EventType.UNREACHABLE)
 
     def _learn(self, communication: Communication, event: CmEvent) -> None:
-        """Note the terms of both ends, which the kernel has exchanged."""
+        """Store the terms of both ends, which the kernels have exchanged."""
         cm_id = self._ids[communication]
         rtr, rts = cm_id.attributes(_RTR), cm_id.attributes(_RTS)
         route = rtr.ah_attr.grh
         communication.peer = Terms(
             qpn=rtr.dest_qp_num, psn=rts.sq_psn, mtu=128 << rtr.path_mtu,
-            # The kernel shows them from the side of who is told.
+            # The kernel reports these two from this end's point of view.
             responder_resources=event.initiator_depth, initiator_depth=event.responder_resources,
             rnr_retry=rts.rnr_retry, retry_count=rts.retry_cnt,
         )  # fmt: skip
         communication.psn, communication.ack_timeout = rtr.rq_psn, rts.timeout
-        # Without the flow label, which Linux derives from the ports (cma_get_roce_udp_flow_label): the SDK has none.
+        # Without the flow label, which Linux derives from the ports (cma_get_roce_udp_flow_label): the SDK has no
+        # field.
         communication.data_path = Path(
             bytes(route.dgid.raw), route.sgid_index, route.hop_limit, route.traffic_class, rtr.ah_attr.sl
         )

@@ -1,4 +1,4 @@
-"""What a listener is asked for."""
+"""A peer's requests to a listener."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _WAITING = State.REQ_RECEIVED, State.MRA_REQ_SENT, State.SIDR_REQ_RECEIVED
 
 
 class _Request:
-    """A request that waits for an answer. As a context manager, it is rejected at the end unless it was answered."""
+    """A request that waits for an answer. As a context manager, it rejects itself at the end unless answered."""
 
     peer: str
     port: int
@@ -31,7 +31,7 @@ class _Request:
 
     @property
     def waits(self) -> bool:
-        """Return whether the peer waits for an answer: nobody has given one, and the peer has not given up."""
+        """Return whether the peer still waits: there was no answer yet, and the peer has not given up."""
         return self._communication.state in _WAITING
 
     def _check(self) -> None:
@@ -46,10 +46,10 @@ class _Request:
 
 
 class Request(_Request):
-    """A peer asks for a connection. `accept` or `reject` it: until then it counts for the listener's `backlog`.
+    """A peer's request for a connection. `accept` or `reject` it; until then it counts for the listener's `backlog`.
 
-    `peer`, `port`          the peer's address, and the port of ours that it has asked for
-    `private_data`          what the peer has sent with its request, padded with zeros to 56 bytes
+    `peer`, `port`          the peer's address, and the local port that it asked for
+    `private_data`          what the peer sent with its request, padded with zeros to 56 bytes
     `responder_resources`   READs and atomics that the peer wants to have in flight, for this end to execute
     `initiator_depth`       READs and atomics of this end that the peer executes at a time
     """
@@ -65,11 +65,11 @@ class Request(_Request):
 
     @deferred()
     def accept(self, qp: QP, private_data: bytes = b"", *, parameters: Parameters = DEFAULT) -> Connection:
-        """Connect a queue pair in RST or INIT, tell the peer, and return the connection (`rdma_accept`).
+        """Connect a queue pair in RST or INIT, reply to the peer, and return the connection (`rdma_accept`).
 
-        The queue pair is in RTS then. `Connection.established` waits until the peer's is, too; the peer's first message
-        may come before. `private_data` is at most 196 bytes. If this fails, the queue pair is in RST, and the request
-        still waits. BadStateError if the peer has given up.
+        Afterwards the queue pair is in RTS. `Connection.established` waits until the peer's is in RTS as well; the
+        peer's first message may arrive earlier. `private_data` is at most 196 bytes. On failure, the queue pair is in
+        RST, and the request is still waiting. BadStateError if the peer has given up.
         """
         self._check()
         check(qp)
@@ -104,16 +104,16 @@ class Request(_Request):
 
 
 class DatagramRequest(_Request):
-    """A peer asks where to send datagrams for a port. `accept` or `reject` it.
+    """A peer's request for the destination of datagrams for a port. `accept` or `reject` it.
 
-    `peer`, `port`   the peer's address, and the port of ours that it has asked for
-    `private_data`   what the peer has sent with its request, padded with zeros to 180 bytes
+    `peer`, `port`   the peer's address, and the local port that it asked for
+    `private_data`   what the peer sent with its request, padded with zeros to 180 bytes
     """
 
     def accept(self, qp: QP, private_data: bytes = b"") -> None:
-        """Tell the peer a UD queue pair and its Q_Key. `private_data` is at most 136 bytes.
+        """Answer with a UD queue pair and its Q_Key. `private_data` is at most 136 bytes.
 
-        If the answer gets lost, the peer asks again, and there is another request.
+        If the answer is lost, the peer asks again, which makes another request.
         """
         if not qp.type.datagrams:
             raise BadStateError(f"{qp} is {qp.type.name}: datagrams go to UD queue pairs")

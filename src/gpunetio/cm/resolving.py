@@ -1,4 +1,4 @@
-"""How programs find the queue pair of a service of datagrams."""
+"""Find the queue pair of a peer's datagram service."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from .times import LINUX, Times
 
 @dataclass(frozen=True)
 class Destination:
-    """Where datagrams go: `PD.create_ah(ah_attr)` and a `SendWr` with `remote_qpn=qpn`, `remote_qkey=qkey`.
+    """A destination of datagrams: `PD.create_ah(ah_attr)` and a `SendWr` with `remote_qpn=qpn`, `remote_qkey=qkey`.
 
-    `private_data` is what the peer has sent along, padded with zeros to 136 bytes.
+    `private_data` is what the peer sent with its answer, padded with zeros to 136 bytes.
     """
 
     qpn: int
@@ -37,7 +37,7 @@ class Destination:
 
 
 class _Question(Handle):
-    """A SIDR_REQ that waits for its answer."""
+    """A SIDR_REQ that is waiting for its answer."""
 
     _rank = -2
 
@@ -78,11 +78,11 @@ class _Question(Handle):
         return self._answer
 
     def wait(self, timeout: float) -> Destination:
-        """Return the answer."""
+        """Wait for the answer, and return it."""
         return self._agent.wait(self._answered, timeout, f"an answer of {self.peer} port {self.port}")
 
     async def wait_async(self, timeout: float) -> Destination:
-        """Return the answer, in asyncio's event loop."""
+        """Wait as `wait` does, in asyncio's event loop."""
         return await self._agent.wait_async(self._answered, timeout, f"an answer of {self.peer} port {self.port}")
 
 
@@ -101,9 +101,9 @@ def resolve(
     where: Context | PD, address: str, port: int, private_data: bytes = b"", *, gid_index: int = 0,
     timeout: float = DEADLINE, times: Times = LINUX, port_num: int = 1,
 ) -> Destination:  # fmt: skip
-    """Ask a peer where datagrams for its port go (SIDR; `rdma_connect` of a UD `rdma_cm_id`).
+    """Ask a peer for the destination of datagrams for its port (SIDR; `rdma_connect` of a UD `rdma_cm_id`).
 
-    `private_data` is at most 180 bytes. ConnectionRejectedError if nobody listens there; otherwise errors as in
+    `private_data` is at most 180 bytes. ConnectionRejectedError if the port has no listener; other errors are as in
     `connect`.
     """
     with _ask(where, address, port, private_data, gid_index, times, port_num) as question:
@@ -114,6 +114,6 @@ async def resolve_async(
     where: Context | PD, address: str, port: int, private_data: bytes = b"", *, gid_index: int = 0,
     timeout: float = DEADLINE, times: Times = LINUX, port_num: int = 1,
 ) -> Destination:  # fmt: skip
-    """Do what `resolve` does, in asyncio's event loop."""
+    """Ask as `resolve` does, in asyncio's event loop."""
     with _ask(where, address, port, private_data, gid_index, times, port_num) as question:
         return await question.wait_async(timeout)

@@ -1,4 +1,4 @@
-"""When communications are due."""
+"""Timers of communications."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from typing import Generic, TypeVar
 
 Owner = TypeVar("Owner")
 
-_SPARE = 64  # cancelled entries that are not worth a clean-up
+_SPARE = 64  # this many cancelled entries may stay in the heap
 
 
 class Timers(Generic[Owner]):
-    """At most one timer for each owner. Setting and cancelling are cheap: most are cancelled before they are due."""
+    """At most one timer per owner. Setting and cancelling are cheap: most timers are cancelled before they are due."""
 
     def __init__(self) -> None:
         self._due: dict[Owner, tuple[float, int]] = {}
-        self._heap: list[tuple[float, int, Owner]] = []  # also of timers that were cancelled or set anew
+        self._heap: list[tuple[float, int, Owner]] = []  # also has timers that were cancelled or set again
         self._number = itertools.count()
 
     def __len__(self) -> int:
         return len(self._due)
 
     def set(self, owner: Owner, due: float) -> None:
-        """Start the owner's timer, in place of another one."""
+        """Start the owner's timer, replacing any other."""
         entry = due, next(self._number)
         self._due[owner] = entry
         heapq.heappush(self._heap, (*entry, owner))
@@ -37,7 +37,7 @@ class Timers(Generic[Owner]):
         self._due.pop(owner, None)
 
     def next(self) -> float | None:
-        """Return when the next timer is due."""
+        """Return when the next timer is due, or None."""
         while self._heap:
             due, number, owner = self._heap[0]
             if self._due.get(owner) == (due, number):
@@ -46,7 +46,7 @@ class Timers(Generic[Owner]):
         return None
 
     def expired(self, now: float) -> Iterator[Owner]:
-        """Take out the owners whose timers are due, in order."""
+        """Remove the owners whose timers are due, and return them in order."""
         while (due := self.next()) is not None and due <= now:
             owner = heapq.heappop(self._heap)[2]
             del self._due[owner]

@@ -1,22 +1,22 @@
-"""Times of the connection manager: how messages carry them, and how often a message is sent again."""
+"""Timeouts of the connection manager: their encoding in messages, and the intervals of resending."""
 
 from dataclasses import dataclass
 
 from ..arguments import within
 
-_LOG_MILLISECOND = 8  # 4.096 us x 2^8 is taken for 1 ms, as Linux does
+_LOG_MILLISECOND = 8  # 4.096 us x 2^8 counts as 1 ms, as in Linux
 _MOST_CODE, _MOST_RETRIES = 31, 15
 
 
 def seconds(code: int) -> float:
-    """Return the seconds that an encoded time means: 4.096 us x 2^code, in whole milliseconds, at least 1."""
+    """Decode a time, 4.096 µs x 2^code, to seconds: whole milliseconds, at least 1."""
     return (1 << max(code - _LOG_MILLISECOND, 0)) / 1000
 
 
 def ack_timeout(ack_delay: int, packet_life: int) -> int:
-    """Return the acknowledge timeout of a queue pair: a little more than both codes (IBTA 12.7.34).
+    """Return the encoded acknowledge timeout of a queue pair: a little more than both times together (IBTA 12.7.34).
 
-    A packet needs its lifetime to get there and again to be answered, and the peer takes `ack_delay` to answer.
+    A packet and its acknowledgement each need `packet_life` on the way, and the peer takes `ack_delay` to answer.
     """
     there_and_back = packet_life + 1
     if there_and_back >= ack_delay:
@@ -28,11 +28,11 @@ def ack_timeout(ack_delay: int, packet_life: int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Times:
-    """How long this end waits for answers. Linux has the same defaults.
+    """How long this end waits for answers. The defaults are those of Linux.
 
-    A message is sent again if no answer comes within `response_timeout` and twice `packet_life`, at most `retries`
-    times. The peer learns all three with a REQ, and waits as long for this end. The first two are encoded: 4.096 us x
-    2^n. `ack_delay` is what this end takes to acknowledge a packet of the connection.
+    Without an answer within `response_timeout` plus twice `packet_life`, a message is resent, at most `retries` times.
+    A REQ tells the peer `response_timeout` and `retries`, which the peer then uses for this end. Times are encoded as
+    4.096 µs x 2^n. `ack_delay` is how long this end takes to acknowledge a packet of the connection.
     """
 
     response_timeout: int = 20
@@ -47,7 +47,7 @@ class Times:
 
     @property
     def resend(self) -> float:
-        """Return the seconds after which a REQ without an answer is sent again."""
+        """Return the seconds after which an unanswered REQ is resent."""
         return seconds(self.response_timeout) + 2 * seconds(self.packet_life)
 
 

@@ -1,4 +1,4 @@
-"""How messages get to peers: address handles, which a thread makes, as a neighbour may take seconds to answer."""
+"""Address handles for messages to peers, created by a thread because a neighbour may take seconds to answer."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from .path import Path
 logger: logging.Logger = logging.getLogger("gpunetio.cm")
 
 PATIENCE = 3.0  # seconds that a neighbour has to answer
-_LOOK = 0.005  # seconds between two looks whether neighbours have answered
-_PATHS = 32  # address handles of each kind that are kept: a NIC has not many
-_FRESH = 1.0  # seconds that one is used
-_REFUSED = 64  # peers that wait to hear that they are refused
-_REFUSALS = 2  # of them get a handle between two looks: no more than 400 a second, whatever strangers ask for
-_FEW = 64  # neighbours that are looked for each time; more are looked for less often
-_WAITING = 64  # messages that wait for one way
+_LOOK = 0.005  # seconds between two checks whether neighbours have answered
+_PATHS = 32  # cached address handles of each kind: a NIC does not have many
+_FRESH = 1.0  # seconds that a handle stays in use
+_REFUSED = 64  # peers that wait to be refused
+_REFUSALS = 2  # of these get a handle per check: at most 400 a second, whatever strangers send
+_FEW = 64  # neighbours that are checked at full rate; with more, checks become rarer
+_WAITING = 64  # messages that may wait for one path
 
 Tell: TypeAlias = "Callable[[AddressHandle | DocaError], None]"
-_Handles: TypeAlias = "OrderedDict[Path, tuple[float, AddressHandle]]"  # until when; the newest is last
+_Handles: TypeAlias = "OrderedDict[Path, tuple[float, AddressHandle]]"  # expiry and handle; the newest is last
 
 
 @dataclass
 class _Search:
-    """The way to a peer is being looked for. `tell` are called when it is found, or at the time when each gives up.
+    """A search for an address handle. Each of `tell` is called when it is found, or at its own deadline.
 
-    `refusal`: only for messages that refuse.
+    `refusal` says that only refusals wait for it.
     """
 
     refusal: bool = True
@@ -46,7 +46,7 @@ class _Search:
 
 @dataclass
 class _Neighbour:
-    """A neighbour that was asked, and has until a time to answer."""
+    """A neighbour that was asked, and its deadline to answer."""
 
     path: Path
     until: float
@@ -55,13 +55,13 @@ class _Neighbour:
 
 
 class Ways:
-    """The ways to peers, by path. Whoever calls has `lock`, which nobody holds while a neighbour is waited for.
+    """The address handles for peers, by path. Callers hold `lock`, which is free during waits for a neighbour.
 
-    `told` is called after those who wait for a way were. `refuses` says whether a message only refuses what a stranger
-    has asked for, or confirms the end of what is unknown.
+    `told` is called after those waiting for a path were called. `refuses` says whether a message only refuses a
+    stranger's request, or only confirms the end of an unknown connection.
 
-    A handle leads to the program that had the address when it was made, and so is made again now and then. Handles for
-    refusals are made at a limited rate, and take no room of the others: strangers cause as many as they like.
+    A handle leads to the program that had the address when the handle was created, so handles are renewed regularly.
+    Handles for refusals are created at a limited rate and cached separately, because strangers can provoke any number.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Ways:
     ):  # fmt: skip
         self._services, self._told, self._refuses = services, told, refuses
         self._changed = threading.Condition(lock)
-        self._handles: dict[bool, _Handles] = {False: OrderedDict(), True: OrderedDict()}  # by whether for a refusal
+        self._handles: dict[bool, _Handles] = {False: OrderedDict(), True: OrderedDict()}  # True: only for refusals
         self._left: set[AddressHandle] = set()
         self._searches: OrderedDict[Path, _Search] = OrderedDict()
         self._neighbours: list[_Neighbour] = []
@@ -80,9 +80,9 @@ class Ways:
         undo.callback(self._stop)
 
     def send(self, path: Path, mad: bytes) -> None:
-        """Send a datagram of 256 bytes to queue pair 1 at the end of a path, at once or when the way is found.
+        """Send a 256-byte datagram to queue pair 1 at the end of a path, at once or when the address handle is found.
 
-        It may get lost, here as on the wire: if the send queue is full, or if the destination does not answer.
+        It may get lost here, as on the wire: if the send queue is full, or if the destination does not answer.
         """
 
         def tell(found: AddressHandle | DocaError) -> None:
@@ -94,16 +94,16 @@ class Ways:
         self._find(path, PATIENCE, tell, self._refuses(mad))
 
     def find(self, path: Path, patience: float, tell: Tell) -> None:
-        """Call `tell` with the handle of a path, at once or when it is found. `tell` gets the error if that fails.
+        """Call `tell` with the address handle of a path, at once or when it is found, or with the error.
 
-        NotFoundError if the neighbour does not answer within `patience` seconds.
+        The error is NotFoundError if the neighbour does not answer within `patience` seconds.
         """
         self._find(path, patience, tell, False)
 
     def reach(self, path: Path, reached: Callable[[], None], silent: Callable[[DocaError], None]) -> None:
         """Call `reached` when the neighbour of a path is known, at once or later, or `silent` if it does not answer.
 
-        No address handle is made. As many neighbours as there are requests in backlogs are waited for.
+        This creates no address handle. There may be as many neighbours as there are requests in backlogs.
         """
         try:
             if self._services.seek(path):
@@ -126,7 +126,7 @@ class Ways:
         if search is None:
             refused = [other for other, waits in self._searches.items() if waits.refusal] if refusal else []
             if len(refused) >= _REFUSED:
-                del self._searches[refused[0]]  # a peer that is there asks again
+                del self._searches[refused[0]]  # a peer that exists asks again
             search = self._searches[path] = _Search()
         if not refusal:
             search.refusal, self._urgent = False, True
@@ -140,7 +140,7 @@ class Ways:
 
     def _serve(self) -> None:
         while (paths := self._wanted()) is not None:
-            refusals = 0  # with a handle, or an error
+            refusals = 0  # that got a handle or an error
             for path, refusal in paths:
                 if refusal and refusals == _REFUSALS:
                     continue
@@ -150,7 +150,7 @@ class Ways:
                     self._settle(path, found)
 
     def _wanted(self) -> list[tuple[Path, bool]] | None:
-        """Return the ways to look for, when it is time to look: refusals last. None when the agent is closed."""
+        """Wait until it is time for a check. Return the paths to search, refusals last, or None once closed."""
         with self._changed:
             if (self._searches or self._neighbours) and not self._urgent:
                 pause = _LOOK * (1 + len(self._neighbours) // _FEW)
@@ -163,7 +163,7 @@ class Ways:
             return sorted(((path, search.refusal) for path, search in self._searches.items()), key=lambda way: way[1])
 
     def _look_for_neighbours(self) -> None:
-        """Call those who wait for neighbours that have answered, or had time enough. The lock is held."""
+        """Call those waiting for neighbours that have answered or are past their deadline. The lock is held."""
         asked, self._neighbours = self._neighbours, []
         for one in asked:
             try:
@@ -179,7 +179,7 @@ class Ways:
             self._told()
 
     def _look(self, path: Path) -> AddressHandle | DocaError | None:
-        """Return the handle of a path, None if the neighbour has not answered, or an error."""
+        """Return the address handle of a path, or an error, or None if the neighbour has not answered yet."""
         try:
             return self._services.handle(path) if self._services.seek(path) else None
         except DocaError as error:
@@ -192,7 +192,7 @@ class Ways:
         search = self._searches.get(path)
         if isinstance(found, AddressHandle):
             self._keep(path, found, search is None or search.refusal)
-        if search is None:  # others were more urgent
+        if search is None:  # the search was dropped in favour of others
             return
         now = time.monotonic()
         over = [waits for waits in search.tell if found is not None or waits[0] <= now]
@@ -217,7 +217,7 @@ class Ways:
         self.sweep()
 
     def sweep(self) -> None:
-        """Close address handles that were replaced, once no datagram needs them any more."""
+        """Close replaced address handles that no datagram in flight needs any more."""
         self._services.reap()
         for unused in self._left.difference(self._services.in_flight()):
             self._left.remove(unused)

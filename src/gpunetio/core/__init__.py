@@ -1,6 +1,6 @@
-"""What the RDMA and DMA libraries share: memory with permissions, buffers, contexts, tasks and progress (DOCA Core).
+"""DOCA Core, the base of the RDMA and DMA libraries: memory maps, buffers, contexts, tasks and progress engines.
 
-A context of a library is started, runs tasks, and is stopped. A progress engine ends tasks:
+A library's context is started, runs tasks, and is stopped. A progress engine completes the tasks:
 
     with gn.open() as ctx, Dma(ctx.create_pd()) as dma:
         dma.memcpy(source, destination).submit().wait(timeout=5)

@@ -18,12 +18,12 @@ _MOST = 1 << 24
 
 
 class Buf:
-    """`nbytes` at `address` of a memory, of which a part is data (`doca_buf`). A `BufInventory` makes it.
+    """`nbytes` at `address` of a memory, part of which is data (`doca_buf`). Created by a `BufInventory`.
 
-    A task sends the data of its source, which at first is the whole buffer. It fills its destination from the start of
-    the buffer, and what it has written is the data then.
+    A task reads the data of its source, which is initially the whole buffer. It fills its destination from the start of
+    the buffer; the bytes written become the destination's data.
 
-    `chain` puts other buffers behind: the whole list is one source or destination. Its head stands for the list.
+    `chain` appends other buffers: the whole list is then one source or destination, and its head stands for it.
     """
 
     memory: MemoryMap | RemoteMemory
@@ -43,24 +43,24 @@ class Buf:
 
     @property
     def data_address(self) -> int:
-        """Return the address of the data (`doca_buf_get_data`), as keys address it."""
+        """Return the address of the data (`doca_buf_get_data`), in the address space of the memory's keys."""
         return self.address + self._data_offset
 
     @property
     def data_nbytes(self) -> int:
-        """Return the bytes of data in this buffer (`doca_buf_get_data_len`)."""
+        """Return the number of bytes of data in this buffer (`doca_buf_get_data_len`)."""
         return self._data_nbytes
 
     @property
     def data(self) -> NDArray[np.uint8]:
-        """Return the data of this buffer as a NumPy view. BadStateError for memory that the CPU does not address."""
+        """Return this buffer's data as a NumPy view. BadStateError for memory that the CPU cannot address."""
         self._check()
         if isinstance(self.memory, RemoteMemory):
             raise BadStateError(f"{self} is memory of a peer: read it by a task")
         return self.memory.array(self._offset + self._data_offset, self._data_nbytes)
 
     def set_data(self, offset: int, nbytes: int) -> None:
-        """Say which part of this buffer is data (`doca_buf_set_data`). InvalidValueError if it is outside."""
+        """Set which part of this buffer is data (`doca_buf_set_data`). InvalidValueError if it exceeds the buffer."""
         self._check()
         offset, nbytes = whole("offset", offset), whole("nbytes", nbytes)
         if offset < 0 or nbytes < 0 or offset + nbytes > self.nbytes:
@@ -68,7 +68,7 @@ class Buf:
         self._data_offset, self._data_nbytes = offset, nbytes
 
     def fill(self, nbytes: int) -> None:
-        """Note that a task has written so many bytes to the list: each buffer's data begins at its start."""
+        """Record that a task has written `nbytes` to the list. Each buffer's data then begins at the buffer's start."""
         nbytes = whole("nbytes", nbytes)
         for buf in self._list:
             buf._data_offset, buf._data_nbytes = 0, min(nbytes, buf.nbytes)
@@ -77,7 +77,7 @@ class Buf:
     # --- chains ------------------------------------------------------------------------------------------------------
 
     def chain(self, other: Buf) -> None:
-        """Put another list behind this list (`doca_buf_chain_list`). Both buffers must be heads."""
+        """Append another list to this list (`doca_buf_chain_list`). Both buffers must be heads of their lists."""
         for buf in (self, instance("other", other, Buf)):
             buf._check()
             if buf._head is not buf:
@@ -92,7 +92,7 @@ class Buf:
         other._list = [other]
 
     def unchain(self, other: Buf) -> None:
-        """Make the buffers from `other` on a list of their own again (`doca_buf_unchain_list`)."""
+        """Split the list: `other` and the buffers after it become a list of their own (`doca_buf_unchain_list`)."""
         self._check()
         if other is self or other not in self._list:
             raise InvalidValueError(f"{other} is not behind {self} in a list whose head is {self}")
@@ -102,7 +102,7 @@ class Buf:
             buf._head = other
 
     def __iter__(self) -> Iterator[Buf]:
-        """Return the buffers of the list, this head first."""
+        """Iterate over the buffers of the list, from this head on."""
         return iter(tuple(self._list))
 
     def sources(self) -> tuple[Sge, ...]:
@@ -115,13 +115,13 @@ class Buf:
 
     @property
     def lkey(self) -> int:
-        """Return the key of the memory. InvalidValueError for memory of a peer, which has none here."""
+        """Return the lkey of the memory. InvalidValueError for a peer's memory, which has no lkey."""
         if isinstance(self.memory, RemoteMemory):
             raise InvalidValueError(f"{self} is memory of a peer: give a buffer of this process")
         return self.memory.lkey
 
     def _checked(self) -> list[Buf]:
-        """Return the list. Raise an error unless this is its head and all memory is open."""
+        """Return the list. Raise an error unless this buffer is its head and all its memory is open."""
         self._check()
         if self._head is not self:
             raise InvalidValueError(f"{self} is inside a list: give the list's head")
@@ -134,7 +134,7 @@ class Buf:
 
     @property
     def refcount(self) -> int:
-        """Return how many references there are (`doca_buf_get_refcount`); 0: the buffer is back in its inventory."""
+        """Return the number of references (`doca_buf_get_refcount`). With 0, the buffer is back in its inventory."""
         return self._refcount
 
     def retain(self) -> None:
@@ -143,9 +143,9 @@ class Buf:
         self._refcount += 1
 
     def release(self) -> None:
-        """Drop a reference (`doca_buf_dec_refcount`). The last one gives the list back to its inventories.
+        """Drop a reference (`doca_buf_dec_refcount`). Dropping the last one returns the whole list to its inventories.
 
-        BadStateError if there is none, InvalidValueError for a buffer inside a list.
+        BadStateError without a reference, InvalidValueError for a buffer inside a list.
         """
         self._check()
         if self._head is not self:
@@ -176,7 +176,7 @@ class Buf:
 
 
 class BufInventory:
-    """Makes up to `num` buffers at a time (`doca_buf_inventory`)."""
+    """Creates buffers, at most `num` at a time (`doca_buf_inventory`)."""
 
     num: int
 
@@ -186,14 +186,14 @@ class BufInventory:
 
     @property
     def num_free(self) -> int:
-        """Return how many buffers it can still make (`doca_buf_inventory_get_num_free_elements`)."""
+        """Return how many more buffers the inventory can create (`doca_buf_inventory_get_num_free_elements`)."""
         return self.num - len(self._bufs)
 
     def buf(self, memory: MemoryMap | RemoteMemory, offset: int = 0, nbytes: int | None = None) -> Buf:
-        """Return a buffer of `nbytes` at `offset` of a memory, or of all from there
-        (`doca_buf_inventory_buf_get_by_addr`).
+        """Create a buffer of `nbytes` at `offset` of a memory, by default up to its end.
 
-        FullError if the inventory has none left, InvalidValueError for bytes outside of the memory.
+        `doca_buf_inventory_buf_get_by_addr`. FullError if the inventory has no buffer left, InvalidValueError for bytes
+        outside the memory.
         """
         instance("memory", memory, MemoryMap, RemoteMemory)
         if isinstance(memory, MR):
@@ -209,7 +209,7 @@ class BufInventory:
         return made
 
     def take_back(self, buf: Buf) -> None:
-        """Take a released buffer back. Called by the buffer."""
+        """Take a released buffer back; the buffer calls this."""
         del self._bufs[buf]
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""Arrays of buffers that kernels take."""
+"""Arrays of buffers for kernels."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from ..verbs import MR
 from .remote_memory import RemoteMemory
 
 _MOST = 1 << 24
-_KERNELS_REACH = 1 << 63  # addresses are signed there
+_KERNELS_REACH = 1 << 63  # addresses are signed in kernels
 
 
 class BufArray(Closing, metaclass=Whole):
-    """`num` buffers of `elem_size` bytes each, from `offset` of a memory on (`doca_buf_arr`).
+    """`num` buffers of `elem_size` bytes each, starting at `offset` of a memory (`doca_buf_arr`).
 
-    Pass it to a kernel as an argument, or pass its `device_address`: `buf_get` returns an element. The memory is a
-    `MemoryMap` or a region of this process, or a peer's; kernels address it as its keys do, from `iova` on.
+    Pass the array or its `device_address` to a kernel, where `buf_get` returns an element. The memory is a `MemoryMap`,
+    another region of this process, or a peer's memory. Kernels address it as its keys do, from `iova` on.
     """
 
     memory: MR | RemoteMemory
@@ -71,16 +71,16 @@ class BufArray(Closing, metaclass=Whole):
         return self._structure.closed
 
     def check_launch(self) -> None:
-        """Called before a kernel is launched with the array. BadStateError if its memory is no longer registered."""
+        """Raise BadStateError if the memory is no longer registered. Called before a launch with the array."""
         if isinstance(self.memory, MR):
             self.memory.check_open()
 
     def used_by(self, launch: Launch) -> None:
-        """Keep the array open while `launch`, which has it as an argument, runs."""
+        """Keep the array open while `launch` runs, which has it as an argument."""
         self._structure.used_by(launch)
 
     def close(self) -> None:
-        """Free the array (`doca_buf_arr_destroy`), not its memory. Idempotent. Waits for kernels that were given it."""
+        """Free the array (`doca_buf_arr_destroy`), but not its memory. Idempotent. Waits for kernels that use it."""
         if not self.closed:
             self._structure.wait_idle()
             self._undo.close()

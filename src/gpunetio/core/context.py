@@ -1,4 +1,4 @@
-"""Contexts: what a library's object has in common with those of other libraries (`doca_ctx`)."""
+"""Contexts: the common part of the libraries' main objects (`doca_ctx`)."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from ..verbs import PD, Handle
 from .engine import ProgressEngine
 from .task import Task
 
-CLOSE_TIMEOUT = 30.0  # seconds: the longest that closing waits for tasks that are in flight
+CLOSE_TIMEOUT = 30.0  # seconds that closing waits at most for tasks in flight
 
 
 class ContextState(IntEnum):
-    """enum doca_ctx_states. The numbers are ours."""
+    """enum doca_ctx_states. The numbers are gpunetio's."""
 
     IDLE     = 0
     STARTING = 1
@@ -34,7 +34,7 @@ class ContextState(IntEnum):
 
 
 class _Configuration(NamedTuple):
-    """What the program wants of a type of task."""
+    """The program's configuration for one type of task."""
 
     on_done: Callable[..., None] | None = None
     on_error: Callable[..., None] | None = None
@@ -42,14 +42,15 @@ class _Configuration(NamedTuple):
 
 
 class CoreContext(Handle, ABC):
-    """An object of a library that is started, runs, and is stopped (`doca_ctx`).
+    """A library's object that is started, runs, and is stopped (`doca_ctx`).
 
-    It is configured while it is IDLE. `start` makes it RUNNING. `stop` makes it STOPPING, ends the tasks in flight with
-    an error, and makes it IDLE when the last one has ended. A with block starts it, and closes it at the end.
+    A context is configured while it is IDLE. `start` makes it RUNNING. `stop` makes it STOPPING and ends the tasks in
+    flight with an error; when the last one has ended, the context is IDLE again. A with block starts the context, and
+    closes it at the end.
 
-    `on_state_changed` is None or a function of the context, the state before and the state now.
+    `on_state_changed` is None or a function of the context, its old state and its new state.
 
-    With a Gpu, kernels drive it (`doca_ctx_set_datapath_on_gpu`), and it has no tasks of the CPU.
+    With a Gpu, kernels drive the context (`doca_ctx_set_datapath_on_gpu`), and it runs no CPU tasks.
     """
 
     _rank = -1
@@ -78,38 +79,38 @@ class CoreContext(Handle, ABC):
     # --- what a library implements -----------------------------------------------------------------------------------
 
     def _created(self, label: str) -> None:
-        """Mark the context as open, as the last step of a constructor."""
+        """Mark the context as open. This is the last step of a constructor."""
         with ExitStack() as undo:
             undo.callback(self._abandon)
             self._opened(label, undo)
 
     @abstractmethod
     def _start(self, undo: ExitStack) -> None:
-        """Create what a running context needs. `undo` destroys it when the context has stopped."""
+        """Create what a running context needs. `undo` destroys it after the context has stopped."""
 
     def _flush(self) -> None:
-        """Let what is in flight end with an error."""
+        """Make the device end everything in flight with an error."""
 
     def _busy(self) -> bool:
-        """Return whether something other than tasks must end before the context has stopped."""
+        """Return whether something other than tasks must end before the context is IDLE."""
         return False
 
     def _poll(self) -> None:
-        """Look at the device, and report tasks that have ended to `_finish`, and other events to `_call`."""
+        """Poll the device. Report ended tasks to `_finish`, and other events to `_call`."""
 
     def _finish(self, task: Task, error: DocaError | None = None) -> None:
-        """Note that the device has ended a task; the program is told in the next step of progress."""
+        """Record that the device has ended a task. The next `progress` notifies the program."""
         if task in self._in_flight:
             self._calls.append(partial(self._end, task, error))
 
     def _call(self, function: Callable[..., None], *args: object) -> None:
-        """Call a callback of the program in the next step of progress. Any thread may ask for it."""
+        """Schedule a callback of the program for the next `progress`. Any thread may call this."""
         self._calls.append(partial(function, *args))
 
     # --- configuration -----------------------------------------------------------------------------------------------
 
     def check_idle(self, what: str) -> None:
-        """Raise BadStateError unless the context is open and IDLE, as `what` needs it."""
+        """Raise BadStateError unless the context is open and IDLE. The message names `what`, which was to be set."""
         self.check_open()
         if self._state is not ContextState.IDLE:
             raise BadStateError(f"{self} is {self._state.name}: set {what} before start()")
@@ -122,10 +123,10 @@ class CoreContext(Handle, ABC):
         *,
         most: int | None = None,
     ) -> None:
-        """Set what tasks of the class `kind` call when they end, well or not (`doca_…_task_…_set_conf`).
+        """Set the callbacks for tasks of the class `kind` (`doca_…_task_…_set_conf`).
 
-        Both functions take the task; `on_done` is not called for one that failed. `most` limits how many tasks of the
-        class exist that were not freed; None does not.
+        Each takes the task: `on_done` is called after a success, `on_error` after a failure. `most` limits the number
+        of tasks of this class that exist and are not freed; None means no limit.
         """
         self.check_idle("the callbacks")
         instance("kind", kind, type)
@@ -137,7 +138,7 @@ class CoreContext(Handle, ABC):
         return self._gpu
 
     def set_datapath_on_gpu(self, gpu: Gpu) -> None:
-        """Let kernels drive the context, in place of tasks (`doca_ctx_set_datapath_on_gpu`)."""
+        """Let kernels drive the context instead of CPU tasks (`doca_ctx_set_datapath_on_gpu`)."""
         self.check_idle("the data path")
         self._set_gpu(gpu)
 
@@ -155,7 +156,7 @@ class CoreContext(Handle, ABC):
         return self._engine
 
     def attach_engine(self, engine: ProgressEngine) -> None:
-        """Note the engine. Called by `ProgressEngine.connect`."""
+        """Record the engine. Called by `ProgressEngine.connect`."""
         self.check_idle("the progress engine")
         if self._engine is not None:
             raise BadStateError(f"{self} is connected to a progress engine already")
@@ -170,7 +171,7 @@ class CoreContext(Handle, ABC):
 
     @property
     def num_inflight(self) -> int:
-        """Return how many tasks were submitted and have not ended (`doca_ctx_get_num_inflight_tasks`)."""
+        """Return the number of submitted tasks that have not ended (`doca_ctx_get_num_inflight_tasks`)."""
         return len(self._in_flight)
 
     def _move(self, state: ContextState) -> None:
@@ -181,7 +182,7 @@ class CoreContext(Handle, ABC):
 
     @deferred()
     def start(self) -> None:
-        """Start the context (`doca_ctx_start`): from IDLE to RUNNING. If that fails, it is IDLE."""
+        """Start the context, from IDLE to RUNNING (`doca_ctx_start`). On failure, it is IDLE again."""
         self.check_open()
         if self._state is not ContextState.IDLE:
             raise BadStateError(f"{self} is {self._state.name}: only an idle context can be started")
@@ -203,8 +204,8 @@ class CoreContext(Handle, ABC):
     def stop(self) -> ContextState:
         """Stop the context (`doca_ctx_stop`), and return its state: IDLE, or STOPPING (`DOCA_ERROR_IN_PROGRESS`).
 
-        Tasks in flight end with an error. If there are any, or in a callback, progress of the engine does the rest.
-        BadStateError for an idle context, or while a kernel that was given the context runs.
+        Tasks in flight end with an error. If there are any, or if called from a callback, the engine's progress
+        completes the stop. BadStateError for an idle context, or while a kernel that was given the context runs.
         """
         self.check_open()
         if self._state is ContextState.STOPPING:
@@ -219,14 +220,14 @@ class CoreContext(Handle, ABC):
         return self._state
 
     def _settle(self) -> None:
-        """Become IDLE if the context is to stop and nothing is left."""
+        """Become IDLE if the context is stopping and nothing is left to wait for."""
         if self._state is ContextState.STOPPING and not self._in_flight and not self._calls and not self._busy():
             resources, self._resources = self._resources, ExitStack()
             resources.close()
             self._move(ContextState.IDLE)
 
     def progress(self) -> bool:
-        """Take what has completed, and call callbacks. Return whether there was anything. Called by the engine."""
+        """Process completions, and call callbacks. Return whether there were any. Called by the engine."""
         if self._state is ContextState.IDLE:
             return False
         self._poll()
@@ -249,11 +250,11 @@ class CoreContext(Handle, ABC):
         self._allocated[kind] += 1
 
     def forget_task(self, task: Task) -> None:
-        """Forget a task that was freed. Called by the task."""
+        """Stop counting a task that was freed. Called by the task."""
         self._allocated[type(task)] -= 1
 
     def check_tasks(self) -> None:
-        """Raise an error unless a task may be submitted now."""
+        """Raise an error unless a task can be submitted now."""
         self.check_open()
         if self._gpu is not None:
             raise NotSupportedError(f"kernels of GPU {self._gpu.name} drive {self}: it has no tasks of the CPU")
@@ -261,7 +262,7 @@ class CoreContext(Handle, ABC):
             raise BadStateError(f"{self} is {self._state.name}: start() it before you submit tasks")
 
     def submitted(self, task: Task) -> None:
-        """Note a task in flight. Called by the task."""
+        """Record a task in flight. Called by the task."""
         self._in_flight[task] = None
 
     def _end(self, task: Task, error: DocaError | None) -> None:
@@ -272,13 +273,13 @@ class CoreContext(Handle, ABC):
     # --- kernels -----------------------------------------------------------------------------------------------------
 
     def check_launch(self) -> None:
-        """Raise BadStateError unless the context runs. Called before a launch with it as an argument."""
+        """Raise BadStateError unless the context is RUNNING. Called before a launch with it as an argument."""
         self.check_open()
         if self._state is not ContextState.RUNNING:
             raise BadStateError(f"{self} is {self._state.name}: start() it before you launch kernels with it")
 
     def used_by(self, launch: Launch) -> None:
-        """Keep the context running while `launch`, which has it as an argument, runs."""
+        """Keep the context running while `launch` runs, which has it as an argument."""
         self._launches.add(launch)
 
     def wait_idle(self) -> None:
@@ -288,9 +289,9 @@ class CoreContext(Handle, ABC):
     # --- the end -----------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Stop the context and close it. Idempotent. Waits for kernels, and for what is in flight to end.
+        """Stop the context and close it. Idempotent. Waits for kernels, and for everything in flight to end.
 
-        TimedOutError if that does not happen, BadStateError in a callback: call `stop()` there.
+        TimedOutError if something does not end. BadStateError in a callback: call `stop()` there.
         """
         if not self.closed and self._pid == os.getpid() and self._state is not ContextState.IDLE:
             if self.engine.in_callback:
@@ -301,7 +302,7 @@ class CoreContext(Handle, ABC):
         super().close()
 
     def _abandon(self) -> None:
-        """Let go of everything at once: closed by its owner, or by itself when it is idle."""
+        """Release everything at once: the owner closes the context, or the context is idle and closes itself."""
         if self._state is not ContextState.IDLE:
             self._state = ContextState.STOPPING
             self._resources.close()

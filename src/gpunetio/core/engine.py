@@ -1,4 +1,4 @@
-"""Progress engines: what has ended is noticed there, and the program is told."""
+"""Progress engines, which poll contexts for completions and call the program's callbacks."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from typing import Protocol
 from ..arguments import deadline
 from ..errors import BadStateError, TimedOutError
 
-_EAGER = 256  # looks in a row that find nothing, before the first nap
+_EAGER = 256  # consecutive polls that find nothing before the first sleep
 _LONGEST_NAP = 1e-3  # seconds
 
 
 def _nap(looks: int) -> float:
-    """Return how many seconds to sleep after so many looks in a row that found nothing."""
+    """Return how many seconds to sleep after `looks` consecutive polls that found nothing."""
     return min(max(0, looks - _EAGER) * 1e-6, _LONGEST_NAP)
 
 
 class Connectable(Protocol):
-    """What an engine looks after: a context."""
+    """What a progress engine can poll: a context."""
 
     def attach_engine(self, engine: ProgressEngine) -> None:
-        """Note the engine. BadStateError if the context is started, or has one."""
+        """Record the engine. BadStateError if the context is started or already has an engine."""
 
     def progress(self) -> bool:
-        """Take what has completed, and call callbacks. Return whether there was anything."""
+        """Process completions, and call callbacks. Return whether there were any."""
         ...
 
 
 class ProgressEngine:
-    """Looks for completions in the contexts that are connected to it (`doca_pe`), and calls the program's callbacks.
+    """Polls the contexts connected to it for completions, and calls the program's callbacks (`doca_pe`).
 
-    Callbacks run in `progress`, and nowhere else. One thread at a time uses an engine and its contexts. A context that
-    is started without an engine gets one of its own.
+    Callbacks run only inside `progress`. Only one thread at a time may use an engine and its contexts. A context that
+    is started without an engine gets its own.
     """
 
     def __init__(self) -> None:
@@ -43,22 +43,22 @@ class ProgressEngine:
         self._calling = False
 
     def connect(self, context: Connectable) -> None:
-        """Connect a context that is not started (`doca_pe_connect_ctx`). BadStateError if it has an engine already."""
+        """Connect a context that is not started (`doca_pe_connect_ctx`). BadStateError if it already has an engine."""
         context.attach_engine(self)
         self._contexts.append(context)
 
     def disconnect(self, context: Connectable) -> None:
-        """Forget a context that is closed."""
+        """Remove a context that is closed."""
         self._contexts.remove(context)
 
     @property
     def in_callback(self) -> bool:
-        """Return whether a callback of the program runs."""
+        """Return whether one of the program's callbacks is running."""
         return self._calling
 
     @contextmanager
     def calling(self) -> Iterator[None]:
-        """Note that callbacks of the program run."""
+        """Record, for the duration of the block, that a callback of the program is running."""
         outer, self._calling = self._calling, True
         try:
             yield
@@ -66,19 +66,19 @@ class ProgressEngine:
             self._calling = outer
 
     def progress(self) -> bool:
-        """Take what has completed, and call callbacks (`doca_pe_progress`). Return whether there was anything.
+        """Process completions, and call callbacks (`doca_pe_progress`). Return whether there were any.
 
-        An exception of a callback ends the call; the other callbacks follow with the next one. BadStateError in a
-        callback.
+        An exception in a callback ends the call; the next call runs the remaining callbacks. BadStateError if called
+        from a callback.
         """
         if self._calling:
             raise BadStateError("progress() in a callback: return from the callback first")
-        return sum(context.progress() for context in list(self._contexts)) > 0  # all of them
+        return sum(context.progress() for context in list(self._contexts)) > 0  # any() would stop at the first
 
     def progress_until(self, predicate: Callable[[], bool], timeout: float, what: str) -> None:
         """Make progress until `predicate()` is true.
 
-        TimedOutError, which says that `what` did not come, after `timeout` seconds.
+        TimedOutError after `timeout` seconds; its message says that `what` did not come.
         """
         looks, end = 0, deadline(timeout)
         while not predicate():
@@ -89,9 +89,9 @@ class ProgressEngine:
                 time.sleep(_nap(looks))
 
     async def progress_until_async(self, predicate: Callable[[], bool]) -> None:
-        """Make progress in asyncio's event loop until `predicate()` is true. `asyncio.timeout` sets a deadline.
+        """Make progress in asyncio's event loop until `predicate()` is true. Set a deadline with `asyncio.timeout`.
 
-        Other coroutines run meanwhile, and may wait in the same way.
+        Other coroutines run in the meantime, and may wait in the same way.
         """
         looks = 0
         while not predicate():

@@ -1,4 +1,4 @@
-"""Memory maps: memory of this process that a device may access, and how a peer learns of it."""
+"""Memory maps: memory of this process that a device may access, with a description for peers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .remote_memory import REMOTE, RemoteMemory
 
 
 class _Bytes:
-    """Memory for NumPy, whose view keeps it alive."""
+    """Memory in NumPy's array interface. The NumPy view keeps it alive."""
 
     def __init__(self, address: int, nbytes: int, region: Region):
         self._region = region
@@ -25,11 +25,11 @@ class _Bytes:
 
 
 class MemoryMap(MR):
-    """Memory with permissions for a device (`doca_mmap`): a memory region that can be described to a peer.
+    """Memory with permissions for a device (`doca_mmap`): a memory region that can be exported to a peer.
 
-    `obj` is a buffer, or has `__cuda_array_interface__` or DLPack; it stays alive as long as the map. With `nbytes`, it
-    is the address of that much memory. By default the map has all permissions, or only those to read if `obj` is
-    read-only.
+    `obj` is a buffer, or has `__cuda_array_interface__` or DLPack; it stays alive as long as the map. With `nbytes`,
+    `obj` is the address of that much memory. By default the map has all permissions, or only read permissions if `obj`
+    is read-only.
     """
 
     def __init__(
@@ -56,15 +56,15 @@ class MemoryMap(MR):
     ) -> MemoryMap:
         """Map `nbytes` at `offset` of a dmabuf (`doca_mmap_set_dmabuf_memrange`).
 
-        Keys and kernels address the memory from `iova` on, by default from `offset`: for kernels, give the memory's
-        address. NotSupportedError if the device cannot do it.
+        Requests and kernels address the memory from `iova` on, by default from `offset`. For kernels, set `iova` to the
+        memory's address. NotSupportedError if the device cannot register dmabufs.
         """
         return cls(pd, Dmabuf(fd, offset, nbytes), permissions, iova=offset if iova is None else iova)
 
     def export_rdma(self) -> bytes:
         """Return a description for a peer's `RemoteMemory.from_export` (`doca_mmap_export_rdma`).
 
-        It has the address, the length, the key and the remote permissions. NotPermittedError if there are none.
+        It holds the address, the length, the key and the remote permissions. NotPermittedError if there are none.
         """
         self.check_open()
         if not self.access & REMOTE:
@@ -72,15 +72,16 @@ class MemoryMap(MR):
         return RemoteMemory(self.iova, self.nbytes, self.rkey, self.access & REMOTE).export()
 
     def export_pci(self) -> bytes:
-        """Raise NotSupportedError: a device's other host, such as a DPU, cannot be given memory here
-        (`doca_mmap_export_pci`).
+        """Raise NotSupportedError: memory cannot be exported to another host of the device, such as a DPU.
+
+        The C counterpart is `doca_mmap_export_pci`.
         """
         raise NotSupportedError(f"{self}: there is no DPU that could import memory; export_rdma() is for peers")
 
     def array(self, offset: int = 0, nbytes: int | None = None) -> NDArray[np.uint8]:
-        """Return `nbytes` from `offset` on as a NumPy view, or all from there.
+        """Return `nbytes` from `offset` on as a NumPy view, by default up to the end.
 
-        BadStateError for memory that the CPU does not address, InvalidValueError for bytes outside of it.
+        BadStateError for memory that the CPU cannot address, InvalidValueError for bytes outside the memory.
         """
         self.check_open()
         offset = whole("offset", offset)

@@ -1,4 +1,4 @@
-"""What a task works on: buffers, memory maps, regions, or plain memory such as a NumPy array or a tensor."""
+"""The operands of a task: buffers, memory maps, regions, or plain memory such as a NumPy array or a tensor."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from .remote_memory import RemoteMemory
 
 
 def sources(pd: PD, operand: object, held: ExitStack) -> tuple[Sge, ...]:
-    """Return the bytes that a task reads as scatter/gather entries; plain memory is registered until `held` closes."""
+    """Return the bytes that a task reads as scatter/gather entries. Plain memory is registered until `held` closes."""
     if isinstance(operand, Buf):
         return operand.sources()
     return _whole(_region_of(pd, operand, Access.LOCAL_READ, held))
 
 
 def destinations(pd: PD, operand: object, held: ExitStack) -> tuple[Sge, ...]:
-    """Return the bytes that a task may write to, likewise."""
+    """Return the bytes that a task may write. Plain memory stays registered until `held` closes."""
     if isinstance(operand, Buf):
         return operand.destinations()
     return _whole(_region_of(pd, operand, Access.LOCAL_WRITE, held))

@@ -1,4 +1,4 @@
-"""Memory of a peer, as the peer has described it."""
+"""A peer's memory, as the peer has described it."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ REMOTE = Access.REMOTE_WRITE | Access.REMOTE_READ | Access.REMOTE_ATOMIC
 
 @dataclass(frozen=True)
 class RemoteMemory:
-    """`nbytes` at `address` of a peer, with the key and the rights that the peer gives (`doca_mmap` from an export).
+    """`nbytes` at `address` of a peer's memory, with its key and the rights granted (`doca_mmap` from an export).
 
-    Make it with `from_export`, or from values that you know.
+    Create it with `from_export`, or from values that you know.
     """
 
     address: int
@@ -29,8 +29,8 @@ class RemoteMemory:
     def from_export(cls, description: BytesLike) -> RemoteMemory:
         """Return the memory that a peer's `MemoryMap.export_rdma` describes (`doca_mmap_create_from_export`).
 
-        InvalidValueError for anything else than such a description. What the peer claims of its memory is its own
-        affair: its NIC checks each access.
+        InvalidValueError for any other bytes. The description's contents are not verified: the peer's NIC checks each
+        access.
         """
         raw = octets("description", description)
         if len(raw) != MEMORY_EXPORT.size:
@@ -52,14 +52,14 @@ class RemoteMemory:
         return cls(address, nbytes, int(row["rkey"]), Access(access))
 
     def part(self, offset: int, nbytes: int | None = None) -> RemoteMemory:
-        """Return `nbytes` from `offset` on, or all from there. InvalidValueError for bytes outside of the memory."""
+        """Return `nbytes` from `offset` on, or up to the end. InvalidValueError for bytes outside the memory."""
         count = self.nbytes - offset if nbytes is None else nbytes
         if offset < 0 or count < 1 or offset + count > self.nbytes:
             raise InvalidValueError(f"[{offset}, +{count}) is outside the peer's {self.nbytes} bytes")
         return replace(self, address=self.address + offset, nbytes=count)
 
     def export(self) -> bytes:
-        """Return the description, for another process."""
+        """Return the description, to pass it on to another process."""
         return MEMORY_EXPORT.pack(
             magic=MEMORY_EXPORT_MAGIC, version=MEMORY_EXPORT_VERSION, address=self.address, nbytes=self.nbytes,
             rkey=self.rkey, access=int(self.access),

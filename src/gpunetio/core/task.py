@@ -1,4 +1,4 @@
-"""Tasks: pieces of work of a context, which end some time after they were submitted."""
+"""Tasks: operations of a context that complete asynchronously."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .engine import ProgressEngine
 
 
 class TaskState(IntEnum):
-    """What has happened to a task. The numbers are ours."""
+    """The state of a task. The numbers are gpunetio's."""
 
     NEW       = 0
     IN_FLIGHT = 1
@@ -23,34 +23,34 @@ class TaskState(IntEnum):
 
 
 class TaskOwner(Protocol):
-    """What a task needs of its context."""
+    """The interface of a context that its tasks use."""
 
     @property
     def engine(self) -> ProgressEngine:
-        """Return what ends the task."""
+        """Return the progress engine that completes the task."""
         ...
 
     def note_task(self, task: Task) -> None:
-        """Count a new task. NoMemoryError if there are as many as configured."""
+        """Count a new task. NoMemoryError if the configured number of tasks exists already."""
 
     def forget_task(self, task: Task) -> None:
-        """Forget a task that was freed."""
+        """Stop counting a task that was freed."""
 
     def check_tasks(self) -> None:
-        """Raise an error unless a task may be submitted now."""
+        """Raise an error unless a task can be submitted now."""
 
     def submitted(self, task: Task) -> None:
-        """Note a task in flight."""
+        """Record a task in flight."""
 
 
 class Task(ABC):
-    """A piece of work of a context (`doca_task`).
+    """An asynchronous operation of a context (`doca_task`).
 
-    `submit` starts it. Progress of the context's engine ends it: `status` is None or the error, and the callback that
-    was configured for its type is called with the task. Then it can be submitted again. `await task` and `wait` are for
-    programs without callbacks.
+    `submit` starts it. The engine's progress completes it: `status` is then None or the error, and the callback
+    configured for the task's type is called with the task. After that, it can be submitted again. Programs without
+    callbacks use `await task` or `wait`.
 
-    `user_data` is any object of yours.
+    `user_data` is an arbitrary object.
     """
 
     context: TaskOwner
@@ -60,29 +60,29 @@ class Task(ABC):
     def __init__(self, context: TaskOwner, user_data: object = None):
         self.context, self.user_data, self.status = context, user_data, None
         self._state = TaskState.NEW
-        self._held = ExitStack()  # what is needed only while the task is in flight
+        self._held = ExitStack()  # what the task needs only while it is in flight
         context.note_task(self)
 
     @abstractmethod
     def _post(self, held: ExitStack) -> None:
-        """Hand the task to the device. Its completion calls `context.finish`. `held` is closed when it has ended."""
+        """Post the task to the device. When it completes, the context calls `end`, which closes `held`."""
 
     @property
     def state(self) -> TaskState:
-        """Return what has happened to the task."""
+        """Return the state of the task."""
         return self._state
 
     @property
     def done(self) -> bool:
-        """Return whether the task has ended since it was submitted."""
+        """Return whether the task has ended since it was last submitted."""
         return self._state is TaskState.DONE
 
-    @deferred()  # or what the device uses by then would be given back
+    @deferred()  # Ctrl+C must not release what the device is already using
     def submit(self) -> Self:
         """Start the task (`doca_task_submit`, `doca_task_try_submit`), and return it.
 
-        BadStateError unless the context runs and the task is not in flight. FullError: as many tasks are in flight as
-        the context's queue holds; try again after some progress.
+        BadStateError unless the context is running and the task is not in flight. FullError if the context's queue has
+        no room for another task: make progress, and try again.
         """
         if self._state in (TaskState.IN_FLIGHT, TaskState.FREED):
             raise BadStateError(f"{self} cannot be submitted: it is {self._state.name}")
@@ -95,16 +95,16 @@ class Task(ABC):
         return self
 
     def end(self, error: DocaError | None, callback: Callable[..., None] | None) -> None:
-        """Note the result, and call the program's callback. Called by the context."""
+        """Store the result, and call the program's callback. Called by the context."""
         self.status, self._state = error, TaskState.DONE
         self._held.close()
         if callback:
             callback(self)
 
     def free(self) -> None:
-        """Give the task back to its context (`doca_task_free`). Idempotent; also for callbacks.
+        """Give the task back to its context (`doca_task_free`). Idempotent. Callbacks may call this.
 
-        Only needed if a number of tasks is configured for its type. BadStateError while the task is in flight.
+        Only needed if the number of tasks is limited for its type. BadStateError while the task is in flight.
         """
         if self._state is TaskState.IN_FLIGHT:
             raise BadStateError(f"{self} is in flight: it can be freed when it has ended")
@@ -113,7 +113,7 @@ class Task(ABC):
             self.context.forget_task(self)
 
     def wait(self, timeout: float) -> Self:
-        """Make progress until the task has ended, and return it. Raise its error.
+        """Make progress until the task has ended, and return it. If the task failed, raise its error.
 
         TimedOutError after `timeout` seconds; the task is then still in flight.
         """
@@ -124,7 +124,7 @@ class Task(ABC):
         return self._result()
 
     def __await__(self) -> Generator[object, None, Self]:
-        """Submit the task if it is new, make progress until it has ended, and return it. Raise its error."""
+        """Submit the task if it is new, make progress until it ends, and return it. Raise its error if it failed."""
         return self._awaited().__await__()
 
     async def _awaited(self) -> Self:

@@ -1,4 +1,4 @@
-"""The device library: the functions that kernels call, written once in Python, compiled for CPU threads and CUDA."""
+"""The device library: functions that kernels call, written once in Python and compiled for CPU threads and CUDA."""
 
 from ..formats.core_device import DevBufArr
 from ..formats.device_structs import VerbsCq, VerbsQp, VerbsRq

@@ -1,6 +1,6 @@
-"""Buffers: ranges of registered memory with their keys, which the host has put into an array for kernels.
+"""Bufs: ranges of registered memory with their keys, in an array that the host has filled for kernels.
 
-A buf is the address of its description (formats/core_device.py). It names memory of this process, or of a peer.
+A buf is the address of its descriptor (formats/core_device.py). It describes memory of this process or of a peer.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from .status import EINVAL
 
 @device_function
 def buf_get(array: DevBufArr, index: int):
-    """Return a buf of an array (`doca_gpu_dev_buf_get_buf`), or EINVAL: there is none with this index."""
+    """Return the buf at an index of an array (`doca_gpu_dev_buf_get_buf`), or EINVAL if there is no such index."""
     if index < 0 or index >= ld_fixed64(array + DevBufArr.num):
         return EINVAL
     return array + DevBufArr.size + DevBuf.size * index
@@ -21,7 +21,7 @@ def buf_get(array: DevBufArr, index: int):
 
 @device_function
 def buf_addr(buf: int):
-    """Return the address of a buf's memory (`doca_gpu_dev_buf_get_addr`), or EINVAL for what is no buf."""
+    """Return the address of a buf's memory (`doca_gpu_dev_buf_get_addr`), or EINVAL if `buf` is 0 or negative."""
     if buf <= 0:
         return EINVAL
     return ld_fixed64(buf + DevBuf.address)
@@ -29,7 +29,7 @@ def buf_addr(buf: int):
 
 @device_function
 def buf_nbytes(buf: int):
-    """Return the bytes of a buf, or EINVAL for what is no buf."""
+    """Return the length of a buf in bytes, or EINVAL if `buf` is 0 or negative."""
     if buf <= 0:
         return EINVAL
     return ld_fixed64(buf + DevBuf.nbytes)
@@ -37,9 +37,9 @@ def buf_nbytes(buf: int):
 
 @device_function
 def buf_mkey(buf: int):
-    """Return the key of a buf (`doca_gpu_dev_buf_get_mkey`): the lkey of memory of this process, a peer's rkey.
+    """Return the key of a buf (`doca_gpu_dev_buf_get_mkey`): the lkey of local memory, or the rkey of a peer's.
 
-    It is in the byte order of the host, as `put`, `send` and their relatives take keys. EINVAL for what is no buf.
+    The key is in host byte order, as `put`, `send` and related functions expect it. EINVAL if `buf` is 0 or negative.
     """
     if buf <= 0:
         return EINVAL
@@ -49,7 +49,7 @@ def buf_mkey(buf: int):
 
 @device_function
 def buf_at(buf: int, offset: int, nbytes: int):
-    """Return the address of `nbytes` at an offset of a buf, or EINVAL: they are not inside."""
+    """Return the address of `nbytes` at an offset of a buf, or EINVAL if they are not inside the buf."""
     if offset < 0 or nbytes < 0 or offset > ld_fixed64(buf + DevBuf.nbytes) - nbytes:
         return EINVAL
     return ld_fixed64(buf + DevBuf.address) + offset

@@ -1,4 +1,4 @@
-"""Counted operations: when one is complete, the NIC adds to a counter, and no kernel polls for the completion.
+"""Counted operations: the NIC adds to a counter when an operation is complete, so no kernel polls for it.
 
 The operation goes to the main queue. Its companion, a queue with `core_direct_master` (`Gpu.create_qp_group`), gets a
 WAIT for the operation's completion and an atomic that adds to the counter. The NIC executes the atomic once the
@@ -26,9 +26,9 @@ _WQES = 2  # on the companion, for each operation
 
 @device_function
 def _reserve_both(qp: VerbsQp, count: int, companion: VerbsQp, sharing: int, code_opt: int, scope: int, lanes: int):
-    """Reserve slots in both queues. Return the first slot of each, or a negative status in place of the main queue's.
+    """Reserve slots in both queues. Return the first slot of each; the main queue's is a negative status on failure.
 
-    After a negative status, nothing is posted but NOPs. The companion's slots come first: a thread that held slots of
+    After a failure, only NOPs are posted. The companion's slots are reserved first: a thread that already held slots of
     the main queue might wait for room in the companion behind operations that cannot start before its own.
     """
     beside = reserve_own(companion, _WQES, sharing, code_opt, scope, lanes)

@@ -1,4 +1,4 @@
-"""Completion queue: whether the WQE with an index is complete, and how it ended.
+"""Completion queues: find out whether the WQE with an index is complete, and whether it succeeded.
 
 Indices are absolute 64-bit WQE indices. Their low bits are the position in the ring. A CQE is new when its owner bit
 equals the parity of the lap and it names the requested WQE. A collapsed queue (`cqe_mask` 0) has one entry, which names
@@ -61,7 +61,7 @@ def raise_index(address: int, value: int, sharing: int = GPU):
 
 @device_function
 def _advance(address: int, value: int, sharing: int):
-    """Raise an index above the value that was seen, without waiting for the old one."""
+    """Raise an index to `value`, without waiting for the old value."""
     if sharing == EXCLUSIVE:
         st64(address, value)
     else:
@@ -76,7 +76,7 @@ def cqe_address(cq: VerbsCq, position: int):
 
 @device_function
 def note_error(side: VerbsSide, cq: VerbsCq, index: int):
-    """Keep the first error CQE up to `index` for the host: later ones only report flushed WQEs."""
+    """Record the first error CQE up to `index` for the host: later ones only report flushed WQEs."""
     if ld64(side + _ERR_SYNDROME) != 0:
         return
     i = ld64(cq + VerbsCq.cqe_ci)
@@ -140,7 +140,7 @@ def poll_ring(side: VerbsSide, cq: VerbsCq, index: int, named: int, sharing: int
 
 @device_function
 def poll_collapsed(qp: VerbsQp, index: int, sharing: int = GPU):
-    """`poll_one` for a queue with a collapsed CQ (`doca_gpu_dev_verbs_poll_cq_collapsed_at`, without waiting).
+    """Do `poll_one` for a queue with a collapsed CQ (`doca_gpu_dev_verbs_poll_cq_collapsed_at`, without waiting).
 
     If the last WQE failed, all WQEs up to it get EIO, except those that a thread has already seen complete.
     """
@@ -153,7 +153,7 @@ def poll_collapsed(qp: VerbsQp, index: int, sharing: int = GPU):
     word = be32(ld_relaxed32(cqe_address(cq, 0) + _WQE_COUNTER))
     opcode = (word & 0xFF) >> OPCODE_SHIFT
     ahead = ((word >> 16) - index) & _COUNTER_MASK  # distance to the last WQE that completed
-    if opcode == _INVALID or ahead >= ld_fixed16(qp + VerbsQp.sq_wqe_num):  # a ring or more: it is behind
+    if opcode == _INVALID or ahead >= ld_fixed16(qp + VerbsQp.sq_wqe_num):  # a ring or more: it is before `index`
         return EBUSY
     fence_acquire_sys()
     if opcode == CqeOpcode.REQ_ERR:
@@ -167,7 +167,7 @@ def poll_collapsed(qp: VerbsQp, index: int, sharing: int = GPU):
 def poll_one(qp: VerbsQp, index: int, sharing: int = GPU):
     """Check once whether WQE `index` is complete: OK, EBUSY (not yet) or EIO (`doca_gpu_dev_verbs_poll_one_cq_at`).
 
-    OK means that all WQEs before it are complete, too. After EIO, `gpu.ExportedQp.last_error` has the syndrome.
+    OK means that all WQEs before it are complete as well. After EIO, `gpu.ExportedQp.last_error` has the syndrome.
     """
     if ld_fixed32(cq_of(qp) + VerbsCq.cqe_mask) == 0:
         return poll_collapsed(qp, index, sharing)

@@ -1,9 +1,9 @@
 """DMA: the NIC copies memory of this machine, on the host or on a GPU, for kernels.
 
-`dma_memcpy` enqueues a copy in a slot of the queue, where the NIC does not look yet. Any threads may enqueue at the
-same time. `dma_commit` makes the last copy signalled, and rings the doorbell once for all of them. Threads whose copies
-another thread commits synchronize with that thread first, as by `block_sync`. `dma_wait` waits for a ticket and all
-before it.
+`dma_memcpy` fills a slot of the queue without telling the NIC. Any number of threads may enqueue copies at the same
+time. `dma_commit` makes the last copy signalled, and rings the doorbell once for all of them. A thread must first
+synchronize with the threads whose copies it commits, for example with `block_sync`. `dma_wait` waits for a ticket and
+all before it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ _UNSIGNALLED = 0
 
 @device_function
 def _local_at(buf: int, offset: int, nbytes: int):
-    """Return the address of a range of a buf, or EINVAL: not inside, memory of a peer, or the status of `buf_get`."""
+    """Return the address of a range of a buf.
+
+    EINVAL if the range is not inside, the memory is a peer's, or `buf` is a status of `buf_get`.
+    """
     if buf <= 0 or ld_fixed32(buf + DevBuf.lkey) == 0:
         return EINVAL
     return buf_at(buf, offset, nbytes)
@@ -34,7 +37,7 @@ def _local_at(buf: int, offset: int, nbytes: int):
 
 @device_function
 def _take_slot(qp: VerbsQp):
-    """Take the next slot: its index, or a status. ENOBUFS: copies that were not committed fill the queue."""
+    """Take the next slot. Return its index, or a status. ENOBUFS: copies that were not committed fill the queue."""
     slots = ld_fixed16(qp + VerbsQp.sq_wqe_num)
     index = ld_relaxed_gpu64(qp + RSVD)
     while True:
@@ -58,7 +61,7 @@ def dma_memcpy(dma: DevDma, src_buf: int, src_offset: int, dst_buf: int, dst_off
 
     Return a ticket, or a status. EINVAL: the bytes are not inside their buf, or more than the device copies at a time
     (`Dma.max_buf_size`). ENOBUFS: the queue is full of copies that were not committed. EIO: an earlier copy failed.
-    Bytes of the target that belong to the source, too, may be anything afterwards.
+    Where source and target overlap, the contents of the target are undefined.
     """
     if nbytes < 1 or nbytes > ld_fixed64(dma + DevDma.max_nbytes):
         return EINVAL
@@ -98,9 +101,9 @@ def dma_commit(dma: DevDma):
 
 @device_function
 def dma_wait(dma: DevDma, ticket: int):
-    """Wait until the copy of a ticket and all before it are complete, and committed: OK, EIO or ETIMEDOUT.
+    """Wait until the copy of a ticket and all before it are committed and complete: OK, EIO or ETIMEDOUT.
 
-    A negative ticket, which is a status, is returned as it is. The deadline is that of the context.
+    A negative ticket, which is a status, is returned unchanged. The deadline is that of the context.
     """
     if ticket < 0:
         return ticket
@@ -109,7 +112,7 @@ def dma_wait(dma: DevDma, ticket: int):
 
 @device_function
 def dma_wait_all(dma: DevDma):
-    """Wait until all copies that were committed so far are complete: OK, EIO or ETIMEDOUT."""
+    """Wait until all copies committed so far are complete: OK, EIO or ETIMEDOUT."""
     qp = ld_fixed64(dma + DevDma.qp)
     committed = ld_relaxed_gpu64(qp + PI)
     return OK if committed == 0 else poll_at(qp, committed - 1)

@@ -1,8 +1,8 @@
-"""Ethernet receive queue: which packets have arrived, where they lie, and what the NIC says of them.
+"""Ethernet receive queues: wait for packets, and return their addresses and attributes.
 
-The NIC fills a ring of packets in one buffer, in the order of arrival, and writes a CQE for each. Packets have absolute
-64-bit indices, which count strides: a packet that is longer than a stride takes several. One thread, warp or block at a
-time receives from a queue.
+The NIC fills a ring of packets in one buffer, in the order of arrival, and writes a CQE for each. The index of a packet
+is an absolute 64-bit count of strides: a packet that is longer than a stride takes several. Only one thread, warp or
+block at a time may receive from a queue.
 """
 
 from __future__ import annotations
@@ -36,35 +36,35 @@ _LONGER, _SKIPPED = 1, 2  # a packet of several strides; strides without a packe
 
 @device_function
 def rxq_packet(rxq: EthRxq, index: int):
-    """Return the address of a packet (`doca_gpu_dev_eth_rxq_get_pkt_addr`). The buffer is a ring: any index has one."""
+    """Return the address of a packet (`doca_gpu_dev_eth_rxq_get_pkt_addr`). Any index is valid in the ring."""
     slot = index & ld_fixed32(rxq + EthRxq.packet_mask)
     return ld_fixed64(rxq + EthRxq.packet_address) + (slot << ld_fixed32(rxq + EthRxq.stride_shift))
 
 
 @device_function
 def rxq_lkey(rxq: EthRxq):
-    """Return the key of the buffer, for a `txq_send` of a packet from where it is
+    """Return the lkey of the buffer, which `txq_send` needs to send a packet in place
     (`doca_gpu_dev_eth_rxq_get_pkt_mkey`)."""
     return ld_fixed32(rxq + EthRxq.lkey)
 
 
 @device_function
 def rxq_first(rxq: EthRxq):
-    """Return the index of the first packet of the last `rxq_recv`. The others follow it."""
+    """Return the index of the first packet that the last `rxq_recv` received. The others follow it."""
     return ld64(rxq + EthRxq.first)
 
 
 @device_function
 def rxq_give_back(rxq: EthRxq, index: int):
-    """Let the NIC fill the places of all packets before `index` again (`doca_gpu_dev_eth_rxq_submit_dbr`).
+    """Let the NIC reuse the places of all packets before `index` (`doca_gpu_dev_eth_rxq_submit_dbr`).
 
-    `rxq_recv` does so unless told to keep them. The NIC takes whole WQEs back: places that share one with packet
-    `index` or a later packet follow with those.
+    `rxq_recv` does this unless `keep` is set. The NIC takes back whole WQEs: a place that shares its WQE with packet
+    `index` or a later packet is given back together with that packet.
     """
     wqes = index >> ld_fixed32(rxq + EthRxq.strides_shift)
     if wqes > ld64(rxq + EthRxq.given_back):
         st64(rxq + EthRxq.given_back, wqes)
-        fence_release_sys()  # what was loaded from these places was loaded before
+        fence_release_sys()  # loads from these places come first
         posted = ld_fixed32(rxq + EthRxq.wqe_num) + wqes
         st_relaxed32(ld_fixed64(rxq + EthRxq.dbrec), be32(posted & PI_MASK))
 
@@ -90,7 +90,7 @@ def _byte_count(rxq: EthRxq, number: int):
 
 @device_function
 def _is_plain(rxq: EthRxq, number: int, opcode: int):
-    """Return whether a CQE reports a packet of one stride, as all do but for packets that do not fit into one."""
+    """Return whether a CQE is plain: it reports no error, and a packet that fits into one stride."""
     if opcode == _INVALID or opcode == CqeOpcode.RESP_ERR or opcode == CqeOpcode.REQ_ERR:
         return False
     if ld_fixed32(rxq + EthRxq.striding) == 0:
@@ -124,7 +124,7 @@ def _describe(rxq: EthRxq, number: int, attr: PacketAttr):
 
 @device_function
 def _note(rxq: EthRxq, number: int):
-    """Keep the error that a CQE reports for the host."""
+    """Record for the host the error that a CQE reports."""
     cqe = _cqe(rxq, number)
     st64(rxq + EthRxq.err_index, number)
     st64(rxq + EthRxq.err_vendor, ld8(cqe + ERR_CQE64.vendor_err_synd))
@@ -133,7 +133,7 @@ def _note(rxq: EthRxq, number: int):
 
 @device_function
 def _run(rxq: EthRxq, number: int, count: int):
-    """Return how many CQEs from `number` on are plain, one behind another, up to `count`."""
+    """Return how many consecutive CQEs from `number` on are plain, up to `count`."""
     for i in range(count):
         opcode = _opcode(rxq, number + i)
         fence_acquire_sys()
@@ -157,7 +157,7 @@ def _take_run(rxq: EthRxq, number: int, most: int, attrs: int, scope: int, rank:
     plain = rank < arrived and _is_plain(rxq, mine, opcode)
     run = count_in(1 if plain else 0, scope)
     if run != arrived:
-        # One of them is not plain; or a thread looked before its CQE came, and another at a later one after both came.
+        # One of them is not plain, or a thread looked before its CQE arrived while another saw a later CQE.
         run = from_leader(_run(rxq, number, arrived) if rank == 0 else 0, scope, ALONE)
     if attrs != 0 and rank < run:
         _describe(rxq, mine, attrs + PacketAttr.size * rank)
@@ -180,7 +180,7 @@ def _kind_of(rxq: EthRxq, number: int):
 
 @device_function
 def _behind(rxq: EthRxq, number: int, index: int):
-    """Return the index behind the strides of a CQE that is not plain."""
+    """Return the index that follows the strides of a CQE that is not plain."""
     if _opcode(rxq, number) != CqeOpcode.RESP_ERR:
         return index + (_byte_count(rxq, number) >> STRIDES_SHIFT & STRIDES_MASK)
     st64(rxq + EthRxq.too_long, ld64(rxq + EthRxq.too_long) + 1)
@@ -190,7 +190,7 @@ def _behind(rxq: EthRxq, number: int, index: int):
 
 @device_function
 def _finish(rxq: EthRxq, index: int, following: int, number: int, keep: int):
-    """Record what was received: packets from `index` on, and that the next one has the index `following`."""
+    """Record that packets from `index` up to `following` were received. Unless `keep` is set, return their places."""
     st64(rxq + EthRxq.first, index)
     st64(rxq + EthRxq.next, following)
     st64(rxq + _CQ + VerbsCq.cqe_ci, number)
@@ -207,7 +207,7 @@ def _finish(rxq: EthRxq, index: int, following: int, number: int, keep: int):
 
 @device_function
 def _nap(rxq: EthRxq, quiet: int, left_ns: int):
-    """Do a step of a thread of the host that has found no packet in the last `quiet` looks."""
+    """Let a host thread spin or sleep after `quiet` polls in a row that found no packet."""
     if ld_fixed32(rxq + EthRxq.wakes):
         nap(quiet, rxq + EthRxq.wakeup, left_ns)
     else:
@@ -216,14 +216,14 @@ def _nap(rxq: EthRxq, quiet: int, left_ns: int):
 
 @device_function
 def rxq_recv(rxq: EthRxq, max_packets: int, timeout_ns: int, attrs: int = 0, scope: int = THREAD, keep: int = 0):
-    """Wait until `max_packets` have arrived or `timeout_ns` have passed. Return how many have, or a negative status
+    """Wait until `max_packets` have arrived or `timeout_ns` have passed. Return how many arrived, or a negative status
     (`doca_gpu_dev_eth_rxq_recv`).
 
-    `rxq_first` is the index of the first. At most the packets of the ring are received at once; `max_packets` 0 means
-    that many. In warp and block scope, all threads call this with the same arguments, and get the same result. `attrs`:
-    address of a PacketAttr for each packet up to the maximum, or 0. `keep`: the NIC does not get the packets' places
-    back until `rxq_give_back`; otherwise it overwrites a packet once it has filled the rest of the ring.
-    EIO: the queue has failed. EINVAL: a negative argument.
+    `rxq_first` returns the index of the first packet. One call receives at most as many packets as the ring holds;
+    `max_packets` 0 means that many. In warp and block scope, all threads must pass the same arguments, and they get the
+    same result. `attrs`: address of a PacketAttr for each packet up to the maximum, or 0. `keep`: the NIC does not get
+    the packets' places back until `rxq_give_back`; otherwise it overwrites a packet once it has filled the rest of the
+    ring. EIO: the queue has failed. EINVAL: a negative argument.
     """
     if max_packets < 0 or timeout_ns < 0:
         return EINVAL
@@ -246,7 +246,7 @@ def rxq_recv(rxq: EthRxq, max_packets: int, timeout_ns: int, attrs: int = 0, sco
                 index = from_leader(_behind(rxq, number, index) if rank == 0 else 0, scope, ALONE)
                 number += 1
                 kind = OK
-                continue  # at most for the rest of the ring, which the NIC does not get back meanwhile
+                continue  # at most once around the ring: the NIC gets no place back meanwhile
         found += run
         number += run
         if run != 0:

@@ -1,8 +1,8 @@
-"""Ethernet send queue: packets, and waits for a time, posted by threads that share the queue.
+"""Ethernet send queues: threads that share a queue post packets, and waits for a time.
 
-The queue begins with the structure of a queue pair, so its slots are reserved, marked ready and submitted as there
-(qp.py, submit.py, scope.py). But not every WQE completes: completions name the last WQE that is done, and those of WQEs
-with `notify` are counted. The threads that look for a completion take CQEs for all.
+The queue's structure begins with that of a queue pair, so slots are reserved, marked ready and submitted in the same
+way (qp.py, submit.py, scope.py). But not every WQE generates a completion. A completion names the last WQE that is
+done, and completions of WQEs with `notify` are counted. A thread that polls takes CQEs on behalf of all threads.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _INVALID = INIT_OP_OWN >> OPCODE_SHIFT
 
 @device_function
 def _note(txq: EthTxq, index: int, cqe: int):
-    """Keep the first error completion for the host."""
+    """Record the first error completion for the host."""
     side = ld_fixed64(txq + VerbsQp.side)
     if ld64(side + VerbsSide.err_syndrome) == 0:
         st64(side + VerbsSide.err_index, index)
@@ -50,13 +50,13 @@ def _note(txq: EthTxq, index: int, cqe: int):
 
 @device_function
 def _was_notified(txq: EthTxq, index: int):
-    """Return 1 if a WQE that has completed was to notify, 0 if it completed only to free slots.
+    """Return 1 if a completed WQE was posted with `notify`, 0 if it was signalled only to free slots.
 
-    Its slot is not used again before its completion is taken.
+    The slot is not reused before the completion is taken, so the WQE can still be read.
     """
     mask = ld_fixed32(txq + EthTxq.signal_mask)
     if (index & mask) + MAX_BLOCKS <= mask:
-        return 1  # no other reason
+        return 1  # signalled for no other reason
     return ld_relaxed32(wqe_address(txq, index) + CTRL_SEG.imm) & 1
 
 
@@ -83,7 +83,7 @@ def _take_completion(txq: EthTxq, sharing: int):
         st64(txq + CI, number + 1)
         st64(txq + _NOTIFIED, ld64(txq + _NOTIFIED) + notified)
         st64(txq + _COMPLETED, index + 1)
-    elif cas_gpu64(txq + CI, number, number + 1) == number:  # else all of this may be of another lap
+    elif cas_gpu64(txq + CI, number, number + 1) == number:  # otherwise these values may be of another lap
         if notified:
             fetch_add_gpu64(txq + _NOTIFIED, 1)
         raise_gpu64(txq + _COMPLETED, index + 1)
@@ -92,7 +92,7 @@ def _take_completion(txq: EthTxq, sharing: int):
 
 @device_function
 def _await(txq: EthTxq, index: int, sharing: int, blocking: int = 1):
-    """Wait until all WQEs up to `index` are complete: OK, EIO or ETIMEDOUT. Without `blocking`, EBUSY: not yet."""
+    """Wait until all WQEs up to `index` are complete: OK, EIO or ETIMEDOUT. If not `blocking`, return EBUSY instead."""
     polls = 0
     start = 0
     while load_index(txq + _COMPLETED, sharing) <= index:
@@ -113,12 +113,12 @@ def _await(txq: EthTxq, index: int, sharing: int, blocking: int = 1):
 
 @device_function
 def txq_wait(txq: EthTxq, ticket: int, sharing: int = GPU, blocking: int = 1):
-    """Wait until the packet of a ticket and all before it were sent: OK, or a negative status
+    """Wait until the packet of a ticket and all before it have been sent: OK, or a negative status
     (`doca_gpu_dev_eth_txq_poll_completion_at`).
 
-    A negative ticket is returned. Some packet from the ticket on must have been sent with `notify`, or this ends with
-    ETIMEDOUT; a quarter of a ring of packets behind it does as well. With `blocking` 0, this only looks: EBUSY says
-    that it was not sent yet.
+    A negative ticket is returned unchanged. This packet or a later one must have been posted with `notify`, or a
+    quarter of a ring of packets must follow it; otherwise the wait ends with ETIMEDOUT. With `blocking` 0, check only
+    once: EBUSY means that the packet has not been sent yet.
     """
     return ticket if ticket < 0 else _await(txq, ticket, sharing, blocking)
 
@@ -128,8 +128,8 @@ def txq_poll(txq: EthTxq, count: int = 1, sharing: int = GPU, blocking: int = 1)
     """Take completions of packets sent with `notify`, up to `count`. Return how many, or a negative status
     (`doca_gpu_dev_eth_txq_poll_completion`).
 
-    With `blocking`, wait until there are `count`: then the result is `count`, EIO or ETIMEDOUT. Threads that share the
-    queue get different completions.
+    With `blocking`, wait until there are `count`; the result is then `count`, EIO or ETIMEDOUT. Threads that share the
+    queue take different completions.
     """
     if count < 0:
         return EINVAL
@@ -172,7 +172,7 @@ def txq_reserve(txq: EthTxq, count: int, sharing: int = GPU, code_opt: int = DEF
     """
     depth = ld_fixed16(txq + VerbsQp.sq_wqe_num)
     if count < 1 or count > depth >> 1:
-        return EINVAL  # more may wait for WQEs that do not complete
+        return EINVAL  # more blocks could wait for WQEs that generate no completion
     completed = load_index(txq + _COMPLETED, sharing)
     first = take(txq + RSVD, count, sharing)
     previous = first + count - 1 - depth
@@ -189,7 +189,7 @@ def txq_reserve(txq: EthTxq, count: int, sharing: int = GPU, code_opt: int = DEF
 
 @device_function
 def _reserve_group(txq: EthTxq, before: int, sharing: int, code_opt: int, scope: int, lanes: int):
-    """Reserve a slot for each thread of the group behind `before` slots of all. Return the first, or a status."""
+    """Reserve `before` slots for the group, then one for each thread. Return the first slot, or a status."""
     first = 0
     if rank_in(scope, lanes) == 0:
         first = txq_reserve(txq, before + size_of(scope, lanes), sharing, code_opt)
@@ -212,7 +212,7 @@ def txq_send(
     """Send a packet of `nbytes`, 14 to 65535, at `laddr`. Return a ticket, or a negative status
     (`doca_gpu_dev_eth_txq_send`).
 
-    `notify`: it completes with a CQE that `txq_poll` counts. The bytes must not change until the packet was sent.
+    `notify`: the packet completes with a CQE that `txq_poll` counts. The bytes must not change until it has been sent.
     """
     valid = ETHERNET.size <= nbytes <= LONGEST
     if scope == THREAD and not valid:
@@ -232,14 +232,15 @@ def txq_send_headers(
     txq: EthTxq, headers: int, header_bytes: int, laddr: int, lkey: int, nbytes: int, mss: int = 0, notify: int = 0,
     sharing: int = GPU, code_opt: int = DEFAULT,
 ):  # fmt: skip
-    """Send a packet of two parts: headers, which are copied into the WQE, and `nbytes` at `laddr`, which may be 0.
+    """Send a packet of two parts: headers, which are copied into the WQE, and a payload of 0 or more bytes at `laddr`.
 
-    With `mss`, these are the headers of TCP segments into which the device cuts the payload: up to `mss` bytes in each,
-    with lengths, sequence numbers, checksums, and FIN and PSH in the last one (`doca_eth_txq_task_lso_send`). Return a
-    ticket, or a negative status. The headers may change as soon as this returns, the payload not until it was sent.
+    With `mss`, the device cuts the payload into TCP segments of up to `mss` bytes. It sends each with these headers,
+    adapts lengths, sequence numbers and checksums, and sets FIN and PSH in the last one (`doca_eth_txq_task_lso_send`).
+    Return a ticket, or a negative status. The headers may change as soon as this returns. The payload must not change
+    until it has been sent.
 
-    EINVAL unless there are 14 to 210 bytes of headers and at most 65535 in all; with `mss`, unless it is 1 to 16383,
-    there is a payload, and the device sends as many bytes (`caps.max_lso`, 0 without LSO).
+    EINVAL unless there are 14 to 210 bytes of headers. Without `mss`, headers and payload have at most 65535 bytes.
+    With `mss`, 1 to 16383, the payload has 1 byte to `caps.max_lso`, which is 0 on a device without LSO.
     """
     if not is_valid(txq, header_bytes, nbytes, mss):
         return EINVAL
@@ -258,8 +259,8 @@ def txq_wait_send(
 ):  # fmt: skip
     """Send like `txq_send`, but not before a time (`doca_gpu_dev_eth_txq_wait_send`).
 
-    `timestamp` is in the format of the device, and the same for the threads of a warp or block: they wait as one. What
-    is posted to the queue later also waits. EINVAL: the queue cannot wait for a time.
+    `timestamp` is in the format of the device. All threads of a warp or block pass the same one, and wait as one.
+    Everything that is posted to the queue later waits as well. EINVAL: the queue cannot wait for a time.
     """
     valid = ETHERNET.size <= nbytes <= LONGEST and ld_fixed64(txq + EthTxq.wait_mask) != 0
     if scope == THREAD and not valid:

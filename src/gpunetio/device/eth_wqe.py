@@ -1,8 +1,9 @@
-"""Builders of Ethernet WQEs: packets, with headers in the WQE or without, several in one WQE, and waits for a time.
+"""Builders of Ethernet WQEs: one packet, a packet with headers in the WQE, several packets, and waits for a time.
 
-Each fills the basic blocks from an index on in the ring of an Ethernet send queue. The queue's checksum offloads apply
-to each packet. `notify`: the WQE completes with a CQE that `txq_poll` counts. Some others complete, too, so that
-`txq_reserve` learns which slots are free (`EthTxq.signal_mask`). Addresses and keys are in host byte order.
+Each builder fills basic blocks in the ring of an Ethernet send queue, starting at an index. The queue's checksum
+offloads apply to each packet. `notify`: the WQE completes with a CQE that `txq_poll` counts. Some other WQEs complete
+as well, so that `txq_reserve` learns which slots are free (`EthTxq.signal_mask`). Addresses and keys are in host byte
+order.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from .wqe import CQ_UPDATE, data_segment, wqe_address
 MAX_MULTI = 61  # packets in one WQE: 63 segments, less control and Ethernet segment
 MAX_BLOCKS = 16  # basic blocks of a WQE
 _HEAD = 2  # segments before the data segments
-MAX_HEADERS = 210  # bytes of headers in a WQE: what four basic blocks hold beside a data segment
+MAX_HEADERS = 210  # bytes of headers in a WQE: four basic blocks hold these and a data segment
 LONGEST = 0xFFFF  # bytes of a packet
 LARGEST_MSS = (1 << 14) - 1
 _IN_SEGMENT = SEGMENT - ETH_SEG.inline_hdr_start  # bytes of headers
@@ -67,19 +68,19 @@ def txq_prepare_send(txq: EthTxq, index: int, laddr: int, lkey: int, nbytes: int
 
 @device_function
 def _segment(txq: EthTxq, index: int, number: int):
-    """Return the address of segment `number` of the WQE at `index`. A WQE goes on at the beginning of the ring."""
+    """Return the address of segment `number` of the WQE at `index`. A WQE wraps around at the end of the ring."""
     return wqe_address(txq, index + (number >> _BLOCK_SHIFT)) + (number & _IN_BLOCK) * SEGMENT
 
 
 @device_function
 def _inline_segments(header_bytes: int):
-    """Return how many segments behind the Ethernet segment the headers take."""
+    """Return how many segments the headers take after the Ethernet segment."""
     return (header_bytes - _IN_SEGMENT + SEGMENT - 1) // SEGMENT
 
 
 @device_function
 def is_valid(txq: EthTxq, header_bytes: int, nbytes: int, mss: int):
-    """Return whether a WQE can hold so many bytes of headers, and the queue sends so much behind them."""
+    """Return whether a WQE can hold `header_bytes` of headers and the queue can send `nbytes` of payload after them."""
     if header_bytes < ETHERNET.size or header_bytes > MAX_HEADERS or nbytes < 0:
         return False
     if mss == 0:
@@ -89,7 +90,7 @@ def is_valid(txq: EthTxq, header_bytes: int, nbytes: int, mss: int):
 
 @device_function
 def txq_headers_blocks(header_bytes: int, nbytes: int):
-    """Return how many basic blocks a WQE with so many bytes of headers, and `nbytes` behind them, takes: 1 to 4."""
+    """Return how many basic blocks a WQE with `header_bytes` of headers and `nbytes` of payload takes: 1 to 4."""
     return (_HEAD + _inline_segments(header_bytes) + (nbytes > 0) + _IN_BLOCK) >> _BLOCK_SHIFT
 
 
@@ -100,9 +101,9 @@ def txq_prepare_headers(
 ):  # fmt: skip
     """Build a packet whose first `header_bytes` are copied into the WQE, and whose other `nbytes` are at `laddr`.
 
-    `headers` is an address in any memory that the kernel reads. With `mss`, this is a TSO: the device cuts the payload
-    into TCP segments of up to `mss` bytes behind such headers, which it adapts, with all checksums. Return OK, or
-    EINVAL for lengths that `txq_send_headers` refuses. Then nothing is written.
+    `headers` is an address that the kernel can read. With `mss`, this is a TSO: the device cuts the payload into TCP
+    segments of up to `mss` bytes, sends each with these headers, and adapts the headers and all checksums. Return OK,
+    or EINVAL for lengths that `txq_send_headers` refuses; then nothing is written.
     """
     if not is_valid(txq, header_bytes, nbytes, mss):
         return EINVAL
@@ -126,7 +127,7 @@ def txq_prepare_headers(
 
 @device_function
 def txq_multi_blocks(packets: int):
-    """Return how many basic blocks a WQE of so many packets takes: 1 for 2, and 1 more for each 4."""
+    """Return how many basic blocks a WQE of `packets` packets takes: 1 for up to 2, and 1 for each 4 more."""
     return (_HEAD + packets + _IN_BLOCK) >> _BLOCK_SHIFT
 
 
@@ -136,8 +137,8 @@ def txq_prepare_multi(
 ):  # fmt: skip
     """Build packet number `rank` of `packets` in one WQE (`doca_gpu_dev_eth_txq_wqe_prepare_send_empw`).
 
-    `index` is that of the WQE's first block, and `notify` that of packet 0. Each packet may be another thread's. Return
-    OK, or EINVAL unless there are 1 to 61 packets and `rank` is one of them. Then nothing is written.
+    `index` is that of the WQE's first block. Only the `notify` of packet 0 counts. Different threads may build the
+    packets. Return OK, or EINVAL unless there are 1 to 61 packets and `rank` is one of them; then nothing is written.
     """
     if packets < 1 or packets > MAX_MULTI or rank < 0 or rank >= packets:
         return EINVAL
@@ -153,7 +154,7 @@ def txq_prepare_wait(txq: EthTxq, index: int, timestamp: int, notify: int = 0):
     """Build a WAIT until a time: 1 basic block (`doca_gpu_dev_eth_txq_wqe_prepare_wait_time`).
 
     `timestamp` is in the format of the device. A time that has passed, or that is more than half of the range of
-    `wait_mask` ahead, does not wait.
+    `wait_mask` ahead, causes no wait.
     """
     wqe = _start(txq, index, _TIME, 1 + 2, notify)
     st128(wqe + SEGMENT, be32(WaitOperation.CYCLIC_SMALLER), 0)

@@ -52,11 +52,11 @@ _ENUMS: tuple[tuple[str, type[IntEnum] | type[IntFlag], str], ...] = (
 
 @device_function
 def clock_ns():
-    """Return the ns of the clock that deadlines use (`doca_gpu_dev_verbs_query_globaltimer`)."""
+    """Return the time in ns, from the clock that deadlines use (`doca_gpu_dev_verbs_query_globaltimer`)."""
     return ops.clock_ns()
 
 
-_WITH_SEVERAL_RESULTS = ("rdma_get_info", "rdma_recv_get_info")  # a C function has one
+_WITH_SEVERAL_RESULTS = ("rdma_get_info", "rdma_recv_get_info")  # a C function returns one
 
 
 @dataclass(frozen=True)
@@ -166,7 +166,7 @@ def _prototype(one: Function) -> str:
 
 def _in_c(one: Function, parameter: str, value: int) -> str:
     for prefix, values, taken_by in _ENUMS:
-        others = values is CtrlFlags and one.name.startswith("rdma_")  # flags of their own
+        others = values is CtrlFlags and one.name.startswith("rdma_")  # these take other flags
         if parameter == taken_by and value in values.__members__.values() and not others:
             return f"GPUNETIO_{prefix}_{values(value).name}"
     return str(value)
@@ -180,7 +180,7 @@ def build(arch: str, kinds: Sequence[str] = ("ltoir",)) -> dict[str, bytes]:
 
     `arch` is "sm_90", for example, or "compute_90", which has no cubin. The linker inlines "ltoir" into its callers, so
     constant modes fold away; the functions of "ptx" and "cubin" are called, and take some seconds to compile.
-    NotSupportedError if what makes a kind is not installed.
+    NotSupportedError if the tool that makes a kind is not installed.
     """
     capability = _capability(arch)
     for kind in kinds:
@@ -188,7 +188,7 @@ def build(arch: str, kinds: Sequence[str] = ("ltoir",)) -> dict[str, bytes]:
             raise InvalidValueError(f"no format {kind!r}: there are {', '.join(KINDS)}")
     if "cubin" in kinds and not arch.startswith("sm_"):
         raise InvalidValueError(f"a cubin is for one architecture: sm_{arch.partition('_')[2]}, not {arch}")
-    ptxas = _ptxas() if "cubin" in kinds else ""  # first: the rest takes longer
+    ptxas = _ptxas() if "cubin" in kinds else ""  # raises before the steps that take longer
     images: dict[str, bytes] = {}
     try:
         unit = unit_of(functions(), capability)
@@ -235,7 +235,7 @@ def _ptxas() -> str:
 
 
 def _assembled(ptxas: str, ptx: bytes, arch: str) -> bytes:
-    """Return PTX as a linkable cubin."""
+    """Assemble PTX, and return a linkable cubin."""
     with tempfile.TemporaryDirectory(prefix="gpunetio-") as folder:
         source, target = Path(folder, "ptx"), Path(folder, "cubin")
         source.write_bytes(ptx)
@@ -255,7 +255,7 @@ def _assembled(ptxas: str, ptx: bytes, arch: str) -> bytes:
 
 @contextlib.contextmanager
 def foreign_kernels() -> Iterator[None]:
-    """Keep software NICs awake while kernels run that `@kernel` did not launch. The NICs spin and do not sleep.
+    """Keep software NICs spinning, rather than sleeping, while kernels run that `@kernel` did not launch.
 
     A GPU cannot wake a thread, so a sleeping NIC finds a doorbell up to a millisecond late.
     """

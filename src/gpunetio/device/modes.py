@@ -6,12 +6,12 @@ from ..enums import NicHandler as _NicHandler
 from ..enums import SharingMode as _SharingMode
 from ..enums import SyncScope as _SyncScope
 
-# resource sharing: who else uses the queue
+# resource sharing: which threads use the queue
 EXCLUSIVE = int(_SharingMode.EXCLUSIVE)
 CTA = int(_SharingMode.CTA)
 GPU = int(_SharingMode.GPU)
 
-# who posts together
+# which threads post together
 THREAD = int(_ExecScope.THREAD)
 WARP = int(_ExecScope.WARP)
 BLOCK = int(_ExecScope.BLOCK)

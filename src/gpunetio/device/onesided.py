@@ -5,7 +5,7 @@ negative ticket unchanged, so `wait(qp, put(…))` reports both kinds of errors.
 order.
 
 `scope` says which threads post together (device/scope.py). In warp and block scope, each thread transfers at most
-1 GiB. A thread with an invalid argument gets EINVAL, and the operations of the others are done.
+1 GiB. A thread with an invalid argument gets EINVAL, and the operations of the other threads are posted.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ def put(
 def mcst(qp: VerbsQp, daddr: int, dlkey: int, sharing: int = GPU, code_opt: int = DEFAULT, scope: int = THREAD):
     """Make the NIC read the byte at `daddr`, after all WQEs before it (`doca_gpu_dev_verbs_mcst`).
 
-    Once that is complete, the data of earlier READs are visible, also on GPUs before Hopper, which may see a completion
-    before its data (MCST).
+    Once that read is complete, the data of earlier READs are visible. GPUs before Hopper need this, because they may
+    see a completion before its data (MCST).
     """
     lanes = group_of(qp, 0, sharing, code_opt, scope)
     first = reserve_own(qp, 1, sharing, code_opt, scope, lanes)
@@ -97,7 +97,7 @@ def get(
 ):  # fmt: skip
     """Read `nbytes` from `raddr` into `laddr`; 0 bytes post a NOP (`doca_gpu_dev_verbs_get`, as corrected in 2.0.2).
 
-    `daddr`, `dlkey`: post a `mcst` of that byte after the READs. All threads of a warp or block pass them, or none.
+    `daddr`, `dlkey`: post a `mcst` of that byte after the READs. In a warp or block, all threads pass them, or none.
     `blocking`: wait for all of this.
     """
     valid = nbytes >= 0 and (scope == THREAD or nbytes <= MAX_TRANSFER)
@@ -242,9 +242,9 @@ def wait_all(qp: VerbsQp, sharing: int = GPU):
 
 @device_function
 def get_wait(qp: VerbsQp, ticket: int, sharing: int = GPU, scope: int = THREAD, daddr: int = 0, dlkey: int = 0):
-    """Wait for a `get`: its data are then visible (`doca_gpu_dev_verbs_get_wait`).
+    """Wait for a `get`, whose data are then visible (`doca_gpu_dev_verbs_get_wait`).
 
-    `daddr`, `dlkey`: first post a `mcst` of that byte, and wait for that, too. GPUs before Hopper need this.
+    `daddr`, `dlkey`: first post a `mcst` of that byte, and wait for it as well. GPUs before Hopper need this.
     """
     if daddr != 0 and (ticket >= 0 or scope != THREAD):
         after = mcst(qp, daddr, dlkey, sharing, DEFAULT, scope)

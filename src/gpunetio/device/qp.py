@@ -41,7 +41,7 @@ def take(address: int, count: int, sharing: int):
 
 @device_function
 def give_back(qp: VerbsQp, first: int, count: int, sharing: int):
-    """Undo a reservation. If others have reserved behind it, nobody can fill the hole: mark the queue broken."""
+    """Undo a reservation. If other threads have reserved later slots, the hole stays: mark the queue broken."""
     if sharing == EXCLUSIVE:
         st64(qp + RSVD, first)
     elif cas_gpu64(qp + RSVD, first + count, first) != first + count:
@@ -52,7 +52,7 @@ def give_back(qp: VerbsQp, first: int, count: int, sharing: int):
 def make_room(qp: VerbsQp, previous: int, depth: int, sharing: int):
     """Wait until WQE `previous`, whose slot is wanted, is complete.
 
-    First check the WQE half a ring further. If that is complete, too, the next half ring needs no check at all.
+    First check the WQE half a ring further on. If that WQE is complete, the next half ring needs no check.
     """
     if poll_one(qp, previous + (depth >> 1), sharing) == OK:
         return OK
@@ -61,7 +61,8 @@ def make_room(qp: VerbsQp, previous: int, depth: int, sharing: int):
 
 @device_function
 def reserve(qp: VerbsQp, count: int, sharing: int = GPU, code_opt: int = DEFAULT):
-    """Reserve `count` slots: the index of the first, or a negative status (`doca_gpu_dev_verbs_reserve_wq_slots`).
+    """Reserve `count` slots. Return the index of the first, or a negative status
+    (`doca_gpu_dev_verbs_reserve_wq_slots`).
 
     Unless SKIP_AVAILABILITY_CHECK is set, wait until the previous WQEs of the slots are complete. So every WQE must be
     signalled.
@@ -69,7 +70,7 @@ def reserve(qp: VerbsQp, count: int, sharing: int = GPU, code_opt: int = DEFAULT
     depth = ld_fixed16(qp + VerbsQp.sq_wqe_num)
     if count < 1 or count > depth:
         return EINVAL
-    completed = load_index(qp + CI, sharing)  # in flight while the slots are taken
+    completed = load_index(qp + CI, sharing)  # this load is in flight while the slots are taken
     first = take(qp + RSVD, count, sharing)
     if code_opt & SKIP_AVAILABILITY_CHECK:
         return first

@@ -1,12 +1,12 @@
 """Sends of the RDMA library: threads enqueue WRITEs, READs and SENDs on a connection, and one of them commits.
 
-An operation is enqueued in a slot of the connection's send queue, where the NIC does not look yet. A commit makes the
-last one of its batch signalled, and rings the doorbell once. So there is a completion for each commit, which
-`rdma_wait_all` counts. rdma_batch.py says what a batch is, strong or weak.
+Enqueuing fills a slot of the connection's send queue without telling the NIC. A commit makes the last operation of its
+batch signalled, and rings the doorbell once. So each commit has one completion, which `rdma_wait_all` counts.
+rdma_batch.py explains strong and weak batches.
 
-Memory is given as bufs (buf.py) with an offset and a length, of 1 byte to 1 GiB. `imm` is sent as immediate data if
-`flags` is RDMA_IMM. Functions return OK or a status: EINVAL says that there is no such connection, or that the range is
-not inside its buf. Then nothing is enqueued.
+Memory is given as bufs (buf.py) with an offset and a length of 1 byte to 1 GiB. `imm` is sent as immediate data if
+`flags` is RDMA_IMM. Functions return OK or a status. EINVAL means that there is no such connection, or that the range
+is not inside its buf; then nothing is enqueued.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def queue_of(rdma: DevRdma, conn: int) -> DevRdmaQueue:
 
 @device_function
 def qp_of(rdma: DevRdma, conn: int) -> VerbsQp:
-    """Return the queue pair of a connection, or 0: there is none with this number."""
+    """Return the queue pair of a connection, or 0 if there is no connection with this number."""
     if conn < 0 or conn >= ld_fixed32(rdma + DevRdma.connections):
         return VerbsQp(0)
     return VerbsQp(ld_fixed64(queue_of(rdma, conn) + DevRdmaQueue.qp))
@@ -60,7 +60,7 @@ def qp_of(rdma: DevRdma, conn: int) -> VerbsQp:
 
 @device_function
 def local_key(buf: int):
-    """Return the key for accesses by this end's NIC."""
+    """Return the key with which the local NIC accesses a buf."""
     return ld_fixed32(buf + DevBuf.lkey)
 
 
@@ -71,7 +71,7 @@ def _remote_key(buf: int):
 
 @device_function
 def address_in(buf: int, offset: int, nbytes: int):
-    """Return the address of a range of a buf, or EINVAL: it is not inside, or `buf` is the status of `buf_get`."""
+    """Return the address of a range of a buf, or EINVAL if it is not inside, or if `buf` is a status of `buf_get`."""
     if buf <= 0 or nbytes < 1 or nbytes > MAX_TRANSFER:
         return EINVAL
     return buf_at(buf, offset, nbytes)
@@ -82,7 +82,7 @@ def address_in(buf: int, offset: int, nbytes: int):
 
 @device_function
 def _room(qp: VerbsQp, index: int, completed: int):
-    """Wait until the slot of `index` is free: OK, or a status. ENOBUFS: it is one of this batch."""
+    """Wait until the slot of `index` is free: OK, or a status. ENOBUFS: this batch already uses the slot."""
     slots = ld_fixed16(qp + VerbsQp.sq_wqe_num)
     previous = index - slots
     if previous < completed:
@@ -108,14 +108,14 @@ def _take(queue: DevRdmaQueue, qp: VerbsQp, count: int):
             return status
         if status == OK and take_strong(queue, word, count):
             return first
-        start = patience(polls, start, timeout_of(qp))  # another thread was faster, or commits
+        start = patience(polls, start, timeout_of(qp))  # another thread was faster, or is committing
         polls += 1
     return ETIMEDOUT
 
 
 @device_function
 def _begin(strong: int, rdma: DevRdma, conn: int, position: int, valid: int):
-    """Return the index of a slot to fill, or a status; and the threads that take slots together.
+    """Return the index of a slot to fill, or a status, and the lanes that take slots together.
 
     EINVAL if an argument is not `valid`, or there is no such connection.
     """
@@ -141,13 +141,13 @@ def _begin(strong: int, rdma: DevRdma, conn: int, position: int, valid: int):
 
 @device_function
 def told(status: int):
-    """Return a status as the caller gets it."""
+    """Return the status for the caller of the library: EBUSY for OTHER_BLOCK, others unchanged."""
     return EBUSY if status == OTHER_BLOCK else status
 
 
 @device_function
 def _end(strong: int, rdma: DevRdma, conn: int, index: int, lanes: int):
-    """Note that the slot is filled: OK. If `_begin` has returned a status instead, return that."""
+    """Mark the slot as filled and return OK. If `index` is a status of `_begin`, return that status."""
     if index < 0:
         return told(index)
     queue = queue_of(rdma, conn)
@@ -182,7 +182,7 @@ def rdma_write_strong(
 ):  # fmt: skip
     """Enqueue a WRITE of `nbytes` from `lbuf` to `rbuf` in the next slot (`doca_gpu_dev_rdma_write_strong`).
 
-    EBUSY: another block fills a batch. ENOBUFS: the batch is as long as the queue; commit it.
+    EBUSY: another block is filling a batch. ENOBUFS: the batch is as long as the queue; commit it.
     """
     return _write(True, rdma, conn, rbuf, roff, lbuf, loff, nbytes, imm, flags, 0)
 
@@ -194,8 +194,8 @@ def rdma_write_weak(
 ):  # fmt: skip
     """Enqueue a WRITE at a position of a weak batch (`doca_gpu_dev_rdma_write_weak`).
 
-    `position` counts from that of `rdma_get_info` on, and may wrap around at its mask. EBUSY: a strong batch was not
-    committed.
+    `position` counts from the one that `rdma_get_info` returns, and may wrap around at its mask. EBUSY: a strong batch
+    has not been committed.
     """
     return _write(False, rdma, conn, rbuf, roff, lbuf, loff, nbytes, imm, flags, position)
 
@@ -217,7 +217,7 @@ def _write_inline(
 def rdma_write_inline_strong(
     rdma: DevRdma, conn: int, rbuf: int, roff: int, pointer: int, nbytes: int, imm: int = 0, flags: int = 0,
 ):  # fmt: skip
-    """Enqueue a WRITE of 1 to 28 bytes, which are copied from `pointer` at once
+    """Enqueue a WRITE of 1 to 28 bytes, which are copied from `pointer` immediately
     (`doca_gpu_dev_rdma_write_inline_strong`)."""
     return _write_inline(True, rdma, conn, rbuf, roff, pointer, nbytes, imm, flags, 0)
 
@@ -227,7 +227,7 @@ def rdma_write_inline_weak(
     rdma: DevRdma, conn: int, rbuf: int, roff: int, pointer: int, nbytes: int, imm: int = 0, flags: int = 0,
     position: int = 0,
 ):  # fmt: skip
-    """Enqueue such a WRITE at a position of a weak batch (`doca_gpu_dev_rdma_write_inline_weak`)."""
+    """Enqueue an inline WRITE at a position of a weak batch (`doca_gpu_dev_rdma_write_inline_weak`)."""
     return _write_inline(False, rdma, conn, rbuf, roff, pointer, nbytes, imm, flags, position)
 
 
@@ -257,7 +257,7 @@ def rdma_write_value_weak(
     rdma: DevRdma, conn: int, rbuf: int, roff: int, value: int, nbytes: int = 8, imm: int = 0, flags: int = 0,
     position: int = 0,
 ):  # fmt: skip
-    """Enqueue such a WRITE at a position of a weak batch."""
+    """Enqueue a WRITE of a value at a position of a weak batch."""
     return _write_value(False, rdma, conn, rbuf, roff, value, nbytes, imm, flags, position)
 
 
@@ -335,8 +335,8 @@ def _commit(strong: int, rdma: DevRdma, conn: int, num: int):
             end_commit(queue, first)
             return status
     signal_wqe(qp, first + num - 1)
-    # One word, and before the doorbell: whoever counts this commit also knows for what to wait, and an atomic add
-    # behind the doorbell would wait until that has left the core.
+    # One word, stored before the doorbell: a thread that counts this commit then knows which index to wait for. An
+    # atomic add after the doorbell would wait until the doorbell has left the core.
     st_relaxed_gpu64(queue + _POSTED, first + num << COMMITS_BITS | posted + 1 & _COMMITS)
     st_relaxed_gpu64(qp + RSVD, first + num)
     announce_alone(qp, first + num, SYNC_SYS, DEFAULT)
@@ -349,8 +349,8 @@ def _commit(strong: int, rdma: DevRdma, conn: int, num: int):
 def rdma_commit_strong(rdma: DevRdma, conn: int):
     """Let the NIC execute the strong batch of this block (`doca_gpu_dev_rdma_commit_strong`).
 
-    First wait for threads that are still enqueuing. OK without a commit if nothing was enqueued. EBUSY: the batch is
-    that of another block.
+    First wait for threads that are still enqueuing. If nothing was enqueued, return OK without a commit. EBUSY: the
+    batch belongs to another block.
     """
     return _commit(True, rdma, conn, 0)
 
@@ -359,16 +359,16 @@ def rdma_commit_strong(rdma: DevRdma, conn: int):
 def rdma_commit_weak(rdma: DevRdma, conn: int, num: int):
     """Let the NIC execute the next `num` positions (`doca_gpu_dev_rdma_commit_weak`).
 
-    The caller has waited for the threads that enqueued them, in this block with `block_sync`. EINVAL: one of the
-    positions was left out or used twice, or there are not so many. Then nothing was committed, and everything that was
-    enqueued is forgotten. EBUSY: a strong batch was not committed.
+    The caller must first wait for the threads that enqueued them, within a block with `block_sync`. EINVAL: a position
+    was left out or used twice, or `num` is not 1 up to the slots of the queue. Then nothing is committed, and all
+    enqueued operations are dropped. EBUSY: a strong batch has not been committed.
     """
     return _commit(False, rdma, conn, num)
 
 
 @device_function
 def rdma_get_info(rdma: DevRdma, conn: int):
-    """Return the next position, and the mask of positions (`doca_gpu_dev_rdma_get_info`): slots of the queue, less 1.
+    """Return the next position, and their mask: the slots of the queue less 1 (`doca_gpu_dev_rdma_get_info`).
 
     The position is EINVAL if there is no such connection.
     """
@@ -381,14 +381,14 @@ def rdma_get_info(rdma: DevRdma, conn: int):
 
 @device_function
 def rdma_wait_all(rdma: DevRdma):
-    """Wait until all commits, of all connections, are complete (`doca_gpu_dev_rdma_wait_all`).
+    """Wait until all commits of all connections are complete (`doca_gpu_dev_rdma_wait_all`).
 
-    Return how many are complete that no call has returned before, or a negative status: EIO if a connection has
-    failed, whose `last_error()` says why, and ETIMEDOUT after the deadline. What is complete then counts in a later
-    call.
+    Return how many commits have completed that no call has counted before, or a negative status: EIO if a connection
+    has failed (its `last_error()` says why), ETIMEDOUT after the deadline. After a negative status, a later call counts
+    the commits that had completed.
     """
     uncounted = rdma + DevRdma.uncounted
-    left = ld_relaxed_gpu64(uncounted)  # used at the end: nothing waits for the load
+    left = ld_relaxed_gpu64(uncounted)  # used only at the end, so nothing waits for the load
     count = 0
     for conn in range(ld_fixed32(rdma + DevRdma.connections)):
         qp = qp_of(rdma, conn)

@@ -1,11 +1,11 @@
-"""Batches of the RDMA library: threads fill slots of a queue, then one of them commits all at once.
+"""Batches of the RDMA library: threads fill slots of a queue, then one of them commits all slots at once.
 
-A batch is strong or weak. In a strong batch, each thread takes the next slot. All its threads belong to one block: it
-becomes theirs when the first thread takes a slot, and is free again after the commit. Others get EBUSY meanwhile. In a
-weak batch, the caller says which slots its threads fill, and the commit checks that each of them was filled once.
+A batch is strong or weak. In a strong batch, each thread takes the next slot, and all threads belong to one block. The
+queue is reserved for that block from its first slot until the commit; threads of other blocks get EBUSY. In a weak
+batch, the caller says which slots its threads fill, and the commit checks that each slot was filled once.
 
-`turn` is the one word that all threads change (formats/rdma_device.py). It holds the low bits of the index of the next
-slot, so that who changes it has taken that slot and no other. An index that was committed completes the upper bits.
+All threads change one word, `turn` (formats/rdma_device.py). It holds the low bits of the index of the next slot, so a
+thread that changes the word takes exactly that slot. A committed index supplies the upper bits.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ _INDEX = (1 << TURN_INDEX_BITS) - 1
 _OPEN_SHIFT, _BLOCK_SHIFT = TURN_INDEX_BITS, TURN_INDEX_BITS + TURN_OPEN_BITS
 _OPEN = ((1 << TURN_OPEN_BITS) - 1) << _OPEN_SHIFT
 _BLOCK = ((1 << TURN_BLOCK_BITS + 1) - 1) << _BLOCK_SHIFT
-_COMMITS = -1 << 63  # as a word, this is negative
-OTHER_BLOCK = -EBUSY  # EBUSY is positive, as an index is
+_COMMITS = -1 << 63  # makes the word negative
+OTHER_BLOCK = -EBUSY  # negative, because EBUSY is positive like an index
 
 
 @device_function
 def _mine():
-    """Return the number of this block in its place of the word."""
+    """Return the number of this block, shifted to its place in the word."""
     return 1 + (block_idx() & (1 << TURN_BLOCK_BITS) - 1) << _BLOCK_SHIFT
 
 
 @device_function
 def _next_index(word: int, committed: int):
-    """Return the index of the next slot. `committed` is an index that was committed at most 16 million slots ago."""
+    """Return the index of the next slot. `committed` is an index committed at most 16 million slots ago."""
     return committed + (word - committed & _INDEX)
 
 
 @device_function
 def slots_of(queue: DevRdmaQueue):
-    """Return the slots of the ring."""
+    """Return how many slots the ring has."""
     return ld_fixed32(queue + DevRdmaQueue.slots)
 
 
@@ -55,13 +55,13 @@ def _mark(queue: DevRdmaQueue, index: int):
 
 @device_function
 def _filled(queue: DevRdmaQueue, index: int):
-    """Return the mark of a slot that was filled as often as it was used, the last time for `index`."""
+    """Return the mark of a slot once it is filled for `index`: how often it has been filled."""
     return (index >> ld_fixed32(queue + DevRdmaQueue.shift)) + 1
 
 
 @device_function
 def next_strong(queue: DevRdmaQueue, word: int, committed: int):
-    """Return the index that a thread of this block may take next, or OTHER_BLOCK: another block fills a batch."""
+    """Return the index that a thread of this block may take, or OTHER_BLOCK if another block is filling a batch."""
     if word & _BLOCK != 0 and word & _BLOCK != _mine():
         return OTHER_BLOCK
     return _next_index(word, committed)
@@ -69,16 +69,16 @@ def next_strong(queue: DevRdmaQueue, word: int, committed: int):
 
 @device_function
 def take_strong(queue: DevRdmaQueue, word: int, count: int):
-    """Take the next `count` slots, if the word is still the same. Return 1 if it was."""
+    """Take the next `count` slots if `turn` is still equal to `word`. Return 1 if it was."""
     if word < 0:
-        return 0  # a thread commits
+        return 0  # a thread is committing
     taken = word & _OPEN | word + count & _INDEX | _mine()
     return cas_gpu64(queue + TURN, word, taken + (count << _OPEN_SHIFT)) == word
 
 
 @device_function
 def close_strong(queue: DevRdmaQueue, first: int, count: int):
-    """Note that `count` slots from `first` on are filled, by threads that have waited for each other."""
+    """Mark `count` slots from `first` on as filled. The threads that filled them have waited for each other."""
     for i in range(first, first + count):
         st_relaxed_gpu64(_mark(queue, i), _filled(queue, i))
     fence_cta()
@@ -97,19 +97,22 @@ def next_weak(queue: DevRdmaQueue, position: int, committed: int):
 
 @device_function
 def close_weak(queue: DevRdmaQueue, index: int):
-    """Note that a slot is filled. Whoever commits waits for that by itself."""
+    """Mark a slot as filled. The committing thread must synchronize with this one by other means."""
     fetch_add_gpu64(_mark(queue, index), 1)
 
 
 @device_function
 def free_index(queue: DevRdmaQueue, committed: int):
-    """Return the index of the first slot that nobody has taken."""
+    """Return the index of the first slot that no thread has taken."""
     return _next_index(ld_relaxed_gpu64(queue + TURN), committed)
 
 
 @device_function
 def begin_commit(strong: int, queue: DevRdmaQueue, qp: VerbsQp):
-    """Take the right to commit: 1, or 0 if there is no strong batch, or a status. Nobody else changes `turn` then."""
+    """Take the right to commit, so that no other thread changes `turn`.
+
+    Return 1, or 0 if there is no strong batch, or a status.
+    """
     polls = 0
     start = 0
     while True:
@@ -132,13 +135,13 @@ def begin_commit(strong: int, queue: DevRdmaQueue, qp: VerbsQp):
 
 @device_function
 def end_commit(queue: DevRdmaQueue, next_index: int):
-    """Free the queue for the next batch, which begins at `next_index`. The caller has fenced what it stored."""
+    """Free the queue for the next batch, which begins at `next_index`. The caller has fenced its stores."""
     st_relaxed_gpu64(queue + TURN, next_index & _INDEX)
 
 
 @device_function
 def check_weak(queue: DevRdmaQueue, first: int, count: int):
-    """Return OK if each of `count` slots from `first` on was filled once, else EINVAL: nothing of the batch is left."""
+    """Return OK if each of `count` slots from `first` on was filled once, else drop the batch and return EINVAL."""
     wrong = 0
     if 1 <= count <= slots_of(queue):
         for i in range(first, first + count):

@@ -1,7 +1,7 @@
-"""Receives of the RDMA library: threads enqueue them for all connections, and one of them commits.
+"""Receives of the RDMA library: threads enqueue receives for all connections, and one of them commits.
 
-They are posted in batches, strong or weak, as sends are (rdma.py, rdma_batch.py). A message of any connection takes the
-oldest receive. Whoever waits for messages learns the immediate data and the connection of each.
+Receives are posted in strong or weak batches, as sends are (rdma.py, rdma_batch.py). A message of any connection takes
+the oldest receive. A thread that waits for messages gets the immediate data and the connection of each.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _TAKEN, _LOOKING = DevRdmaQueue.taken, DevRdmaQueue.looking
 
 @device_function
 def rdma_get_recv(rdma: DevRdma) -> DevRdmaQueue:
-    """Return the receives of an `Rdma`, for the functions below (`doca_gpu_dev_rdma_get_recv`)."""
+    """Return the receive queue of an `Rdma`, for the functions below (`doca_gpu_dev_rdma_get_recv`)."""
     return queue_of(rdma, ld_fixed32(rdma + DevRdma.connections))
 
 
@@ -52,21 +52,21 @@ def _take(recv: DevRdmaQueue, qp: VerbsQp, rq: VerbsRq, count: int):
             return first
         if first >= 0 and take_strong(recv, word, count):
             return first
-        start = patience(polls, start, timeout_of(qp))  # another thread was faster, or commits
+        start = patience(polls, start, timeout_of(qp))  # another thread was faster, or is committing
         polls += 1
     return ETIMEDOUT
 
 
 @device_function
 def _parts(recv: DevRdmaQueue) -> tuple[VerbsQp, VerbsRq]:
-    """Return a queue pair that receives there, and the structure of its receive queue; 0 if there are none."""
+    """Return a queue pair that uses the receive queue, and the structure of that queue; both are 0 if there is none."""
     qp = VerbsQp(ld_fixed64(recv + DevRdmaQueue.qp))
     return qp, (rq_of(qp) if qp != 0 else VerbsRq(0))
 
 
 @device_function
 def _address(buf: int, offset: int, nbytes: int):
-    """Return the address of a range of a buf, or EINVAL. Without a buf there are no bytes."""
+    """Return the address of a range of a buf, or EINVAL. Return 0 for 0 bytes without a buf."""
     if buf == 0 and nbytes == 0:
         return 0
     return address_in(buf, offset, nbytes)
@@ -84,8 +84,8 @@ def _fill(rq: VerbsRq, index: int, buf: int, laddr: int, nbytes: int):
 def rdma_recv_strong(recv: DevRdmaQueue, buf: int = 0, nbytes: int = 0, offset: int = 0):
     """Enqueue a receive of up to `nbytes` into `buf` in the next slot (`doca_gpu_dev_rdma_recv_strong`).
 
-    Without a buf, it is for a WRITE with immediate data. ENOBUFS: all receives are posted or enqueued; wait for a
-    message. EBUSY: another block fills a batch.
+    Without a buf, the receive is for a WRITE with immediate data. ENOBUFS: all receives are posted or enqueued; wait
+    for a message. EBUSY: another block is filling a batch.
     """
     qp, rq = _parts(recv)
     laddr = _address(buf, offset, nbytes)
@@ -110,7 +110,7 @@ def rdma_recv_strong(recv: DevRdmaQueue, buf: int = 0, nbytes: int = 0, offset: 
 def rdma_recv_weak(recv: DevRdmaQueue, buf: int = 0, nbytes: int = 0, offset: int = 0, position: int = 0):
     """Enqueue a receive at a position of a weak batch (`doca_gpu_dev_rdma_recv_weak`).
 
-    Positions count from that of `rdma_recv_get_info` on.
+    `position` counts from the one that `rdma_recv_get_info` returns.
     """
     qp, rq = _parts(recv)
     laddr = _address(buf, offset, nbytes)
@@ -170,7 +170,7 @@ def rdma_recv_commit_weak(recv: DevRdmaQueue, num: int):
 
 @device_function
 def rdma_recv_get_info(recv: DevRdmaQueue):
-    """Return the next position of receives, and the mask of positions. The position is EINVAL if there are none."""
+    """Return the next position of receives, and the mask of positions. The position is EINVAL if no receives exist."""
     _, rq = _parts(recv)
     if rq == 0:
         return EINVAL, 0
@@ -197,7 +197,7 @@ def _take_message(recv: DevRdmaQueue, conn: int, qp: VerbsQp, queue: DevRdmaQueu
 
 @device_function
 def _take_messages(recv: DevRdmaQueue, posted: int, count: int, imms: int, conns: int):
-    """Take what has arrived on any connection. Return `count` and how many these are, or EIO."""
+    """Take the messages that have arrived on any connection. Return `count` plus their number, or EIO."""
     rdma = ld_fixed64(recv + DevRdmaQueue.rdma)
     for conn in range(ld_fixed32(rdma + DevRdma.connections)):
         qp = qp_of(rdma, conn)
@@ -213,7 +213,7 @@ def _take_messages(recv: DevRdmaQueue, posted: int, count: int, imms: int, conns
 
 @device_function
 def _any_failed(recv: DevRdmaQueue):
-    """Return whether a thread has seen an error completion of a connection: a shared queue keeps its receives then."""
+    """Return whether a thread has seen an error completion of any connection: a shared queue flushes no receives."""
     rdma = ld_fixed64(recv + DevRdmaQueue.rdma)
     for conn in range(ld_fixed32(rdma + DevRdma.connections)):
         qp = qp_of(rdma, conn)
@@ -245,12 +245,12 @@ def _await_messages(recv: DevRdmaQueue, qp: VerbsQp, posted: int, imms: int, con
 def rdma_recv_wait_all(recv: DevRdmaQueue, imms: int = 0, conns: int = 0, blocking: int = 1):
     """Wait until all posted receives have their messages (`doca_gpu_dev_rdma_recv_wait_all`).
 
-    Return how many messages there are that no call has returned before, or a negative status: EIO if a connection has
-    failed, and ETIMEDOUT after the deadline. If there are messages nevertheless, the next call returns the status.
-    Without `blocking`, take those that are there.
+    Return how many new messages arrived, or a negative status: EIO if a connection has failed, ETIMEDOUT after the
+    deadline. If messages arrived before the failure, return their number; the next call returns the status. Without
+    `blocking`, take only the messages that are there.
 
-    `imms`, `conns`: addresses of 32-bit words, as many as there are receives, or 0. They get the immediate data of each
-    message, 0 if it has none, and the number of its connection. The messages of a connection are in order.
+    `imms`, `conns`: addresses of arrays of 32-bit words, one for each receive, or 0. They get the immediate data of
+    each message, 0 if it has none, and the number of its connection. The messages of a connection are in order.
     """
     qp, rq = _parts(recv)
     if rq == 0:

@@ -1,7 +1,7 @@
-"""Reductions: one number from the numbers of all threads of a warp or a block, in each of them.
+"""Reductions: combine the values of all threads of a warp or a block, and return the result in each thread.
 
-On CUDA the lanes of a warp pass their numbers on by shuffles, and the warps of a block by its shared memory. A warp may
-have fewer lanes than others, and a block any number of threads.
+On CUDA, the lanes of a warp exchange their values by shuffles, and the warps of a block through its shared memory. A
+block may have any number of threads, so its last warp may have fewer lanes.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def _in_block(value: int, how: int):
     value = ld64(parts)
     for warp in range(1, (block_dim() + warp_size() - 1) // warp_size()):
         value = _both(value, ld64(parts + 8 * warp), how)
-    block_sync()  # all have read them before the next reduction
+    block_sync()  # all threads have read the parts before the next reduction
     return value
 
 

@@ -6,8 +6,8 @@
 | WARP   | the lanes of a warp                                      | all lanes, with the same queue   |
 | BLOCK  | the threads of a block                                   | all threads, with the same queue |
 
-Each thread posts `count` WQEs of its own, the same number in the whole group. Its ticket is the index of its last WQE.
-`lanes` is a group of thread scope: a mask of lanes, or ALONE.
+Each thread posts its own `count` WQEs, and `count` is the same in the whole group. A thread's ticket is the index of
+its last WQE. `lanes` is a group of thread scope: a mask of lanes, or ALONE.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _PART = 8  # ring slots for each thread of a group: operations of two WQEs then 
 
 @device_function
 def group_with(key: int, other: int, slots: int, sharing: int, code_opt: int, scope: int):
-    """Return the converged lanes with the same `key`, which is an address, `other` and `code_opt`.
+    """Return the converged lanes with the same `key` (an address), `other` and `code_opt`.
 
     ALONE if queues are not shared, or if a ring of `slots` is too small for all these lanes.
     """
@@ -90,7 +90,7 @@ def from_last(value: int, scope: int):
 
 @device_function
 def count_in(which: int, scope: int):
-    """Return in how many threads of a warp or block `which` is 1, and not 0. They wait for each other."""
+    """Return in how many threads of a warp or block `which` is 1 rather than 0. The threads wait for each other."""
     if scope == WARP:
         return warp_count(which)
     return block_count(which) if scope == BLOCK else which

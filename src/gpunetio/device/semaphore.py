@@ -1,10 +1,10 @@
-"""Semaphores: items that kernels and the CPU hand to each other: a status, packets, and a piece of memory.
+"""Semaphores: kernels and the CPU hand each other items, which have a status, packets, and a piece of memory.
 
-Whoever fills an item changes its status last, and whoever sees that status also sees what was stored before it: other
-kernels, the CPU and other GPUs, wherever the semaphore lies.
+A producer fills an item and changes its status last. A consumer that sees the status also sees everything stored before
+it. This holds for other kernels, the CPU and other GPUs, wherever the semaphore's memory is.
 
-Items are used by their index, one producer and one consumer for each, or as rings: of many producers, and one consumer
-for each ring.
+Items are used by index, with one producer and one consumer for each item, or as rings, with many producers and one
+consumer for each ring.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ def _item(semaphore: DevSemaphore, index: int):
 
 @device_function
 def sem_status(semaphore: DevSemaphore, index: int):
-    """Return the status of an item, and see what was stored before it (`doca_gpu_dev_semaphore_get_status`).
+    """Return the status of an item (`doca_gpu_dev_semaphore_get_status`).
 
-    EINVAL: there is no such item.
+    Everything that was stored before the status is then visible. EINVAL: there is no such item.
     """
     item = _item(semaphore, index)
     if item == 0:
@@ -47,8 +47,8 @@ def sem_status(semaphore: DevSemaphore, index: int):
 def sem_set_status(semaphore: DevSemaphore, index: int, status: int):
     """Change the status of an item, after everything that was stored before (`doca_gpu_dev_semaphore_set_status`).
 
-    Return OK, or EINVAL if there is no such item. In a block, synchronise first: this orders the stores of the thread
-    and those that it knows of.
+    Return OK, or EINVAL if there is no such item. In a block, synchronize first: this orders only the stores of the
+    thread and those that it has synchronized with.
     """
     item = _item(semaphore, index)
     if item == 0:
@@ -94,7 +94,7 @@ def sem_set_packets(semaphore: DevSemaphore, index: int, status: int, first: int
 
 @device_function
 def sem_packets(semaphore: DevSemaphore, index: int):
-    """Return how many packets an item hands over (`doca_gpu_dev_semaphore_get_packet_info_status`). See its status
+    """Return how many packets an item hands over (`doca_gpu_dev_semaphore_get_packet_info_status`). Read its status
     first. EINVAL: there is no such item."""
     item = _item(semaphore, index)
     return EINVAL if item == 0 else ld32(item + SemaphoreItem.packets)
@@ -142,9 +142,9 @@ def _ring_index(semaphore: DevSemaphore, ring: int, number: int):
 def sem_take(semaphore: DevSemaphore, ring: int = 0):
     """Take the next item of a ring, as one of many producers. Return its index.
 
-    Nobody else uses the item until the caller has filled it and changed its status, with `sem_set_status` or
-    `sem_set_packets`. The consumer waits for that even if later items are ready. ENOBUFS: all items of the ring are
-    taken, and the consumer has not freed the oldest one. EINVAL: there is no such ring.
+    The item belongs to the caller, who fills it and then changes its status with `sem_set_status` or `sem_set_packets`.
+    Until then, the consumer waits, even if later items are ready. ENOBUFS: all items of the ring are taken, and the
+    consumer has not freed the oldest one. EINVAL: there is no such ring.
     """
     words = _ring(semaphore, ring)
     if words == 0:
@@ -161,10 +161,10 @@ def sem_take(semaphore: DevSemaphore, ring: int = 0):
 
 @device_function
 def sem_next(semaphore: DevSemaphore, ring: int = 0):
-    """Return the index of the oldest item of a ring, as its only consumer, and see what its producer has stored.
+    """Return the index of the oldest item of a ring, as its only consumer.
 
-    The same item is returned until `sem_free`. EAGAIN: it is free, or its producer has not changed its status yet.
-    EINVAL: there is no such ring.
+    What the producer stored is then visible. The same item is returned until `sem_free`. EAGAIN: the item is free, or
+    its producer has not changed its status yet. EINVAL: there is no such ring.
     """
     words = _ring(semaphore, ring)
     if words == 0:
@@ -178,7 +178,7 @@ def sem_next(semaphore: DevSemaphore, ring: int = 0):
 
 @device_function
 def sem_free(semaphore: DevSemaphore, ring: int = 0):
-    """Free the oldest item of a ring, as its only consumer: producers may take it, and `sem_next` goes on to the next.
+    """Free the oldest item of a ring, as its only consumer. Producers may take it, and `sem_next` moves to the next.
 
     Return OK, EAGAIN if no item is ready, or EINVAL if there is no such ring.
     """

@@ -10,12 +10,13 @@
 For latency, the register is rung before the record is written. It is rung again afterwards, because a NIC that missed
 the first ring looks at the record.
 
-A NIC that makes its turns on the kernels' GPU (`is_near`) misses no ring. There the record comes first, the register is
-rung once, and all fences have the scope of the GPU.
+A software NIC that runs on the kernels' GPU (`is_near`) misses no ring. For it, the record is written first, the
+register is rung once, and all fences have GPU scope.
 
 On a shared queue, one thread at a time rings. The others leave their index in a word, which the ringing thread checks
 again before it stops. So no thread waits for another thread's doorbell, and under contention one doorbell announces the
-slots of many. The word is 2p − 1 while p is wanted or is being announced, and 2p once everything below p is announced.
+slots of many threads. The word is 2p − 1 while p is wanted or is being announced, and 2p once everything below p is
+announced.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def fence_release(sync: int = SYNC_SYS):
 
 @device_function
 def is_near(qp: VerbsQp):
-    """Return whether the NIC makes its turns on this GPU: then fences of its scope are enough, wherever memory is."""
+    """Return whether the NIC runs on this GPU. Fences of GPU scope are then enough, wherever the memory is."""
     return ld_fixed64(ld_fixed64(qp + VerbsQp.side) + VerbsSide.near) != 0
 
 
@@ -100,7 +101,7 @@ def ring_db(qp: VerbsQp, producer: int, sync: int = SYNC_SYS, code_opt: int = DE
 
 @device_function
 def _ring_near(qp: VerbsQp, producer: int, handler: int, sync: int):
-    """Ring the register of a NIC that makes its turns on this GPU. It misses no ring, and the record comes first."""
+    """Ring the register of a NIC that runs on this GPU. It misses no ring, so the record is written first."""
     if handler != GPU_SM_NO_DBR:
         update_dbr(qp, producer)
     if sync != SYNC_THREAD:
@@ -138,10 +139,10 @@ def _announce(qp: VerbsQp, producer: int, sync: int, code_opt: int):
 
 @device_function
 def _let_it_ring(qp: VerbsQp):
-    """Wait until a doorbell without a record is on its way: 0.2 µs on an H200, with a proxy 0.4 µs.
+    """Wait until a doorbell without a record is on its way: 0.2 µs on an H200, 0.4 µs with a proxy.
 
-    Usually a poll for the completion follows. In host memory a poll takes 1.2 µs, and a poll that comes before the NIC
-    has answered costs as much again. With a record, and on shared queues, there is such a fence already.
+    Usually a poll for the completion follows. A poll of host memory takes 1.2 µs, and a poll that comes before the NIC
+    has answered costs as much again. Queues with a record and shared queues already have such a fence.
     """
     handler = ld_fixed32(qp + VerbsQp.nic_handler)
     if handler == CPU_PROXY:
@@ -157,7 +158,7 @@ def _word(qp: VerbsQp):
 
 @device_function
 def _begin(qp: VerbsQp, producer: int, sharing: int):
-    """Return the index to announce, or _COVERED if another thread has announced it or will do so."""
+    """Return the index to announce, or _COVERED if another thread has announced it or will announce it."""
     if sharing == EXCLUSIVE:
         return _COVERED if ld64(qp + PI) >= producer else producer
     if producer <= 0:
@@ -185,8 +186,8 @@ def _end(qp: VerbsQp, producer: int, sharing: int, code_opt: int):
 def submit(qp: VerbsQp, producer: int, sharing: int = GPU, sync: int = SYNC_SYS, code_opt: int = DEFAULT):
     """Tell the NIC that it may execute all slots below `producer` (`doca_gpu_dev_verbs_submit`).
 
-    `sync` is the scope of the fence before the doorbell. With SKIP_DB_RINGING nothing happens, and a later call
-    announces these slots too.
+    `sync` is the scope of the fence before the doorbell. With SKIP_DB_RINGING, do nothing: a later call also announces
+    these slots.
     """
     if code_opt & SKIP_DB_RINGING:
         return OK
@@ -201,8 +202,8 @@ def submit(qp: VerbsQp, producer: int, sharing: int = GPU, sync: int = SYNC_SYS,
 def submit_bf(qp: VerbsQp, producer: int, wqe: int, sharing: int = GPU, code_opt: int = DEFAULT):
     """Submit, and write the last WQE to the BlueFlame register (`doca_gpu_dev_verbs_submit_bf`).
 
-    `wqe` is the address of a copy of that WQE: 64 bytes in the block's shared memory (`block_slot`). The WQE must be in
-    the ring, too. The register needs all 64 bytes in one write, which a thread cannot do before sm_90: there, and on
+    `wqe` is the address of a copy of that WQE: 64 bytes in the block's shared memory (`block_slot`). The WQE must also
+    be in the ring. The register needs all 64 bytes in one write, which a thread cannot do before sm_90. There, and on
     queues with another handler, this is `submit`.
     """
     if code_opt & SKIP_DB_RINGING:
@@ -223,7 +224,7 @@ def submit_bf_warp(qp: VerbsQp, producer: int, wqe: int, sharing: int = GPU, cod
     """Submit like `submit_bf`, but by a whole warp: the first eight lanes write 8 bytes each
     (`doca_gpu_dev_verbs_submit_bf_warp`).
 
-    Lane 0 gives `producer` and `wqe`, which may be in any memory of the GPU.
+    Lane 0 provides `producer` and `wqe`, which may be in any memory of the GPU.
     """
     if code_opt & SKIP_DB_RINGING:
         return OK
@@ -266,7 +267,7 @@ def submit_multi(
 
 @device_function
 def announce_alone(qp: VerbsQp, producer: int, sync: int, code_opt: int):
-    """Submit on a shared queue where nobody else can ring, and let the next thread go on."""
+    """Submit on a shared queue where no other thread can ring, and pass the turn to the next thread."""
     _announce(qp, producer, sync, code_opt)
     st_relaxed_gpu64(qp + PI, producer)
     st_relaxed_gpu64(_word(qp), 2 * producer)
@@ -276,14 +277,14 @@ def announce_alone(qp: VerbsQp, producer: int, sync: int, code_opt: int):
 
 @device_function
 def _post_shared(qp: VerbsQp, first: int, last: int, sharing: int, code_opt: int):
-    # The three loads are in flight together, and while the fence waits for the stores to the slots. The one fence then
-    # also orders what the threads before us have stored.
+    # The three loads are in flight together, while the fence waits for the stores to the slots. The same fence also
+    # orders what the threads before us have stored.
     ready = load_index(qp + READY, GPU)
     word = load_index(_word(qp), GPU)
     reserved = load_index(qp + RSVD, GPU)
     _fence_for_nic(qp)
     if ready == first and word == 2 * first and reserved == last + 1:
-        # It is our turn, all before us is announced, and nobody is behind us.
+        # It is our turn, everything before us is announced, and no thread has reserved slots after us.
         announce_alone(qp, last + 1, SYNC_THREAD, code_opt)
         return last
     status = hand_on(qp, qp + READY, ready, first, last + 1, sharing)

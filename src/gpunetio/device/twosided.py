@@ -138,7 +138,7 @@ def publish(qp: VerbsQp, rq: VerbsRq, first: int, next_index: int, sharing: int)
 def recv(qp: VerbsQp, laddr: int, lkey: int, nbytes: int, sharing: int = GPU, scope: int = THREAD):
     """Post a receive of up to `nbytes` to `laddr`. Return a ticket for `recv_wait` (`doca_gpu_dev_verbs_recv`).
 
-    0 bytes are enough for a WRITE with immediate data, which brings no data here. ENOBUFS: all receives are posted.
+    A WRITE with immediate data puts no data here, so 0 bytes are enough for it. ENOBUFS: all receives are posted.
     EINVAL: the queue has no receives, or an argument is invalid. In warp and block scope, a thread with an invalid
     argument posts a receive of 0 bytes.
     """
@@ -179,7 +179,7 @@ def message_cqe(qp: VerbsQp, arrival: int):
 
 @device_function
 def _slot(qp: VerbsQp, rq: VerbsRq, arrival: int):
-    """Return the slot of a shared queue that a message is in. Some devices count receives, others slots."""
+    """Return the slot of a shared queue whose receive a message used. Some devices count receives, others slots."""
     return be16(ld16(message_cqe(qp, arrival) + CQE64.wqe_counter)) & (ld_fixed32(rq + VerbsRq.wqe_num) - 1)
 
 
@@ -187,7 +187,7 @@ def _slot(qp: VerbsQp, rq: VerbsRq, arrival: int):
 def _count_shared(qp: VerbsQp, rq: VerbsRq, cq: VerbsCq, arrival: int, sharing: int):
     """Count a message that has arrived in a shared queue, and free the slot of its receive.
 
-    EBUSY if another thread does so: meanwhile the slot may be reserved again, and name a later receive.
+    EBUSY if another thread is doing this: meanwhile the slot may be reserved again for a later receive.
     """
     counting = ld_fixed64(qp + VerbsQp.side) + VerbsSide.counting
     if sharing != EXCLUSIVE and cas_gpu64(counting, arrival, arrival + 1) != arrival:

@@ -26,7 +26,7 @@ WAIT, DUMP = int(WqeOpcode.WAIT), int(WqeOpcode.DUMP)
 
 
 def _ds(opcode: WqeOpcode, data: int, form: int = 0) -> int:
-    """Return where a queue has its QPN with the segment count of a WQE, which has `data` data segments."""
+    """Return the offset of a queue's field with the QPN and the segment count of a WQE with `data` data segments."""
     segments = 1 + len(OPERATIONS[opcode].forms[form]) + data
     return VerbsQp.entry.offsets[f"sq_num_shift8_be_{segments}ds"]
 
@@ -57,7 +57,7 @@ def _start(qp: VerbsQp, index: int, at: int, opcode: int, ds: int, flags: int, i
 
 @device_function
 def signal_wqe(qp: VerbsQp, index: int):
-    """Request a completion of a WQE that was built without."""
+    """Request a completion for a WQE that was built without CQ_UPDATE."""
     st8(wqe_address(qp, index) + CTRL_SEG.fm_ce_se, CQ_UPDATE)
 
 
@@ -120,7 +120,7 @@ def prepare_write_inline(
 ):  # fmt: skip
     """Build an inline RDMA WRITE of at most 28 bytes from `laddr`, which needs no key (`…wqe_prepare_write_inl`).
 
-    Return OK, or EINVAL for another length. Then nothing is written.
+    Return OK, or EINVAL for another length; then nothing is written.
     """
     if nbytes < 0 or nbytes > MAX_INLINE:
         return EINVAL
@@ -186,7 +186,7 @@ def prepare_masked_add(
 ):  # fmt: skip
     """Build a masked fetch-and-add of 4 or 8 bytes (`doca_gpu_dev_verbs_wqe_prepare_atomic_ext`, MASKED_FA).
 
-    The word may have several fields: no carry leaves a bit that is set in `boundary`. Return OK, or EINVAL for another
+    The word may have several fields: no carry crosses a bit that is set in `boundary`. Return OK, or EINVAL for another
     size.
     """
     if nbytes != 4 and nbytes != 8:

@@ -1,4 +1,4 @@
-"""The DMA library (DOCA DMA): the NIC copies memory of this machine, for tasks of the CPU or for kernels.
+"""DOCA DMA: the NIC copies memory of this machine, for CPU tasks or for kernels.
 
     with Dma(pd) as dma:
         dma.memcpy(source, destination).submit().wait(timeout=5)

@@ -1,4 +1,4 @@
-"""What a device copies (`doca_dma_cap_task_memcpy_*`)."""
+"""The limits of a device's copies (`doca_dma_cap_task_memcpy_*`)."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ MAX_BUF_LIST_LEN = 64
 class DmaCaps:
     """Limits of copies.
 
-    `max_buf_size`      bytes of a buffer, and of a copy by a kernel, at most (`doca_dma_cap_…_get_max_buf_size`)
-    `max_buf_list_len`  buffers in a list, at most (`doca_dma_cap_…_get_max_buf_list_len`)
+    `max_buf_size`      maximum bytes of a buffer, or of a kernel's copy (`doca_dma_cap_…_get_max_buf_size`)
+    `max_buf_list_len`  maximum number of buffers in a list (`doca_dma_cap_…_get_max_buf_list_len`)
     """
 
     max_buf_size: int

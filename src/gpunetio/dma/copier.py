@@ -1,4 +1,4 @@
-"""The CPU data path of DMA: a queue pair that is connected to itself, and what its completions say of tasks."""
+"""The CPU data path of DMA: a queue pair connected to itself, whose completions end tasks."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from ..verbs.syndromes import MEANINGS
 from .task import MemcpyTask
 
 _QUIET = SendFlags(0)
-_BATCH = 64  # completions that are polled at a time
+_BATCH = 64  # completions per poll
 _MEANINGS = {meaning.status: meaning.text for meaning in MEANINGS.values()}
 
 
 class Copier:
     """Copies for tasks. Only the last piece of a task makes a completion, unless a piece fails.
 
-    A piece that fails makes the queue pair fail, so all tasks behind it fail, too. When the last one has ended, the
-    queue pair is connected anew.
+    A failed piece puts the queue pair into the error state, so all later tasks fail as well. When the last of them has
+    ended, the queue pair is connected again.
     """
 
     size: int  # of the queues, in pieces
@@ -35,11 +35,11 @@ class Copier:
         self.size = min(self._qp.sq_entries, self._cq.entries)
         self._tasks: deque[tuple[MemcpyTask, int]] = deque()  # in flight, with the number of their pieces
         self._used = 0
-        self._error: DocaError | None = None  # of the oldest task
+        self._error: DocaError | None = None  # the first error of the oldest task
         self._failed = False
 
     def post(self, task: MemcpyTask, copies: Sequence[tuple[Sge, Sge]]) -> None:
-        """Post pairs of source and target. FullError, and nothing is posted, if there is no room."""
+        """Post pairs of source and target. FullError, with nothing posted, if there is no room or after a failure."""
         if self._failed or self._used + len(copies) > self.size:
             raise FullError(
                 f"{len(copies)} copies, and {self._used} of {self.size} are in flight: make progress, or give more "
@@ -54,7 +54,7 @@ class Copier:
         self._used += len(copies)
 
     def poll(self) -> list[tuple[MemcpyTask, DocaError | None]]:
-        """Take completions. Return the tasks that have ended, with their errors."""
+        """Poll for completions. Return the tasks that have ended, each with its error or None."""
         ended = []
         for done in self._cq.poll(_BATCH):
             if done.status is not WcStatus.SUCCESS:
@@ -71,7 +71,7 @@ class Copier:
         return ended
 
     def fail(self) -> None:
-        """Let everything in flight end with an error."""
+        """Make everything in flight end with an error."""
         self._qp.to_error()
         self._failed = bool(self._tasks)
 

@@ -16,20 +16,20 @@ from .caps import DmaCaps, query_caps
 from .copier import Copier
 from .task import MemcpyTask
 
-_MOST_SLOTS = 1 << 15  # kernels find a slot by 16 bits
+_MOST_SLOTS = 1 << 15  # kernels find a slot with a 16-bit index
 
 
 class Dma(CoreContext):
-    """Copies of memory by the NIC (`doca_dma_create`), for tasks, or for kernels if there is a Gpu.
+    """Memory copies by the NIC (`doca_dma_create`), for kernels if there is a Gpu, and otherwise for tasks.
 
-    `depth`    copies in flight: a list of buffers takes one for each piece. It is rounded up to a power of two
+    `depth`    copies in flight, rounded up to a power of two; a list of buffers takes one copy per piece
     `gpu`      a Gpu whose kernels enqueue copies (`doca_ctx_set_datapath_on_gpu`)
-    `timeout`  seconds after which a wait of a kernel ends with ETIMEDOUT
+    `timeout`  seconds after which a wait in a kernel ends with ETIMEDOUT
 
-    Memory is that of the host or of a GPU, at either end. Tasks take buffers, lists of buffers, memory maps, regions,
+    Source and destination may each be host or GPU memory. Tasks take buffers, lists of buffers, memory maps, regions,
     and any memory that can be registered, such as a NumPy array or a tensor. Kernels take elements of a `BufArray`.
 
-    Pass it to a kernel as an argument, or pass its `device_address`. NotSupportedError if the device has no DMA.
+    Pass the `Dma` or its `device_address` to a kernel. NotSupportedError if the device has no DMA.
     """
 
     _has_gpu_datapath = True
@@ -53,7 +53,7 @@ class Dma(CoreContext):
         undo.callback(setattr, self, "_copier", None)
 
     def _start_on_gpu(self, gpu: Gpu, undo: ExitStack) -> None:
-        """Create a queue for kernels. Its CQ keeps the last completion, as only the last copy of a commit has one."""
+        """Create a queue for kernels. Its CQ is collapsed: only the last copy of a commit makes a completion."""
         queue = gpu.create_qp(self.pd, self._depth, cq_collapsed=True, memcpy=True, timeout=self._timeout)
         undo.callback(queue.close)
         queue.qp.connect(queue.qp)
@@ -73,9 +73,9 @@ class Dma(CoreContext):
 
     @property
     def queue(self) -> ExportedQp:
-        """Return the queue that kernels fill; its `last_error()` says why copies failed.
+        """Return the queue that kernels fill. Its `last_error()` says why copies failed.
 
-        BadStateError unless the context runs, with its data path on a GPU.
+        BadStateError unless the context is running with its data path on a GPU.
         """
         self.check_open()
         if self._queue is None:
@@ -95,18 +95,17 @@ class Dma(CoreContext):
     # --- tasks -------------------------------------------------------------------------------------------------------
 
     def memcpy(self, source: object, destination: object, user_data: object = None) -> MemcpyTask:
-        """Return a task that copies all bytes of `source` to the start of `destination`
-        (`doca_dma_task_memcpy_alloc_init`).
+        """Return a task that copies all bytes of `source` to the start of `destination`.
 
-        Each of them is a `Buf`, the head of a list of them, a `MemoryMap` or another region, or memory, which is
-        registered while the task is in flight. The bytes of a source that is a `Buf` are its data; when the task has
-        ended well, the data of a destination is what was copied. Bytes of the destination that belong to the source,
-        too, may be anything afterwards.
+        `doca_dma_task_memcpy_alloc_init`. Each of the two is a `Buf`, the head of a list of them, a `MemoryMap` or
+        another region, or plain memory, which is registered while the task is in flight. If the source is a `Buf`, its
+        data is copied. If the destination is a `Buf`, its data is what was copied, once the task has succeeded. If the
+        two overlap, the overlapping bytes of the destination are undefined afterwards.
         """
         return MemcpyTask(self, source, destination, user_data)
 
     def post(self, task: MemcpyTask, copies: Sequence[tuple[Sge, Sge]]) -> None:
-        """Post pairs of source and target. FullError: there is no room for all of them. Called by the task."""
+        """Post pairs of source and target. FullError if there is no room for all of them. Called by the task."""
         assert self._copier is not None
         self._copier.post(task, copies)
 

@@ -15,19 +15,19 @@ from .caps import DmaCaps
 
 
 class Copying(TaskOwner, Protocol):
-    """What a copy needs of its context."""
+    """The interface of a context that copies."""
 
     pd: PD
     caps: DmaCaps
 
     def post(self, task: MemcpyTask, copies: Sequence[tuple[Sge, Sge]]) -> None:
-        """Post pairs of source and target. FullError: there is no room for all of them."""
+        """Post pairs of source and target. FullError if there is no room for all of them."""
 
 
 class MemcpyTask(Task):
-    """A copy of the bytes of `source` to `destination` (`doca_dma_task_memcpy`). `Dma.memcpy` makes it.
+    """A copy of the bytes of `source` to `destination` (`doca_dma_task_memcpy`), created by `Dma.memcpy`.
 
-    Both may be set again between two submissions.
+    Both attributes may be changed between two submissions.
     """
 
     source: object
@@ -56,7 +56,7 @@ class MemcpyTask(Task):
 
 
 def _list(what: str, entries: Sequence[Sge], caps: DmaCaps) -> Sequence[Sge]:
-    """Return the entries of a list that the device takes."""
+    """Return a list's entries. InvalidValueError if the device does not accept such a list."""
     if len(entries) > caps.max_buf_list_len:
         raise InvalidValueError(f"the {what} is a list of {len(entries)} buffers: {caps.max_buf_list_len} are possible")
     longest = max(sge.length for sge in entries)
@@ -69,7 +69,7 @@ def _list(what: str, entries: Sequence[Sge], caps: DmaCaps) -> Sequence[Sge]:
 
 
 def pieces(read: Sequence[Sge], written: Sequence[Sge]) -> Iterator[tuple[Sge, Sge]]:
-    """Cut two lists at the borders of both. Return pairs of source and target of the same length."""
+    """Cut two lists at each other's borders. Return pairs of source and target of equal length."""
     at, left = 0, iter(written)
     target = next(left)
     for source in read:

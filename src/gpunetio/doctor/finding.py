@@ -99,7 +99,7 @@ class Finding:
     cure: str = ""  # if empty and something is wrong: the check's own
     reboot: bool | None = None  # None: the check's own
     needs_root: bool = False  # root would find out more
-    brief: bool = False  # nothing is wrong with it, it only does not serve a use: one line, if no use is asked about
+    brief: bool = False  # nothing is wrong, it just does not serve a use: one line, unless a use is asked about
     uses: frozenset[Use] | None = None  # None: the check's own
     check: Check = field(default=None, compare=False)  # type: ignore[assignment]  # `of` sets it
 

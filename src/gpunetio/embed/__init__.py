@@ -1,6 +1,6 @@
-"""Libraries in C that foreign programs load: how they are compiled, and how they join Python or start it.
+"""Build C libraries that foreign programs load, and that join the program's Python or start one.
 
-    building    a C file becomes a shared object, once for this machine
-    python      where this Python is, for a program that has none
-    python.h    what the C files include: it runs a statement in the program's Python, or in one that it starts
+    building    compiles a C file to a shared object, once per machine
+    python      describes this Python to programs that must start it
+    python.h    for the C files: runs a statement in the program's Python, or in one that it starts
 """

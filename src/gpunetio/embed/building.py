@@ -1,4 +1,4 @@
-"""Compiles the C libraries of this package, once for this machine."""
+"""Compile the C libraries of this package, once per machine."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ _CURE = "set XDG_CACHE_HOME to a folder of yours that only you may write"
 
 
 def _digest(source: Path, options: Sequence[str]) -> str:
-    """Return a hash of all that decides what is in the library: the same home may serve several machines."""
+    """Return a hash of everything that determines the library's contents: several machines may share a home directory.
+    """
     headers = sorted({*HEADER.parent.glob("*.h"), *source.parent.glob("*.h")})
     machine = platform.machine(), os.confstr("CS_GNU_LIBC_VERSION") or ""
     parts = [path.read_bytes() for path in (source, *headers)] + ["\0".join((*options, *machine)).encode()]
@@ -30,12 +31,13 @@ def _digest(source: Path, options: Sequence[str]) -> str:
 
 
 def library(name: str, source: Path, user: str, more: Sequence[str] = (), **texts: str) -> Path:
-    """Return the shared object `name` that is compiled from a C file.
+    """Return the shared object `name`, which is compiled from a C file if necessary.
 
     `more` are options of the compiler, `texts` macros that expand to string literals. `user` is the command that needs
     the library, for messages.
+
     NotSupportedError without a C compiler; InitializationError if the compiler fails or cannot write the file;
-    NotPermittedError if another user may put a library of theirs in its place.
+    NotPermittedError if another user could replace the library.
     """
     options = [*_OPTIONS, *more, *(f"-D{macro}={_literal(text)}" for macro, text in texts.items())]
     folder = users_folder()
@@ -53,7 +55,7 @@ def library(name: str, source: Path, user: str, more: Sequence[str] = (), **text
     try:
         make_trusted_folder(made.parent, cure=_CURE)
         with turn_to_make(made, _TIMEOUT):
-            if not _is_whole(made):  # another process may have compiled it meanwhile
+            if not _is_whole(made):  # another process may have compiled it in the meantime
                 write_kept(made, _compiled(compiler, source, options))
     except DocaError:
         raise
@@ -63,7 +65,7 @@ def library(name: str, source: Path, user: str, more: Sequence[str] = (), **text
 
 
 def _is_whole(library: Path) -> bool:
-    """Return whether a library is there, and is as it was written. NotPermittedError if it is not trusted."""
+    """Return whether the library exists and is intact. NotPermittedError if it is not trusted."""
     try:
         read_kept(library, cure=_CURE)
     except NotPermittedError:
@@ -88,5 +90,5 @@ def _compiled(compiler: str, source: Path, options: Sequence[str]) -> bytes:
 
 
 def _literal(text: str) -> str:
-    """Return a string literal of C."""
+    """Return text as a string literal of C."""
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'

@@ -1,4 +1,4 @@
-"""Where this Python is, for programs in other languages that start it."""
+"""Describe this Python to programs in other languages that start it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def shared_library() -> str | None:
 
 
 def how_to_get_one() -> str:
-    """Return how a user gets the shared library of this Python."""
+    """Return instructions to get the shared library of this Python."""
     return (
         f"on Debian or Ubuntu, apt install libpython{sysconfig.get_python_version()}; else build Python with "
         "--enable-shared"
@@ -32,10 +32,10 @@ def how_to_get_one() -> str:
 
 
 def description(path: str | None = None) -> dict[str, str]:
-    """Return what `struct python` in python.h wants to know, by the names of its members.
+    """Return the members of `struct python` in python.h, by name.
 
-    `path` has the entries of `sys.path` where gpunetio and what it needs are found. By default, these are the folder of
-    this package and those of installed packages: they do not depend on the current folder.
+    `path` has the entries of `sys.path` for gpunetio and its dependencies. By default, these are the folder of this
+    package and those of installed packages, which do not depend on the current folder.
     """
     own = str(Path(__file__).parents[2])
     found = [own, *(part for part in sys.path if Path(part).name in _PACKAGES)]

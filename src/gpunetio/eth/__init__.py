@@ -1,6 +1,6 @@
-"""Ethernet: packets in and out of kernels and CPU programs (DOCA Ethernet).
+"""DOCA Ethernet: packets in and out of kernels and CPU programs.
 
-Flow rules lead packets to receive queues, and kernels take them with `device.rxq_recv`:
+Flow rules direct packets to receive queues, and kernels receive them with `device.rxq_recv`:
 
     with gn.open() as ctx, gn.Gpu() as gpu:
         rxq = eth.CyclicRxq(gpu, ctx.create_pd(), max_burst=16384, max_packet=2048)

@@ -1,4 +1,4 @@
-"""What a device can do with Ethernet packets (`doca_eth_rxq_cap_*`, `doca_eth_txq_cap_*`)."""
+"""The Ethernet capabilities of a device (`doca_eth_rxq_cap_*`, `doca_eth_txq_cap_*`)."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from ..verbs import Context
 from ..verbs.device_attr import query_cap
 from ..verbs.ibv.device import needs_devx
 
-LONGEST_PACKET = 1 << 14  # no Ethernet has longer frames
+LONGEST_PACKET = 1 << 14  # no Ethernet frame is longer
 
 
 class WaitOnTime(IntEnum):
-    """enum doca_eth_wait_on_time_type: whether a send queue waits for a time. The numbers are ours."""
+    """enum doca_eth_wait_on_time_type: whether a send queue can wait for a time. The numbers are gpunetio's."""
 
     NONE   = 0
     NATIVE = 1
@@ -28,23 +28,23 @@ class WaitOnTime(IntEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class EthCaps:
-    """What a device can do with Ethernet packets. Counts are of packets or basic blocks, sizes in bytes.
+    """The Ethernet capabilities of a device. Counts are of packets or basic blocks, sizes in bytes.
 
     `max_rx_burst`       packets of a receive queue on the CPU data path, or of a cyclic one without strides
-    `max_cyclic_burst`   packets of a cyclic receive queue with strides; 0 without
+    `max_cyclic_burst`   packets of a cyclic receive queue with strides; 0 without strides
     `max_packet`         the longest packet
     `max_stride`         the longest packet of a queue with strides
     `max_send_depth`     basic blocks of a send queue
-    `checksum`           L3 and L4 checksums of what is sent can be computed
-    `max_lso`            most bytes that one LSO WQE sends; 0 without LSO
-    `multi_packet`       a WQE can hold several packets
-    `wait_on_time`       how a send queue waits for a time
+    `checksum`           whether the device can compute L3 and L4 checksums of sent packets
+    `max_lso`            maximum bytes that one LSO WQE sends; 0 without LSO
+    `multi_packet`       whether a WQE can hold several packets
+    `wait_on_time`       whether, and how, a send queue can wait for a time
     `min_inline`         the headers that every send WQE must contain
-    `mtu`                the port's MTU: most bytes of a frame behind its MAC header and VLAN tags
-    `mac`                the port's MAC, of 6 bytes
-    `real_time_receive`  timestamps of received packets can be seconds and nanoseconds; else they are clock cycles
-    `real_time_send`     the same of completions of sends, and of the times to wait for
-    `clock_khz`          frequency of the clock behind the cycles
+    `mtu`                the port's MTU: maximum bytes of a frame after its MAC header and VLAN tags
+    `mac`                the port's MAC, 6 bytes
+    `real_time_receive`  timestamps of received packets are seconds and nanoseconds; otherwise they are clock cycles
+    `real_time_send`     the same for timestamps of sent packets, and for the times to wait for
+    `clock_khz`          frequency of the clock that counts the cycles
     """
 
     max_rx_burst: int
@@ -65,7 +65,7 @@ class EthCaps:
 
 
 def query_caps(ctx: Context) -> EthCaps:
-    """Query what a device can do with Ethernet packets.
+    """Query the Ethernet capabilities of a device.
 
     NotSupportedError if it has no Ethernet queues: without DEVX, on an InfiniBand port, or on a wire without Ethernet.
     """
@@ -97,7 +97,7 @@ def query_caps(ctx: Context) -> EthCaps:
         multi_packet=bool(offloads["enhanced_multi_pkt_send_wqe"]),
         wait_on_time=WaitOnTime.NATIVE if general["wait_on_time"] else WaitOnTime.NONE,
         min_inline=inline.get(offloads["wqe_inline_mode"], InlineMode.NONE),
-        mtu=vport["mtu"] - VPORT_FRAMING if vport["mtu"] else LONGEST_PACKET,  # 0: the device does not say
+        mtu=vport["mtu"] - VPORT_FRAMING if vport["mtu"] else LONGEST_PACKET,  # 0: the device does not report an MTU
         mac=vport["permanent_address"].to_bytes(8, "big")[2:],
         real_time_receive=general["rq_ts_format"] != TimestampFormats.FREE_RUNNING,
         real_time_send=general["sq_ts_format"] != TimestampFormats.FREE_RUNNING,

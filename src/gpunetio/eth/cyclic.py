@@ -1,4 +1,4 @@
-"""Receive queues on the GPU data path: kernels take packets from a ring that the NIC fills for ever."""
+"""Receive queues on the GPU data path: kernels take packets from a ring that the NIC fills continuously."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ from .layout import cyclic_layout
 from .place import PacketBuffer, Places
 from .rxq import EthRxq
 
-_WORD = 4  # bytes of the doorbell record that count receives
+_WORD = 4  # bytes of the doorbell record's counter of receives
 _MCST_DEPTH = 64
 
 
 class CyclicRxq(KernelQueue, EthRxq):
     """A receive queue for kernels, of type CYCLIC (`doca_eth_rxq_create`, `doca_ctx_set_datapath_on_gpu`).
 
-    Pass it to a kernel as an argument, or pass its `device_address` (`doca_gpu_eth_rxq`). Packet i is in slot i of the
-    buffer, modulo `packets`: `rxq_recv` gives the slots back as soon as it has seen the packets, so a kernel has the
-    time of one lap to read them, before the NIC overwrites them.
+    Pass the queue or its `device_address` (`doca_gpu_eth_rxq`) to a kernel. Packet i is in slot i of the buffer, modulo
+    `packets`. `rxq_recv` gives the slots back as soon as it has seen the packets, so a kernel must read them before the
+    NIC has gone once around the ring and overwrites them.
 
-    `max_burst`      packets of the ring; rounded up to a power of two, and with strides to 1024
-    `max_packet`     bytes of the longest packet: at least the MTU and its headers. A longer one is lost, and others
-                     with it
-    `buffer`         where the packets lie: memory of this Gpu, or a region of `pd` with LOCAL_WRITE, with
-                     `estimate_buffer()` bytes from `offset` on. A region by a dmabuf has iova = the memory's address.
-                     None: new memory of the type `memory`; by default GPU memory if the NIC reaches it, else CPU_GPU
-    `queue_memory`   overrides the GPU's own setting
-    `mem_reg_type`   how the NIC is told of rings in GPU memory, as in `Gpu.create_qp`
-    `mcst`           on GPUs before Hopper: kernels read packets through a queue of their own before they use them
+    `max_burst`      packets of the ring; rounded up to a power of two, and with strides to at least 1024
+    `max_packet`     bytes of the longest packet: at least the MTU and the headers before it. A longer packet is lost,
+                     and others with it
+    `buffer`         memory for the packets: memory of this Gpu, or a region of `pd` with LOCAL_WRITE, with
+                     `estimate_buffer()` bytes from `offset` on. A dmabuf region's iova must be the memory's address.
+                     None: new memory of type `memory`; by default GPU memory if the NIC reaches it, else CPU_GPU
+    `queue_memory`   overrides the Gpu's own setting
+    `mem_reg_type`   how rings in GPU memory are registered with the NIC, as in `Gpu.create_qp`
+    `mcst`           on GPUs before Hopper: before kernels use packets, the NIC reads them through a separate queue pair
                      (`doca_eth_rxq_gpu_enable_mcst_qp`)
-    `queue_id`       the number that flow rules use for the queue
+    `queue_id`       the number by which flow rules name the queue
 
     NotSupportedError if the device has no Ethernet queues, or no queue of this size.
     """
@@ -99,7 +99,7 @@ class CyclicRxq(KernelQueue, EthRxq):
             self._receives = Completions(cq, cq_ring(gpu.backend, cq))
             fill_cq(DEV_CQ.at(image, DEV_ETH_RXQ.cq), gpu.backend, self._receives, undo)
             self._allocate(image.nbytes, places, undo)
-            if not gpu.backend.has_memory:  # its kernels are threads that can sleep, at a word that the NIC reaches
+            if not gpu.backend.has_memory:  # kernels are CPU threads, which can sleep at a word that the NIC reaches
                 row["wakes"] = self._wake_at(cq, self._structure.device_address + DEV_ETH_RXQ.wakeup, undo)
             self._structure.write(image)
             self._attach(undo)
@@ -112,7 +112,7 @@ class CyclicRxq(KernelQueue, EthRxq):
         return cyclic_layout(query_caps(ctx), max_burst, max_packet).nbytes
 
     def _wake_at(self, cq: CQ, word: int, undo: ExitStack) -> bool:
-        """Have the device wake the thread that naps at a word for packets, until `undo`. Return whether it does."""
+        """Make the device wake a thread that sleeps at `word` for packets, until `undo`. Return whether it can."""
         provider = self.ctx.provider
         wakes = provider.wake_at(cq.cqn, word)
         if wakes:
@@ -120,22 +120,22 @@ class CyclicRxq(KernelQueue, EthRxq):
         return wakes
 
     def _companion(self, undo: ExitStack) -> int:
-        """Return the structure of a queue pair that is its own peer, whose requests read memory."""
+        """Create a queue pair that is its own peer, for reads by the NIC. Return its structure's address."""
         companion = self.gpu.create_qp(self.pd, _MCST_DEPTH)
         undo.callback(companion.close)
         companion.connect(companion)
         return companion.device_address
 
     def _begin(self) -> None:
-        """Give the NIC all WQEs, and let packets in."""
+        """Give all WQEs to the NIC, and start receiving."""
         self._record.write(np.array([self._wqes], ">u4").view(np.uint8))
         self._ready()
 
     @deferred()
     def reset(self) -> None:
-        """Move the queue back from ERR to RDY, with all places free. Packets that no kernel has received are lost.
+        """Move the queue from ERR back to RDY, with all slots free. Packets that no kernel has received are lost.
 
-        Indices begin at 0 again. BadStateError while a kernel that was given the queue runs.
+        Indices restart at 0. BadStateError while a kernel that was given the queue runs.
         """
         self._check_reset()
         self._stop()
@@ -147,16 +147,16 @@ class CyclicRxq(KernelQueue, EthRxq):
         self._structure.write(image)
         self._begin()
 
-    # --- what the host learns ----------------------------------------------------------------------------------------
+    # --- what the host can read --------------------------------------------------------------------------------------
 
     def indices(self) -> dict[str, int]:
-        """Return what kernels have counted: packets received, packets too long, WQEs given back to the NIC."""
+        """Return the counts kept by kernels: packets received, packets too long, WQEs given back to the NIC."""
         row = DEV_ETH_RXQ.at(self._read())
         return {"received": int(row["next"]), "too_long": int(row["too_long"]), "given_back": int(row["given_back"])}
 
     def last_error(self) -> QueueError | None:
-        """Return the error completion that has ended a kernel's receive, or None. `index` counts completions.
+        """Return the error completion that ended a kernel's receive, or None. `index` counts completions.
 
-        `reset()` starts the queue again.
+        `reset()` restarts the queue.
         """
         return self._seen_error(self.rqn, DEV_ETH_RXQ.at(self._read()))

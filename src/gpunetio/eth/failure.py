@@ -1,4 +1,4 @@
-"""Why an Ethernet queue has failed."""
+"""The error completions of Ethernet queues."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..verbs.syndromes import meaning_of
 
 @dataclass(frozen=True)
 class QueueError:
-    """An error completion: `index` says of what, `cause` is the device's explanation or the syndrome's meaning."""
+    """An error completion of entry `index`. `cause` is the device's explanation or the syndrome's meaning."""
 
     index: int
     syndrome: int
@@ -22,14 +22,14 @@ class QueueError:
 
     @classmethod
     def in_cqe(cls, ctx: Context, number: int, cqe: np.void, index: int | None = None) -> QueueError:
-        """Return the error that a CQE reports of the queue with this number. Without `index`, the CQE names the WQE."""
+        """Return the error in a CQE of the queue with this number. By default, `index` is the CQE's WQE index."""
         error = ERR_CQE64.at(np.frombuffer(cqe.tobytes(), np.uint8))
         index = int(error["wqe_counter"]) if index is None else index
         return cls.of(ctx, number, index, int(error["syndrome"]), int(error["vendor_err_synd"]))
 
     @classmethod
     def of(cls, ctx: Context, number: int, index: int, syndrome: int, vendor: int) -> QueueError:
-        """Return the error of the queue with this number."""
+        """Return an error of the queue with this number, with its cause looked up."""
         cause = ctx.provider.explain(number, vendor) or meaning_of(syndrome)
         return cls(index, syndrome, vendor, cause)
 

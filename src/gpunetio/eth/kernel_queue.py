@@ -1,4 +1,4 @@
-"""What the queues on the GPU data path have in common: the structure that kernels are given, and their launches."""
+"""The base class of queues on the GPU data path: the structure passed to kernels, and their launches."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from ..verbs import Handle
 from .failure import QueueError
 from .place import Places
 
-_ERROR = "err_index", "err_syndrome", "err_vendor"  # of a kernel's structure: the first error completion it has seen
+_ERROR = "err_index", "err_syndrome", "err_vendor"  # in a kernel's structure: the first error completion it saw
 
 
 class KernelQueue(Handle, ABC):
-    """A queue of a Gpu that kernels take as an argument.
+    """A queue of a Gpu that is passed to kernels as an argument.
 
-    `_longest_wait` is how many seconds a kernel may wait for the queue on its own account.
+    `_longest_wait` is how many seconds a kernel may wait inside a device function of the queue.
     """
 
     gpu: Gpu
@@ -32,13 +32,13 @@ class KernelQueue(Handle, ABC):
     _longest_wait: float = 0.0
 
     def _allocate(self, nbytes: int, places: Places, undo: ExitStack) -> None:
-        """Allocate the structure, whose contents the queue writes."""
+        """Allocate the structure. The queue writes its contents."""
         self._launches = RunningLaunches()
         self._structure = self.gpu.alloc(nbytes, MemType.CPU_GPU if places.cpu_gpu else MemType.GPU)
         undo.callback(self._structure.close)
 
     def _attach(self, undo: ExitStack) -> None:
-        """Let the Gpu close the queue before it closes."""
+        """Register the queue with the Gpu, which then closes the queue before itself."""
         self.gpu.attach(self)
         undo.callback(self._step(KernelQueue._detach))
 
@@ -47,12 +47,14 @@ class KernelQueue(Handle, ABC):
 
     def when_dropped(self) -> None:
         super().when_dropped()
-        self.gpu.dropped.note(self)  # whichever is first
+        self.gpu.dropped.note(self)  # context and Gpu: whichever comes first closes it
 
     @property
     def device_address(self) -> int:
-        """Return the address of the structure that kernels take: a `struct doca_gpu_eth_rxq *`
-        (`doca_eth_rxq_get_gpu_handle`) or a `struct doca_gpu_eth_txq *` (`doca_eth_txq_get_gpu_handle`).
+        """Return the address of the structure that kernels take.
+
+        It is a `struct doca_gpu_eth_rxq *` (`doca_eth_rxq_get_gpu_handle`) or a `struct doca_gpu_eth_txq *`
+        (`doca_eth_txq_get_gpu_handle`).
         """
         self.check_open()
         return self._structure.device_address
@@ -62,7 +64,7 @@ class KernelQueue(Handle, ABC):
         self.check_open()
 
     def used_by(self, launch: Launch) -> None:
-        """Keep the queue open while `launch`, which has it as an argument, runs."""
+        """Keep the queue open while `launch` runs, which has it as an argument."""
         self._launches.add(launch)
 
     def wait_idle(self) -> None:
@@ -70,7 +72,7 @@ class KernelQueue(Handle, ABC):
         super().wait_idle()
 
     def _check_reset(self) -> None:
-        """Raise BadStateError unless the queue is open and no kernel that was given it runs."""
+        """Raise BadStateError unless the queue is open and no kernel that was given the queue runs."""
         self.check_open()
         self._launches.check_none(f"{self} cannot be reset")
 
@@ -82,7 +84,7 @@ class KernelQueue(Handle, ABC):
         return self._structure.read()
 
     def _seen_error(self, number: int, row: NDArray[np.void]) -> QueueError | None:
-        """Return the error of queue `number` that a kernel has noted in a row of the structure, or None."""
+        """Return the error of queue `number` that a kernel has recorded in a row of the structure, or None."""
         if not row["err_syndrome"]:
             return None
         return QueueError.of(self.ctx, number, *(int(row[name]) for name in _ERROR))

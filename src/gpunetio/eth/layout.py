@@ -1,4 +1,4 @@
-"""How the packets of a receive queue lie in its buffer, and which WQEs lead there."""
+"""The layout of a receive queue's packets in its buffer, and the WQEs that point there."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from ..formats.wqe import DATA_SEG, MIN_STRIDE_LOG, MIN_STRIDES_LOG, SEGMENT, ST
 from ..memory import PAGE, round_up
 from .caps import EthCaps
 
-_LEAST_WQES = 2  # so that the NIC has one while packets of the other are taken
+_LEAST_WQES = 2  # the NIC fills one while the packets of the other are taken
 
 
 @dataclass(frozen=True)
 class CyclicLayout:
-    """A ring of `packets` slots of 2^`slot_log` bytes. `strides_log` is the logarithm of the slots of a WQE.
+    """A ring of `packets` slots of 2^`slot_log` bytes. `strides_log` is the logarithm of the slots per WQE.
 
-    A striding queue has many slots in the buffer of a WQE, one stride each. Otherwise each WQE has one slot.
+    In a striding queue, a WQE's buffer has many slots, one stride each. In other queues it has one slot.
     """
 
     packets: int
@@ -31,7 +31,7 @@ class CyclicLayout:
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes of all slots, in whole pages."""
+        """Return the bytes of all slots, rounded up to whole pages."""
         return round_up(self.packets << self.slot_log, PAGE)
 
     @property
@@ -45,18 +45,18 @@ class CyclicLayout:
         return STRIDING_WQE if self.striding else SEGMENT
 
     def fields(self) -> Fields:
-        """Return the fields of the WQ."""
+        """Return the WQ context's fields for this layout."""
         found: Fields = {
             "wq_type": WqType.CYCLIC_STRIDING if self.striding else WqType.CYCLIC,
             "log_wq_sz": self.wqes.bit_length() - 1, "log_wq_stride": self.wqe_bytes.bit_length() - 1,
         }  # fmt: skip
-        if self.striding:  # the number of strides is a signed number of 4 bits
+        if self.striding:  # log_wqe_num_of_strides is a signed 4-bit number
             found["log_wqe_num_of_strides"] = self.strides_log - MIN_STRIDES_LOG & 0xF
             found["log_wqe_stride_size"] = self.slot_log - MIN_STRIDE_LOG
         return found
 
     def ring(self, address: int, lkey: int) -> np.ndarray:
-        """Return the WQEs that lead to packets from `address` on: each to the next part of the buffer."""
+        """Return the WQEs of a buffer that starts at `address`. Each points to the next part of the buffer."""
         size = 1 << self.slot_log + self.strides_log
         wqes = np.zeros((self.wqes, self.wqe_bytes), np.uint8)
         rows = wqes[:, -SEGMENT:].copy().view(DATA_SEG.dtype)[:, 0]
@@ -69,7 +69,7 @@ class CyclicLayout:
 def cyclic_layout(caps: EthCaps, max_burst: int, max_packet: int) -> CyclicLayout:
     """Return the layout of a ring of at least `max_burst` packets of up to `max_packet` bytes.
 
-    Packets that fit into a stride share a WQE with others. NotSupportedError for more than the device can have.
+    Packets that fit into a stride share WQEs. NotSupportedError for more than the device supports.
     """
     if (max_burst := whole("max_burst", max_burst)) < 1:
         raise InvalidValueError(f"max_burst = {max_burst}: a queue has room for one packet at least")
@@ -86,21 +86,21 @@ def cyclic_layout(caps: EthCaps, max_burst: int, max_packet: int) -> CyclicLayou
 
 @dataclass(frozen=True)
 class PoolLayout:
-    """A pool of `slots` slots of `slot` bytes: headroom, a packet, tailroom."""
+    """A pool of `slots` slots of `slot` bytes, each with headroom, a packet and tailroom."""
 
     slots: int
     slot: int
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes of all slots, in whole pages."""
+        """Return the bytes of all slots, rounded up to whole pages."""
         return round_up(self.slots * self.slot, PAGE)
 
 
 def pool_layout(
     max_burst: int, max_packet: int, rate: int, max_time: int, headroom: int, tailroom: int
 ) -> PoolLayout:
-    """Return the layout of a managed pool: room for a burst, and for what arrives while a program holds packets.
+    """Return the layout of a managed pool: room for a burst, and for what arrives while the program holds packets.
 
     `rate` is in Mbit/s and `max_time` in microseconds, so their product is in bits.
     """

@@ -1,4 +1,4 @@
-"""The place of what an Ethernet queue needs: rings, records and packets, in host memory or in memory of a GPU."""
+"""Memory for Ethernet queues: rings, doorbell records and packets, in host or GPU memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ logger: logging.Logger = logging.getLogger("gpunetio.eth")
 
 
 class Places:
-    """Where the rings of one queue on the GPU data path lie. `undo` frees them."""
+    """Places the rings of one queue on the GPU data path. `undo` frees them."""
 
     cpu_gpu: bool
 
@@ -34,31 +34,31 @@ class Places:
         self._rings = Rings(gpu, pd.ctx, ways(gpu, pd.ctx, self.cpu_gpu, kind), undo)
 
     def cq(self, what: str, entries: int, overrun: CqOverrun, uar: UAR | None = None) -> CQ:
-        """Return a CQ that kernels read."""
+        """Create a CQ for kernels to read."""
         place = self._rings.cq(what, entries)
         cq = self._ctx.create_cq(entries, overrun=overrun, external_datapath=True, external_uar=uar, **place)
         self._undo.callback(cq.close)
         return cq
 
     def ring(self, what: str, nbytes: int, record_in_host: bool) -> Ring:
-        """Return a ring of `nbytes` with a doorbell record, in host memory if the CPU keeps it."""
+        """Create a ring of `nbytes` with a doorbell record, which is in host memory if the CPU updates it."""
         if self._rings.made_by_verbs:
             return internal_ring(self._ctx, self._undo, nbytes)
         return external_ring(*self._rings.places(what, nbytes, record_in_host), nbytes)
 
     def span(self, ring: Ring, nbytes: int) -> Span:
-        """Return a ring as the host writes it and kernels reach it."""
+        """Return a ring as a span, which the host can write and kernels can reach."""
         return Span(self._gpu.backend, ring.address, nbytes, ring.lies_in)
 
     def record(self, ring: Ring, at: int, nbytes: int) -> Span:
-        """Return a part of a ring's doorbell record."""
+        """Return part of a ring's doorbell record as a span."""
         return Span(self._gpu.backend, ring.dbr_address + at, nbytes, ring.dbr_lies_in)
 
 
 class PacketBuffer:
-    """Memory of packets: its region, and the address of the first packet, for the NIC and for kernels.
+    """Memory for packets: its region, and the address of the first packet for the NIC and for kernels.
 
-    `memory` is None if a region was given.
+    `memory` is None if the caller gave a region.
     """
 
     region: MR
@@ -88,9 +88,9 @@ class PacketBuffer:
 
 
 def _mapped(gpu: Gpu, region: MR, offset: int, nbytes: int, undo: ExitStack) -> int:
-    """Return the address for kernels of a place in a user's region.
+    """Return the kernels' address of a place in the user's region.
 
-    Memory that the CPU does not reach is a GPU's, which keys address by its own addresses.
+    Memory that the CPU cannot reach is GPU memory, and its keys use its own addresses.
     """
     here = region.address + offset
     if is_accessible(here, nbytes, True):
@@ -101,7 +101,7 @@ def _mapped(gpu: Gpu, region: MR, offset: int, nbytes: int, undo: ExitStack) -> 
 
 
 def check_buffer(pd: PD, buffer: MR, offset: int, nbytes: int) -> MR:
-    """Return a region of the user for `nbytes` of packets from `offset` on. InvalidValueError if it does not fit."""
+    """Return the user's region, checked to hold `nbytes` of packets at `offset`. InvalidValueError if it cannot."""
     if instance("buffer", buffer, MR).pd is not pd:
         raise InvalidValueError(f"buffer = {buffer} belongs to {buffer.pd}: register the memory in {pd}")
     if Access.LOCAL_WRITE not in buffer.access:
@@ -115,7 +115,7 @@ def check_buffer(pd: PD, buffer: MR, offset: int, nbytes: int) -> MR:
 
 
 def _kind(gpu: Gpu, pd: PD, asked: MemType | None) -> MemType:
-    """Return the kind of new memory for packets: by default GPU memory, if the NIC itself reaches that."""
+    """Return the kind of new packet memory: by default GPU memory if the NIC reaches that, else CPU_GPU."""
     if asked is not None:
         return member("memory", asked, MemType)
     near = gpu.queue_memory != "cpu_gpu" and pd.ctx.provider.reaches_gpu_memory
@@ -123,7 +123,7 @@ def _kind(gpu: Gpu, pd: PD, asked: MemType | None) -> MemType:
 
 
 def _region_of(gpu: Gpu, pd: PD, memory: GpuMemory) -> MR:
-    """Register memory: GPU memory by a dmabuf, or else, like all other memory, by its address."""
+    """Register memory: GPU memory through a dmabuf if possible, any other memory by its address."""
     if memory.kind is MemType.GPU and pd.ctx.provider.reaches_gpu_memory and gpu.backend.has_memory:
         try:
             fd = gpu.dmabuf_fd(memory)

@@ -1,4 +1,4 @@
-"""Completions of Ethernet queues as the CPU reads them."""
+"""Read the completions of Ethernet queues on the CPU."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from ..verbs.devx.ring import doorbells
 
 _Found = TypeVar("_Found")
 
-_NAP = 50e-6  # seconds between two looks, when nothing has come
+_NAP = 50e-6  # seconds to sleep between two polls that find nothing
 
 
 class CqReader:
-    """A CQ of one Ethernet queue, whose ring this process reads. Its `cq` is for nobody else.
+    """The CQ of one Ethernet queue, whose ring this process reads. Nothing else may read `cq`.
 
-    With a channel, the device reports a completion there, once for each `request_event`.
+    With a channel, the device reports a completion there, once per `request_event`.
     """
 
     cq: CQ
@@ -51,7 +51,7 @@ class CqReader:
         return found
 
     def wait(self, deadline: float) -> bool:
-        """Wait for a new CQE. Return whether there is one before `deadline`, of `time.monotonic()`."""
+        """Wait for a new CQE. Return whether one arrived before `deadline`, a time of `time.monotonic()`."""
         cq = self.cq
         while not self._doorbells.arrived(cq.ring_address, CQE_SHIFT, self._log, self._taken, 1):
             left = deadline - time.monotonic()
@@ -61,7 +61,7 @@ class CqReader:
         return True
 
     def collect(self, take: Callable[[int], list[_Found]], most: int, least: int, timeout: float) -> list[_Found]:
-        """Return what `take` makes of CQEs, up to `most`: at least `least`, or as many as came in `timeout` seconds."""
+        """Collect up to `most` results of `take`: at least `least`, or as many as came in `timeout` seconds."""
         most, end = within("most", most, 1, 1 << 31), deadline(timeout)
         least = within("least", least, 1, most)
         found: list[_Found] = []
@@ -71,7 +71,7 @@ class CqReader:
                 return found
 
     def request_event(self, queue: object) -> None:
-        """Request one event on the channel, at the next completion of the queue that has not been taken."""
+        """Request one event on the channel for the queue's next completion that has not been taken."""
         cq = self.cq
         if cq.channel is None:
             raise BadStateError(f"{queue} has no completion channel: create it with channel=")

@@ -1,4 +1,4 @@
-"""Receive queues on the CPU data path: buffers of the program, or a pool that the queue manages."""
+"""Receive queues on the CPU data path, with the program's buffers or with a managed pool of buffers."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from .reader import CqReader
 from .received import ManagedPacket, PacketInfo, Received
 from .rxq import EthRxq
 
-_LONGEST_ROOM = 1 << 12  # headroom and tailroom
-_What = TypeVar("_What")  # what a posted receive is to the queue
+_LONGEST_ROOM = 1 << 12  # maximum bytes of headroom and of tailroom
+_What = TypeVar("_What")  # what the queue stores about a posted receive
 _Packet = TypeVar("_Packet")
 
 
 class CpuRxq(EthRxq, Generic[_What, _Packet]):
-    """A receive queue whose ring this process fills: one buffer for each packet.
+    """A receive queue whose ring this process fills, with one buffer per packet.
 
-    `max_burst` is the most receives that can be posted.
+    `max_burst` is the maximum number of posted receives.
     """
 
     max_burst: int
@@ -67,7 +67,7 @@ class CpuRxq(EthRxq, Generic[_What, _Packet]):
         self._ready()
 
     def _put(self, what: _What, address: int, lkey: int, nbytes: int) -> None:
-        """Write a WQE into the next slot of the ring, under the lock. There is one."""
+        """Write a WQE into the next slot of the ring, which must be free. The caller holds the lock."""
         slot = self._producer & self.max_burst - 1
         self._wqes[slot] = nbytes, lkey, address
         self._posted[slot] = what
@@ -78,11 +78,11 @@ class CpuRxq(EthRxq, Generic[_What, _Packet]):
 
     @property
     def posted(self) -> int:
-        """Return how many receives wait for a packet, as far as completions were taken."""
+        """Return how many receives are posted and have not been taken as completed."""
         return self._producer - self._consumer
 
     def receive(self, most: int = 64, *, least: int = 1, timeout: float) -> list[_Packet]:
-        """Return up to `most` packets, oldest first: at least `least` of them, or as many as came in `timeout` seconds.
+        """Return up to `most` packets, oldest first: at least `least`, or as many as came in `timeout` seconds.
 
         A batch of managed receives (`doca_eth_rxq_event_batch_managed_recv`) is `least` to `most` packets.
         """
@@ -91,7 +91,7 @@ class CpuRxq(EthRxq, Generic[_What, _Packet]):
 
     @deferred()
     def _take(self, most: int) -> list[_Packet]:
-        """Complete receives that the device has completed. One of the pool that has failed is no packet."""
+        """Take completed receives. A failed receive of the pool yields no packet."""
         found = []
         with self._lock:
             for cqe in self._reader.take(most):
@@ -106,29 +106,30 @@ class CpuRxq(EthRxq, Generic[_What, _Packet]):
 
     def _failed(self, cqe: np.void) -> QueueError:
         failed = QueueError.in_cqe(self.ctx, self.rqn, cqe)
-        if failed.syndrome != Syndrome.LOCAL_LENGTH:  # after a packet that is too long the queue goes on
+        if failed.syndrome != Syndrome.LOCAL_LENGTH:  # the queue keeps running after a packet that is too long
             self._failure = self._failure or failed
         return failed
 
     @abstractmethod
     def _packet(self, what: _What, cqe: np.void, failed: QueueError | None) -> _Packet | None:
-        """Return what a receive has become, under the lock."""
+        """Return the result of a receive, or None. The caller holds the lock."""
 
     def last_error(self) -> QueueError | None:
-        """Return the error that moved the queue to ERR, as far as completions were taken, or None."""
+        """Return the first error found among the completions taken, which moved the queue to ERR, or None."""
         return self._failure
 
     def req_notify(self) -> None:
-        """Request one event on the channel at the next completion that was not taken (`doca_pe_request_notification`).
+        """Request one event on the channel for the next completion not taken (`doca_pe_request_notification`).
 
-        The channel's `get_event()` returns the queue's `cq`; acknowledge it there. BadStateError without a channel.
+        The channel's `get_event()` returns the queue's `cq`: acknowledge the event there. BadStateError without a
+        channel.
         """
         self.check_open()
         self._reader.request_event(self)
 
     @deferred()
     def reset(self) -> None:
-        """Move the queue back from ERR to RDY, with nothing posted. Completions that were not taken are lost."""
+        """Move the queue from ERR back to RDY, with nothing posted. Completions that were not taken are lost."""
         self.check_open()
         with self._lock:
             self._stop()
@@ -142,16 +143,16 @@ class CpuRxq(EthRxq, Generic[_What, _Packet]):
             self._start()
 
     def _start(self) -> None:
-        """Post what the queue posts by itself, under the lock."""
+        """Post the receives that the queue posts by itself. The caller holds the lock."""
 
 
 class RegularRxq(CpuRxq[tuple[object, int], Received]):
-    """A receive queue with buffers of the program, of type REGULAR: `post` one for each packet, then `receive`.
+    """A receive queue with the program's buffers, of type REGULAR: `post` one buffer per packet, then `receive`.
 
-    `max_burst`    receives that can wait at a time; rounded up to a power of two
-    `max_packet`   the least bytes of a buffer
+    `max_burst`    maximum number of waiting receives; rounded up to a power of two
+    `max_packet`   minimum bytes of a buffer
     `channel`      reports completions after `req_notify()`
-    `queue_id`     the number that flow rules use for the queue
+    `queue_id`     the number by which flow rules name the queue
     """
 
     def __init__(
@@ -167,9 +168,9 @@ class RegularRxq(CpuRxq[tuple[object, int], Received]):
     def post(self, region: MR, offset: int = 0, nbytes: int | None = None, *, context: object = None) -> None:
         """Post a buffer of `nbytes`, by default `max_packet`, at `offset` in a region (`doca_eth_rxq_task_recv`).
 
-        The region stays open until the receive has completed. InvalidValueError for a buffer outside the region, one
-        that is shorter than `max_packet`, or a region of another domain; FullError if `max_burst` receives wait;
-        BadStateError if the queue has failed.
+        Keep the region open until the receive has completed. InvalidValueError for a buffer that is outside the region
+        or shorter than `max_packet`, or for a region of another protection domain; FullError if `max_burst` receives
+        are posted; BadStateError if the queue has failed.
         """
         self.check_open()
         nbytes = self.max_packet if nbytes is None else whole("nbytes", nbytes)
@@ -191,18 +192,19 @@ class RegularRxq(CpuRxq[tuple[object, int], Received]):
 
 
 class ManagedRxq(CpuRxq[int, ManagedPacket]):
-    """A receive queue with a pool of buffers that it manages, of type MANAGED_MEMPOOL: `receive` returns packets, and
-    the program releases each.
+    """A receive queue that manages a pool of buffers, of type MANAGED_MEMPOOL.
+
+    `receive` returns packets, and the program releases each one.
 
     `max_burst`, `max_packet`, `channel`, `queue_id` are as for `RegularRxq`, and:
 
-    `headroom`, `tailroom`   bytes that stay free before and behind each packet
-    `rate`, `max_time`       Mbit/s that arrive, and microseconds for which the program keeps a packet: the pool has
-                             room for what arrives meanwhile, besides a burst
-    `buffer`                 a region of `pd` in memory of the CPU, with LOCAL_WRITE and `estimate_buffer()` bytes from
+    `headroom`, `tailroom`   bytes that stay free before and after each packet
+    `rate`, `max_time`       expected Mbit/s, and microseconds for which the program holds a packet: the pool has room
+                             for the packets that arrive in that time, in addition to a burst
+    `buffer`                 a region of `pd` in CPU memory, with LOCAL_WRITE and `estimate_buffer()` bytes from
                              `offset` on; None: new memory
 
-    Packets that are too long are dropped. `region` holds all packets, for sending them on.
+    Packets that are too long are dropped. `region` holds all packets, so that they can be sent on.
     """
 
     region: MR
@@ -238,7 +240,7 @@ class ManagedRxq(CpuRxq[int, ManagedPacket]):
                 array = _bytes(buffer, offset, layout.nbytes)
             self._first = self.region.iova + offset
             self._slots = array[: layout.slots * layout.slot].reshape(-1, layout.slot)
-            self._held: set[int] = set()  # slots of packets that were not released
+            self._held: set[int] = set()  # slots of packets that are not released yet
             self._open_queue(channel, undo)
             self._start()
             self._opened(f"managed receive queue {self.rqn:#x} of {self.ctx.name}", undo)
@@ -256,7 +258,7 @@ class ManagedRxq(CpuRxq[int, ManagedPacket]):
         self._fill()
 
     def _fill(self) -> None:
-        """Post free slots, as many as the ring has room for, unless the queue has failed."""
+        """Post as many free slots as the ring has room for, unless the queue has failed."""
         room = 0 if self._failure else min(self.max_burst - self.posted, len(self._free))
         for slot in self._free[:room]:
             at = self._first + slot * self._slots.shape[1] + self._headroom
@@ -271,7 +273,7 @@ class ManagedRxq(CpuRxq[int, ManagedPacket]):
             self._fill()
             return None
         self._held.add(what)
-        self._fill()  # with slots for which the ring had no room
+        self._fill()  # the ring has room again for a slot that was left over
         return ManagedPacket(
             self._slots[what], self._headroom, int(cqe["byte_cnt"]), PacketInfo.of(cqe),
             lambda: self._release_slot(what),
@@ -293,7 +295,7 @@ def _pool(burst: int, packet: int, headroom: int, tailroom: int, rate: int, max_
 
 
 def _bytes(region: MR, offset: int, nbytes: int) -> NDArray[np.uint8]:
-    """Return a part of a region that the CPU reaches."""
+    """Return part of a region that the CPU can access. InvalidValueError if the CPU cannot."""
     address = region.address + offset
     if not is_accessible(address, nbytes, True):
         raise InvalidValueError(f"buffer = {region}: packets of a CPU program lie in memory of the CPU")

@@ -1,4 +1,4 @@
-"""A received packet as a CPU program sees it."""
+"""A received packet, as a CPU program sees it."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _CHECKS = int(sum(RxChecksum))
 
 @dataclass(frozen=True, slots=True)
 class PacketInfo:
-    """What the device tells of a packet. VLAN tags stay in it.
+    """What the device reports about a packet. VLAN tags stay in the packet.
 
-    `timestamp`   its clock at the arrival: cycles, or with `caps.real_time_receive` seconds << 32 | nanoseconds
-    `rx_hash`     hash by which RSS chose the queue
-    `flow_tag`    tag of the flow rule that led here; 0 is none
+    `timestamp`   time of arrival: cycles, or with `caps.real_time_receive` seconds << 32 | nanoseconds
+    `rx_hash`     the hash by which RSS chose the queue
+    `flow_tag`    tag of the flow rule that matched; 0 for none
     `metadata`    register that flow rules have set
-    `checks`      which checksums the device has found to be right
+    `checks`      the checksums that the device has verified
     """
 
     timestamp: int
@@ -36,7 +36,7 @@ class PacketInfo:
 
     @classmethod
     def of(cls, cqe: np.void) -> PacketInfo:
-        """Return what a CQE tells."""
+        """Read the information from a CQE."""
         return cls(
             int(cqe["timestamp"]), int(cqe["rss_hash_result"]), int(cqe["sop_drop_qpn"]) & FLOW_TAG_MASK,
             int(cqe["imm_inval_pkey"]), RxChecksum(int(cqe["hds_ip_ext"]) & _CHECKS),
@@ -45,10 +45,10 @@ class PacketInfo:
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A receive that has completed (`doca_eth_rxq_task_recv_get_*`).
+    """A completed receive (`doca_eth_rxq_task_recv_get_*`).
 
-    `context` is that of its `post`, `nbytes` the length of the packet. With an `error`, there is no packet: `nbytes` is
-    0 and `info` is None.
+    `context` was given to `post`, `nbytes` is the length of the packet. With an `error`, there is no packet: `nbytes`
+    is 0 and `info` is None.
     """
 
     context: object
@@ -58,10 +58,10 @@ class Received:
 
 
 class ManagedPacket:
-    """A packet in the buffer of a `ManagedRxq`, until it is released (`doca_eth_rxq_event_managed_recv`).
+    """A packet in a buffer of a `ManagedRxq`, until it is released (`doca_eth_rxq_event_managed_recv`).
 
-    `data` are its bytes, `buffer` the same with headroom and tailroom; both can be changed in place. A packet is a
-    context manager, which releases it.
+    `data` is the packet's bytes, `buffer` the same with headroom and tailroom; both can be changed in place. The packet
+    is a context manager that releases it.
     """
 
     nbytes: int
@@ -90,7 +90,7 @@ class ManagedPacket:
 
     @property
     def address(self) -> int:
-        """Return where the packet lies, for work requests with the key of the queue's `region`."""
+        """Return the packet's address, for work requests with the key of the queue's `region`."""
         return int(self.data.ctypes.data)
 
     def release(self) -> None:

@@ -1,4 +1,4 @@
-"""Receive queues of Ethernet packets: what the three types have in common."""
+"""The base class of the three types of receive queues for Ethernet packets."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from ..verbs.devx.ring import Ring
 from ..verbs.devx.tir import create_tir
 from .caps import EthCaps, query_caps
 
-SHORTEST_PACKET = 64  # IEEE 802.3: a frame with its check sequence
+SHORTEST_PACKET = 64  # IEEE 802.3: the minimum frame, with its check sequence
 _LAST_QUEUE_ID = 0xFFFF
 
 
 class EthRxq(Handle, ABC):
-    """A receive queue of Ethernet packets (`doca_eth_rxq`): RQ number `rqn`, behind the TIR number `tirn`.
+    """A receive queue of Ethernet packets (`doca_eth_rxq`): RQ number `rqn`, reached through the TIR number `tirn`.
 
-    It receives what flow rules lead to its TIR. A rule that leads there uses the queue, which cannot be closed before.
+    It receives the packets that flow rules direct to its TIR. The queue cannot be closed before those rules.
 
     `max_packet`   bytes of the longest packet that it receives
-    `cq`           where packets complete
-    `caps`         what the device can do
+    `cq`           the CQ where packets complete
+    `caps`         the device's capabilities
     """
 
     _rank = 0
@@ -54,7 +54,7 @@ class EthRxq(Handle, ABC):
             yield f"queue_id {self._queue_id}"
 
     def _create(self, cq: CQ, ring: Ring, wq: Fields, undo: ExitStack) -> None:
-        """Create RQ and TIR. `wq` has the fields of the ring's WQEs; the RQ is in RST."""
+        """Create the RQ, in RST, and its TIR. `wq` has the WQ context's fields for the ring's WQEs."""
         devx, self.cq, self._ring = self.ctx.devx, cq, ring
         real_time = self.caps.real_time_receive
         self._rq = devx.create(
@@ -74,7 +74,7 @@ class EthRxq(Handle, ABC):
         self.rqn, self.tirn = self._rq.number, self._tir.number
 
     def _stop(self) -> None:
-        """Move the RQ to RST, in which nothing arrives and the device forgets its position."""
+        """Move the RQ to RST, where it receives nothing and the device forgets its position."""
         self._rq.modify(Opcode.MODIFY_RQ, rq_state=self.state, ctx={"state": QueueState.RST})
 
     def _ready(self) -> None:
@@ -90,21 +90,21 @@ class EthRxq(Handle, ABC):
 
     @property
     def rq(self) -> DevxObject:
-        """Return the RQ, for commands of your own."""
+        """Return the RQ, for commands of your choice."""
         self.check_open()
         return self._rq
 
     @property
     def state(self) -> QueueState:
-        """Return the state of the RQ that the device reports: memory that it may not write moves it to ERR."""
+        """Return the RQ's state on the device. A write to memory that the RQ may not access moves it to ERR."""
         self.check_open()
         return QueueState(self._rq.query()["ctx"]["state"])
 
     @property
     def queue_id(self) -> int | None:
-        """Return the number that flow rules use for the queue (`doca_eth_rxq_apply_queue_id`); None without.
+        """Return the number by which flow rules name the queue (`doca_eth_rxq_apply_queue_id`), or None.
 
-        A program chooses it, 0 … 65535. InUseError if another open queue of the context has it.
+        Set it to a number from 0 to 65535. InUseError if another open queue of the context has that number.
         """
         return self._queue_id
 
@@ -122,7 +122,7 @@ class EthRxq(Handle, ABC):
 
 
 def rxq_of(ctx: Context, queue_id: int) -> EthRxq:
-    """Return the open receive queue of a context with this `queue_id`. NotFoundError if there is none."""
+    """Return the context's open receive queue with this `queue_id`. NotFoundError if there is none."""
     for queue in _queues(ctx):
         if queue.queue_id == queue_id:
             return queue

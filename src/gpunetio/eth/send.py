@@ -1,4 +1,4 @@
-"""Send queues on the CPU data path: a program posts packets, and takes their completions."""
+"""Send queues on the CPU data path: the program posts packets and takes their completions."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ from .failure import QueueError
 from .reader import CqReader
 from .sq import SendQueue
 
-_CONTROL = struct.Struct(">IIBHBI")  # of CTRL_SEG
-_ETHERNET = struct.Struct(">4xBxHIH")  # of ETH_SEG, before inline headers
+_CONTROL = struct.Struct(">IIBHBI")  # CTRL_SEG
+_ETHERNET = struct.Struct(">4xBxHIH")  # ETH_SEG up to the inline headers
 _DATA = struct.Struct(">IIQ")
-_INLINE_AT = ETH_SEG.inline_hdr_start  # where inline headers begin in the Ethernet segment
-_INLINE = 18  # bytes of headers in a WQE that must have some: those of a frame with a VLAN tag
+_INLINE_AT = ETH_SEG.inline_hdr_start  # offset of the inline headers in the Ethernet segment
+_INLINE = 18  # header bytes in each WQE, if the device needs some: a MAC header with one VLAN tag
 _SIGNALLED = CompletionMode.ALWAYS << CE_SHIFT
-_TAGS = 2 * VLAN_TAG.size  # bytes of VLAN tags that do not count towards the MTU (IEEE 802.3 3.2.7)
+_TAGS = 2 * VLAN_TAG.size  # maximum bytes of VLAN tags, which don't count towards the MTU (IEEE 802.3 3.2.7)
 _TAGGED = ETHER_TYPE_VLAN, ETHER_TYPE_SERVICE_VLAN
-_MOST_HEADERS = 1 << 9  # bytes of headers of an LSO packet
+_MOST_HEADERS = 1 << 9  # maximum header bytes of an LSO packet
 _LARGEST_MSS = (1 << 14) - 1
 
 
 @dataclass(frozen=True, slots=True)
 class Packet:
-    """`nbytes` at `offset` of a region: an Ethernet frame without its check sequence, or with `headers` a payload.
+    """`nbytes` at `offset` of a region: a frame without its check sequence, or with `headers`, a payload for LSO.
 
-    `headers`   of LSO: Ethernet, IP and TCP headers of every packet that the device makes of the payload
-    `mss`       of LSO: most bytes of payload in a packet
-    `context`   what the completion returns
+    `headers`   for LSO: the Ethernet, IP and TCP headers of every packet that the device makes from the payload
+    `mss`       for LSO: maximum payload bytes per packet
+    `context`   returned with the completion
     """
 
     region: MR
@@ -57,7 +57,7 @@ class Packet:
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """A packet that was sent, or has failed. `timestamp` is the device's clock then; None of one that has failed."""
+    """A packet that was sent or has failed. `timestamp` is the device's clock at completion, or None on failure."""
 
     context: object
     timestamp: int | None
@@ -69,7 +69,7 @@ class CpuTxq(SendQueue):
 
     `max_burst`        packets that can wait at a time; an LSO packet takes more room
     `checksum`         the device computes L3 and L4 checksums of every packet
-    `max_lso_headers`  most bytes of headers of an LSO packet; 0 without LSO
+    `max_lso_headers`  maximum header bytes of an LSO packet; 0 without LSO
     `channel`          reports completions after `req_notify()`
     """
 
@@ -86,7 +86,7 @@ class CpuTxq(SendQueue):
             raise NotSupportedError(f"max_lso_headers: {self.ctx} has no LSO")
         self.max_lso_headers = headers
         self._lock = threading.Lock()
-        self._posted: list[tuple[object, int]] = [(None, 0)] * self.depth  # context and blocks, by the first block
+        self._posted: list[tuple[object, int]] = [(None, 0)] * self.depth  # context and blocks, by first block
         self._producer = self._consumer = 0
         self._failure: QueueError | None = None
         with ExitStack() as undo:
@@ -103,7 +103,7 @@ class CpuTxq(SendQueue):
     def send(self, region: MR, offset: int = 0, nbytes: int | None = None, *, context: object = None) -> None:
         """Send a frame of `nbytes`, by default the rest of the region (`doca_eth_txq_task_send`).
 
-        Errors are those of `post`.
+        Errors are as in `post`.
         """
         nbytes = instance("region", region, MR).nbytes - whole("offset", offset) if nbytes is None else nbytes
         self.post([Packet(region, offset, nbytes, context)])
@@ -112,17 +112,17 @@ class CpuTxq(SendQueue):
         self, headers: bytes, region: MR, offset: int = 0, nbytes: int | None = None, *, mss: int,
         context: object = None,
     ) -> None:  # fmt: skip
-        """Send a payload as packets of up to `mss` bytes behind these headers (`doca_eth_txq_task_lso_send`)."""
+        """Send a payload in packets of up to `mss` bytes, each after these headers (`doca_eth_txq_task_lso_send`)."""
         nbytes = instance("region", region, MR).nbytes - whole("offset", offset) if nbytes is None else nbytes
         self.post([Packet(region, offset, nbytes, context, bytes(headers), mss)])
 
     @deferred()
     def post(self, packets: Iterable[Packet]) -> None:
-        """Send packets with one doorbell (`doca_eth_txq_task_batch_send`, `…_batch_lso_send`): all, or none.
+        """Send all the packets, or none, with one doorbell (`doca_eth_txq_task_batch_send`, `…_batch_lso_send`).
 
-        The regions stay open until the packets have completed. InvalidValueError for a place outside a region, or a
-        region of another domain; TooBigError for a frame that is longer than the port's MTU was when the queue was
-        created; FullError without room for all; BadStateError if the queue has failed.
+        Keep the regions open until the packets have completed. InvalidValueError for a range outside a region, or a
+        region of another protection domain; TooBigError for a frame that exceeds the port's MTU at the time when the
+        queue was created; FullError without room for all of them; BadStateError if the queue has failed.
         """
         self.check_open()
         instance("packets", packets, Iterable)
@@ -144,7 +144,7 @@ class CpuTxq(SendQueue):
         self.ctx.provider.doorbell_rung()
 
     def _body(self, packet: Packet) -> tuple[WqeOpcode, bytes]:
-        """Return the opcode and the segments of a packet, without the control segment."""
+        """Return the opcode and the segments of a packet's WQE, without the control segment."""
         region, offset, nbytes = instance("region", packet.region, MR), packet.offset, whole("nbytes", packet.nbytes)
         region.check_open()
         if region.pd is not self.pd:
@@ -154,7 +154,7 @@ class CpuTxq(SendQueue):
         if packet.headers:
             self._check_lso(packet)
             opcode, inline, mss = WqeOpcode.TSO, packet.headers, packet.mss
-            checksums = EthChecksum.L3 | EthChecksum.L4  # nobody else can compute those of the segments
+            checksums = EthChecksum.L3 | EthChecksum.L4  # only the device can compute those of the LSO segments
         else:
             if nbytes < ETHERNET.size:
                 raise InvalidValueError(f"nbytes = {nbytes}: a frame has {ETHERNET.size} bytes of headers")
@@ -170,7 +170,7 @@ class CpuTxq(SendQueue):
         return opcode, body
 
     def _check_length(self, region: MR, offset: int, nbytes: int) -> None:
-        """Refuse a frame that is too long. The device alone sees whether one in GPU memory has VLAN tags."""
+        """Refuse a frame that is too long. In GPU memory, where the CPU cannot see VLAN tags, allow for two."""
         if nbytes > self.caps.max_packet:
             raise TooBigError(f"nbytes = {nbytes}: {self.ctx} sends frames of {self.caps.max_packet} bytes at most")
         most = ETHERNET.size + self.caps.mtu
@@ -210,12 +210,13 @@ class CpuTxq(SendQueue):
 
     @property
     def in_flight(self) -> int:
-        """Return how many basic blocks wait, as far as completions were taken."""
+        """Return how many basic blocks are posted and have not been taken as completed."""
         return self._producer - self._consumer
 
     def completions(self, most: int = 64, *, least: int = 1, timeout: float) -> list[Sent]:
-        """Return up to `most` packets that were sent or have failed, in the order of posting: at least `least` of them,
-        or as many as came in `timeout` seconds.
+        """Return up to `most` packets that were sent or have failed, in the order of posting.
+
+        At least `least` of them, or as many as came in `timeout` seconds.
         """
         self.check_open()
         return self._reader.collect(self._take, most, least, timeout)
@@ -239,17 +240,17 @@ class CpuTxq(SendQueue):
         return failed
 
     def last_error(self) -> QueueError | None:
-        """Return the error that moved the queue to ERR, as far as completions were taken, or None."""
+        """Return the first error found among the completions taken, which moved the queue to ERR, or None."""
         return self._failure
 
     def req_notify(self) -> None:
-        """Request one event on the channel at the next completion that was not taken; as for receive queues."""
+        """Request one event on the channel for the next completion not taken, as `CpuRxq.req_notify` does."""
         self.check_open()
         self._reader.request_event(self)
 
     @deferred()
     def reset(self) -> None:
-        """Move the queue back from ERR to RDY, with nothing posted. Completions that were not taken are lost."""
+        """Move the queue from ERR back to RDY, with nothing posted. Completions that were not taken are lost."""
         self.check_open()
         with self._lock:
             self._stop()
@@ -262,12 +263,12 @@ class CpuTxq(SendQueue):
 
 
 def _blocks(headers: int) -> int:
-    """Return the basic blocks of the longest WQE with so many bytes of headers."""
+    """Return the basic blocks of the longest WQE with this many header bytes."""
     return -(-(3 * SEGMENT + max(0, headers - SEGMENT + _INLINE_AT) + SEGMENT - 1) // WQEBB) if headers else 1
 
 
 def _blocks_of(body: bytes) -> int:
-    """Return the basic blocks of a WQE with these segments behind its control segment."""
+    """Return the basic blocks of a WQE with these segments after its control segment."""
     return -(-(SEGMENT + len(body)) // WQEBB)
 
 
@@ -280,7 +281,7 @@ def _tag_bytes(head: bytes) -> int:
 
 
 def _read(region: MR, offset: int, nbytes: int) -> bytes:
-    """Return bytes of a region. InvalidValueError if the CPU does not reach them."""
+    """Return bytes of a region. InvalidValueError if the CPU cannot access them."""
     address = region.address + offset
     if not is_accessible(address, nbytes, False):
         raise InvalidValueError(f"{region} is no memory of the CPU, and the device needs the headers in its WQEs")

@@ -1,4 +1,4 @@
-"""Send queues of Ethernet packets: what those of kernels and of CPU programs have in common."""
+"""The base class of Ethernet send queues, for kernels and for CPU programs."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from ..verbs import CQ, PD, UAR, DevxObject, Handle
 from ..verbs.devx.ring import Ring
 from .caps import EthCaps, query_caps
 
-LEAST_DEPTH = 64  # basic blocks: room for the longest WQEs, and for their completions
+LEAST_DEPTH = 64  # basic blocks: enough for the longest WQEs and their completions
 
 
 class SendQueue(Handle, ABC):
     """A send queue of Ethernet packets: SQ number `sqn`.
 
-    `depth`               basic blocks of 64 bytes in its ring, at `sq_address`; a packet takes one
+    `depth`               basic blocks of 64 bytes in its ring at `sq_address`; a packet takes one
     `dbr_address`         doorbell record
     `doorbell_register`   register that a post rings
-    `cq`                  where packets complete
-    `caps`                what the device can do
+    `cq`                  the CQ where packets complete
+    `caps`                the device's capabilities
 
-    `qpn` and `sq_entries` are what a queue pair calls `sqn` and `depth`.
+    `qpn` and `sq_entries` equal `sqn` and `depth`; these are the names of a queue pair's attributes.
     """
 
     _rank = 0
@@ -47,7 +47,7 @@ class SendQueue(Handle, ABC):
     cs_flags: int
 
     def __init__(self, pd: PD, depth: int, checksum: bool, inline: InlineMode):
-        """`inline` says which headers the queue can copy into its WQEs."""
+        """`inline` is the headers that this queue can copy into its WQEs."""
         super().__init__(instance("pd", pd, PD).ctx)
         self._use(pd, pd.ctx)
         self.pd, self.caps = pd, query_caps(pd.ctx)
@@ -72,7 +72,7 @@ class SendQueue(Handle, ABC):
         yield f"{self.depth} basic blocks"
 
     def _create(self, cq: CQ, ring: Ring, uar: UAR, undo: ExitStack) -> None:
-        """Create TIS and SQ, and move the SQ to RDY."""
+        """Create the TIS and the SQ, and move the SQ to RDY."""
         devx, self.cq, self.ring, self.uar = self.ctx.devx, cq, ring, uar
         tis = devx.create(Opcode.CREATE_TIS, ctx={"transport_domain": devx.transport_domain().number})
         undo.callback(tis.close)
@@ -98,7 +98,7 @@ class SendQueue(Handle, ABC):
         self._ready()
 
     def _stop(self) -> None:
-        """Move the SQ to RST, in which nothing is sent and the device forgets its position."""
+        """Move the SQ to RST, where it sends nothing and the device forgets its position."""
         self._sq.modify(Opcode.MODIFY_SQ, sq_state=self.state, ctx={"state": QueueState.RST})
 
     def _ready(self) -> None:
@@ -110,12 +110,12 @@ class SendQueue(Handle, ABC):
 
     @property
     def sq(self) -> DevxObject:
-        """Return the SQ, for commands of your own."""
+        """Return the SQ, for commands of your choice."""
         self.check_open()
         return self._sq
 
     @property
     def state(self) -> QueueState:
-        """Return the state of the SQ that the device reports: an error of a WQE moves it to ERR."""
+        """Return the SQ's state on the device. A WQE that fails moves it to ERR."""
         self.check_open()
         return QueueState(self._sq.query()["ctx"]["state"])

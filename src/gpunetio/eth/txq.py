@@ -1,4 +1,4 @@
-"""Send queues on the GPU data path: kernels post packets."""
+"""Send queues on the GPU data path, to which kernels post packets."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ _HANDLERS = (NicHandler.AUTO, NicHandler.GPU_SM_DB, NicHandler.CPU_PROXY)
 _SECONDS_SHIFT = 32
 _NS = 10**9
 _LONGEST_TIMEOUT = 1e9  # seconds
-_RANGE_MS = 8000  # of the times that a WAIT tells apart; half of them are ahead
+_RANGE_MS = 8000  # a WAIT compares times modulo this range, of which half counts as the future
 _REAL_TIME_MASK = (_RANGE_MS // 1000 << _SECONDS_SHIFT) - 1
-_NOTIFY = 1  # of the immediate of a WQE that a kernel has built
+_NOTIFY = 1  # a flag in the upper byte of a WQE's immediate, set by kernels
 _SIDE_AT = DEV_ETH_TXQ.size
 
 
 class SentEvent(NamedTuple):
-    """A packet with NOTIFY that was sent (`doca_eth_txq_gpu_event_notify_send_packet`), or the error that ended the
-    queue (`…_error_send_packet`).
+    """A sent packet with NOTIFY (`doca_eth_txq_gpu_event_notify_send_packet`), or the queue's error.
 
-    `position` is the index of its WQE, 16 bits, `timestamp` the device's clock; None for an error.
+    `position` is the 16-bit index of its WQE, `timestamp` the device's clock, or None for an error. The error is the
+    one that ended the queue (`…_error_send_packet`).
     """
 
     position: int
@@ -56,19 +56,19 @@ class SentEvent(NamedTuple):
 class EthTxq(KernelQueue, SendQueue):
     """A send queue for kernels (`doca_eth_txq_create`, `doca_ctx_set_datapath_on_gpu`).
 
-    Pass it to a kernel as an argument, or pass its `device_address` (`doca_gpu_eth_txq`).
+    Pass the queue or its `device_address` (`doca_gpu_eth_txq`) to a kernel.
 
-    `depth`              basic blocks of the ring; rounded up to a power of two, 64 at least
+    `depth`              basic blocks of the ring; rounded up to a power of two, at least 64
     `checksum`           the device computes L3 and L4 checksums of every packet (`…_set_l3_chksum_offload`, `…_l4_…`)
     `wait_on_time`       kernels may post WAITs for a time (`doca_eth_txq_set_wait_on_time_offload`)
-    `completion_on_gpu`  True: kernels poll for completions. False: `events()` returns them, and frees slots, so call it
-                         all the time; kernels must not poll
+    `completion_on_gpu`  True: kernels poll for completions. False: `events()` returns completions and frees slots, so
+                         call it continually; kernels must not poll
     `nic_handler`        how doorbells reach the NIC: AUTO, GPU_SM_DB or CPU_PROXY (`doca_eth_txq_gpu_set_uar_on_cpu`)
-    `proxy_service`      True: a thread of the Gpu does the CPU's work for the queue. False: `progress()` does it
+    `proxy_service`      True: a thread of the Gpu forwards doorbells. False: the program calls `progress()` for that
     `queue_memory`, `mem_reg_type`   as in `Gpu.create_qp`
     `timeout`            seconds after which any device wait on this queue ends with ETIMEDOUT
 
-    NotSupportedError for what the device does not announce.
+    NotSupportedError for a feature that the device does not report.
     """
 
     gpu: Gpu
@@ -147,7 +147,7 @@ class EthTxq(KernelQueue, SendQueue):
         self._allocate(image.nbytes + CQE_SIZE, places, undo)
         at = self._structure.device_address
         DEV_QP.at(image)["side"] = at + _SIDE_AT
-        if not on_gpu:  # kernels see a CQ where nothing arrives: `events` tells them what is complete
+        if not on_gpu:  # kernels get a CQ where nothing ever arrives: `events` writes `completed` for them
             self._structure.write(np.full(CQE_SIZE, INIT_OP_OWN, np.uint8), image.nbytes)
             c = DEV_CQ.at(image, DEV_QP.cq_sq)
             c["cqe_daddr"], c["cqe_num"], c["cqe_mask"] = at + image.nbytes, 1, 0
@@ -157,9 +157,9 @@ class EthTxq(KernelQueue, SendQueue):
 
     @deferred()
     def reset(self) -> None:
-        """Move the queue back from ERR to RDY, with nothing posted. Events that were not taken are lost.
+        """Move the queue from ERR back to RDY, with nothing posted. Events that were not taken are lost.
 
-        Indices begin at 0 again. BadStateError while a kernel that was given the queue runs.
+        Indices restart at 0. BadStateError while a kernel that was given the queue runs.
         """
         self._check_reset()
         self._stop()
@@ -172,7 +172,7 @@ class EthTxq(KernelQueue, SendQueue):
         self._ready()
 
     def _begin_anew(self) -> None:
-        """Set the counts of kernels and of the CPU to 0."""
+        """Set the counters of kernels and of the CPU to 0."""
         image = self._structure.read(0, _SIDE_AT + DEV_SIDE.size)
         if self._reader:
             while len(self._reader.take(self.depth)):
@@ -193,16 +193,16 @@ class EthTxq(KernelQueue, SendQueue):
 
     @property
     def _wait_mask(self) -> int:
-        """Return the bits of a time that a WAIT compares."""
+        """Return the mask of the bits of a time that a WAIT compares."""
         if self.caps.real_time_send:
             return _REAL_TIME_MASK
         return (1 << (_RANGE_MS * self.caps.clock_khz - 1).bit_length()) - 1
 
     def calculate_timestamp(self, utc_ns: int) -> int:
-        """Return a time of day, in nanoseconds since 1970, as a WAIT has it (`doca_eth_txq_calculate_timestamp`).
+        """Convert a time of day, in nanoseconds since 1970, to a time for a WAIT (`doca_eth_txq_calculate_timestamp`).
 
-        When the WAIT is reached, a time that has passed does not wait. A card takes one that is more than 4 s ahead for
-        such a time; the software NIC refuses it, which fails the queue. InvalidValueError for a time before 1970 or
+        A WAIT does not wait for a time that has passed when the WAIT is reached. A card treats a time more than 4 s
+        ahead as passed; the software NIC refuses it, and the queue fails. InvalidValueError for a time before 1970 or
         after 2106. BadStateError unless the queue was created with `wait_on_time`.
         """
         self.check_open()
@@ -216,13 +216,13 @@ class EthTxq(KernelQueue, SendQueue):
         clock = self.ctx.query_clock()
         return clock.last_cycles + ((utc_ns - clock.nsec << clock.shift) // clock.mult) & clock.mask
 
-    # --- what the CPU does -------------------------------------------------------------------------------------------
+    # --- CPU data path -----------------------------------------------------------------------------------------------
 
     def progress(self) -> bool:
-        """Forward what kernels have announced (`doca_eth_txq_gpu_cpu_proxy_progress`). Return whether any was new.
+        """Forward what kernels have submitted (`doca_eth_txq_gpu_cpu_proxy_progress`). Return whether any was new.
 
-        For a queue with `proxy_service=False`, and for one thread at a time. NotSupportedError if kernels ring the
-        doorbell themselves, BadStateError while a service forwards it.
+        For a queue with `proxy_service=False`. Only one thread at a time may call this. NotSupportedError if kernels
+        ring the doorbell themselves, BadStateError while a service forwards it.
         """
         self.check_open()
         if self._forwarding is None:
@@ -233,9 +233,9 @@ class EthTxq(KernelQueue, SendQueue):
 
     @deferred()
     def events(self, most: int = 64) -> list[SentEvent]:
-        """Return the packets with NOTIFY that were sent meanwhile, oldest first, and free the slots of all.
+        """Return the packets with NOTIFY sent since the last call, oldest first. Free the slots of all sent packets.
 
-        For a queue with completion_on_gpu=False, and for one thread at a time.
+        For a queue with completion_on_gpu=False. Only one thread at a time may call this.
         """
         self.check_open()
         if self._reader is None:
@@ -255,7 +255,7 @@ class EthTxq(KernelQueue, SendQueue):
         return found
 
     def wait_events(self, timeout: float, most: int = 64) -> list[SentEvent]:
-        """Return such events, at least one; an empty list after `timeout` seconds."""
+        """Wait for such events, and return at least one, or an empty list after `timeout` seconds."""
         end = deadline(timeout)
         while not (found := self.events(most)):
             if self._reader is None or not self._reader.wait(end):
@@ -263,13 +263,13 @@ class EthTxq(KernelQueue, SendQueue):
         return found
 
     def _notifies(self, index: int) -> bool:
-        """Return whether a kernel wanted to be told of a WQE. Its slot is not used again yet."""
+        """Return whether a kernel set NOTIFY in a WQE. Its slot must not have been reused yet."""
         ring = send_ring(self.gpu.backend, self)
         wqe = ring.read((index & self.depth - 1) * WQEBB, CTRL_SEG.size)
         return bool(int(CTRL_SEG.at(wqe)["imm"]) >> 24 & _NOTIFY)
 
     def indices(self) -> dict[str, int]:
-        """Return the queue's indices: reserved, submitted, completed; `notified` counts packets with NOTIFY."""
+        """Return the indices reserved, submitted and completed; `notified` counts packets with NOTIFY."""
         image = self._read()
         q, t = DEV_QP.at(image), DEV_ETH_TXQ.at(image)
         return {
@@ -278,8 +278,8 @@ class EthTxq(KernelQueue, SendQueue):
         }  # fmt: skip
 
     def last_error(self) -> QueueError | None:
-        """Return the first error completion that a kernel has seen, or None. `index` is that of its WQE.
+        """Return the first error completion that a kernel has seen, or None. `index` is the index of its WQE.
 
-        `reset()` starts the queue again.
+        `reset()` restarts the queue.
         """
         return self._seen_error(self.sqn, DEV_SIDE.at(self._read(), _SIDE_AT))

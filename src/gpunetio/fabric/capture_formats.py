@@ -1,8 +1,8 @@
-"""Reads the formats of capture files: libpcap's and pcapng, also compressed by gzip, of Ethernet and what becomes it.
+"""Read the formats of capture files: libpcap's and pcapng, also compressed by gzip.
 
 libpcap's format is that of pcap-savefile(5), with microseconds or nanoseconds, in either byte order; pcapng is
-draft-ietf-opsawg-pcapng. `records` yields the records of any of them. Link types other than Ethernet and ERF become
-Ethernet: Linux cooked ones, as `tcpdump -i any` writes them, and IP without a link header.
+draft-ietf-opsawg-pcapng. `records` yields the records of either, with Ethernet or ERF packets. Two other link types are
+converted to Ethernet: Linux cooked captures, as `tcpdump -i any` writes them, and IP without a link header.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ _BYTE_ORDERS = {b"\x4d\x3c\x2b\x1a": "<", b"\x1a\x2b\x3c\x4d": ">"}
 _LARGEST_BLOCK = 1 << 24  # bytes, as in Wireshark
 _END_OF_OPTIONS, _TIME_RESOLUTION, _FCS_LENGTH, _TIME_OFFSET = 0, 9, 13, 14
 _CHUNK = 1 << 16
-_MOST_WHOLE = (1 << 32) - 1  # bytes that a record can say its packet had
+_MOST_WHOLE = (1 << 32) - 1  # the largest original length that a record can state
 
-# Link types that are not read, by what people call them (https://www.tcpdump.org/linktypes.html).
+# Link types that are not read, with their usual names (https://www.tcpdump.org/linktypes.html).
 _NAMES = {
     0: "BSD loopback", 6: "token ring", 9: "PPP", 50: "PPP", 104: "Cisco HDLC", 105: "IEEE 802.11",
     119: "IEEE 802.11 with Prism headers", 127: "IEEE 802.11 with radiotap headers", 187: "Bluetooth", 189: "USB",
@@ -51,7 +51,7 @@ _NAMES = {
 
 
 class Record(NamedTuple):
-    """A record: its time, its bytes, how many the packet had, and its link type, LINKTYPE_ETHERNET or LINKTYPE_ERF."""
+    """A record: its time, its bytes, the packet's length, and its link type, LINKTYPE_ETHERNET or LINKTYPE_ERF."""
 
     time_ns: int
     data: bytes
@@ -62,7 +62,7 @@ class Record(NamedTuple):
 # --- link types ------------------------------------------------------------------------------------------------------
 
 _ANYBODY, _BROADCAST, _A_GROUP = bytes(6), b"\xff" * 6, b"\x01\x00\x5e\x00\x00\x00"
-_DESTINATIONS = {1: _BROADCAST, 2: _A_GROUP}  # by the type of a cooked packet; of others, no destination is known
+_DESTINATIONS = {1: _BROADCAST, 2: _A_GROUP}  # by the type of a cooked packet; other types have no known destination
 
 
 def _cooked(kind: int, address_bytes: int, address: bytes, protocol: bytes, packet: bytes) -> bytes:
@@ -71,24 +71,24 @@ def _cooked(kind: int, address_bytes: int, address: bytes, protocol: bytes, pack
 
 
 def _cooked_v1(data: bytes) -> bytes:
-    """LINKTYPE_LINUX_SLL."""
+    """Convert a packet of LINKTYPE_LINUX_SLL."""
     kind, _, address_bytes = struct.unpack_from(">HHH", data)
     return _cooked(kind, address_bytes, data[6:14], data[14:16], data[16:])
 
 
 def _cooked_v2(data: bytes) -> bytes:
-    """LINKTYPE_LINUX_SLL2."""
+    """Convert a packet of LINKTYPE_LINUX_SLL2."""
     return _cooked(data[10], data[11], data[12:20], data[:2], data[20:])
 
 
 def _ip(data: bytes) -> bytes:
-    """LINKTYPE_RAW, LINKTYPE_IPV4, LINKTYPE_IPV6."""
+    """Convert a packet of LINKTYPE_RAW, LINKTYPE_IPV4 or LINKTYPE_IPV6."""
     kind = ETHER_TYPE_IPV6 if data[:1] and data[0] >> 4 == 6 else ETHER_TYPE_IPV4
     return _ANYBODY + _ANYBODY + kind.to_bytes(2, "big") + data
 
 
 class _Link(NamedTuple):
-    """How packets of a link type become Ethernet frames, and the bytes of the header that this replaces."""
+    """How packets of a link type become Ethernet frames, and the length of the header that this replaces."""
 
     name: str
     header: int
@@ -103,7 +103,7 @@ _LINKS = {
 
 
 def check_link_type(path: Path, number: int) -> None:
-    """Raise InvalidValueError, with a cure, for a link type whose packets cannot be read."""
+    """Raise InvalidValueError, with a remedy, for a link type whose packets cannot be read."""
     if number not in _LINKS:
         name = f" ({_NAMES[number]})" if number in _NAMES else ""
         known = ", ".join(f"{kind} ({link.name})" for kind, link in _LINKS.items())
@@ -114,7 +114,7 @@ def check_link_type(path: Path, number: int) -> None:
 
 
 def split_link_word(word: int) -> tuple[int, int]:
-    """Return the link type that a pcap file's last word of its header says, and the bytes of the FCS of each frame."""
+    """Split the last word of a pcap file's header into the link type and the length of each frame's FCS."""
     fcs = 2 * (word >> _FCS_SHIFT) if word & _FCS_PRESENT else 0
     return word & _LINK_TYPE_MASK, fcs
 
@@ -185,7 +185,7 @@ class _Bytes:
 
 
 def is_plain(start: bytes) -> bool:
-    """Return whether a file that begins so has nothing to be converted: it is libpcap's, of Ethernet or ERF."""
+    """Return whether a file with this beginning needs no conversion: it is libpcap's, with Ethernet or ERF."""
     if start[:4] not in MAGICS or len(start) < FILE_HEADER:
         return False
     (word,) = struct.unpack_from(f"{MAGICS[start[:4]][0]}I", start, 20)
@@ -194,7 +194,7 @@ def is_plain(start: bytes) -> bool:
 
 
 def records(path: Path, file: BinaryIO) -> Iterator[Record]:
-    """Yield the records of a capture file. InvalidValueError, after those before it, says what is wrong with it."""
+    """Yield the records of a capture file. Then raise InvalidValueError if the file is damaged; it says how."""
     source = _Bytes(path, file)
     magic = source.take(4)
     if magic == PCAPNG:
@@ -214,14 +214,14 @@ def no_capture(path: Path, start: bytes) -> InvalidValueError:
 
 
 def ends_early(path: Path, at: int) -> InvalidValueError:
-    """Return the error for a file that ends within the record at this byte."""
+    """Return the error for a file that ends within the record at this offset."""
     return InvalidValueError(
         f"{path} ends in the middle of the record at byte {at}: the capture was not finished, or not copied as a whole"
     )
 
 
 def too_large(path: Path, at: int, captured: int) -> InvalidValueError:
-    """Return the error for the record at this byte, which announces more than any record has."""
+    """Return the error for the record at this offset, which claims to be longer than any record can be."""
     return InvalidValueError(
         f"{path} is damaged at byte {at}: a record announces {captured} bytes, {LARGEST_RECORD} are the most"
     )
@@ -308,7 +308,7 @@ def _bad_block(path: Path, at: int, why: str) -> InvalidValueError:
 
 
 def _of_block(path: Path, section: _Section, kind: int, body: bytes) -> Record | None:
-    """Take a block into account. Return its record, if it has one; struct.error or IndexError if it is malformed."""
+    """Process a block. Return its record, or None if it has none. struct.error or IndexError if it is malformed."""
     order = section.order
     if kind == _INTERFACE:
         section.interfaces.append(_interface(order, body))
@@ -360,7 +360,7 @@ def _interface(order: str, body: bytes) -> _Interface:
 class Converted:
     """The records of any capture file as bytes of libpcap's format, little-endian with nanoseconds, without a header.
 
-    All records have the link type of the first, ERF or not. An error in the file comes behind the records before it.
+    All records have the link type of the first, ERF or not. An error in the file is raised after the records before it.
     """
 
     link_type: int
@@ -372,17 +372,17 @@ class Converted:
         self.rewind()
 
     def rewind(self) -> None:
-        """Go to the first record."""
+        """Go back to the first record."""
         self._records, self._held, self._error = records(self._path, self._file), bytearray(), ""
 
     def readinto(self, room: memoryview) -> int:
-        """Read as many bytes as there is room for. Return how many; 0 is the end."""
+        """Fill `room` with the next bytes. Return how many there were; 0 means the end."""
         data = self.read(len(room))
         room[: len(data)] = data
         return len(data)
 
     def read(self, count: int) -> bytes:
-        """Return so many bytes, fewer before an error and at the end."""
+        """Return the next `count` bytes, fewer before an error and at the end."""
         while len(self._held) < count and not self._error:
             try:
                 record = next(self._records, None)

@@ -22,7 +22,7 @@ RETRY = 0.01  # seconds
 PREFIX = "gpunetio/"
 MAX_PENDING = 64  # connections that wait for an answer at a time
 # A line of /proc/net/unix for a listening socket (flag SO_ACCEPTCON): address, references, protocol, flags, type,
-# state, inode, name. Names may have any bytes, even line feeds; ours are printable.
+# state, inode, name. Names may contain any bytes, even line feeds; ours are printable.
 _LISTENER = re.compile(rb"\S+: [0-9A-F]{8} [0-9A-F]{8} 00010000 [0-9A-F]{4} [0-9A-F]{2} +\d+ @gpunetio/([!-~]+)")
 
 _sockets: weakref.WeakSet[socket.socket | FileIO] = weakref.WeakSet()
@@ -58,7 +58,7 @@ def names() -> list[str]:
 
 
 def owner_of(ip: IpAddress | str, timeout: float = PATIENCE) -> int | None:
-    """Return the process that claimed an address, or None when none did. TimedOutError when it does not answer."""
+    """Return the process that claimed an address, or None if none did. TimedOutError if it does not answer."""
     sock = dial(str(ip_address(ip)), time.monotonic() + timeout)
     if sock is None:
         return None
@@ -67,7 +67,7 @@ def owner_of(ip: IpAddress | str, timeout: float = PATIENCE) -> int | None:
 
 
 def claimant(ip: IpAddress | str) -> str | None:
-    """Return in words who claimed an address, or None when nobody did. Does not wait for an answer."""
+    """Say in words who claimed an address, or return None if nobody did. Does not wait for an answer."""
     try:
         pid = owner_of(ip, timeout=0)
     except TimedOutError:
@@ -76,7 +76,7 @@ def claimant(ip: IpAddress | str) -> str | None:
 
 
 def dial(name: str, end: float) -> socket.socket | None:
-    """Return a connection to the process that listens under `name`, or None when none does. TimedOutError at `end`."""
+    """Return a connection to the process that listens under `name`, or None if none does. TimedOutError at `end`."""
     sock = new_socket()
     try:
         sock.setblocking(False)

@@ -15,7 +15,7 @@ import struct
 import time
 from collections.abc import Sequence
 
-Body = dict[str, object]  # of a message: whoever reads one checks the values
+Body = dict[str, object]  # of a message; its reader checks the values
 VERSION = 2  # of requests and answers
 MAX_BYTES = 1 << 16
 MAX_FDS = 32
@@ -24,11 +24,11 @@ _CREDENTIALS = struct.Struct("3i")  # struct ucred
 
 
 class BadMessage(Exception):
-    """A message that breaks these rules."""
+    """A message that breaks the rules of this module."""
 
 
 def send(sock: socket.socket, body: Body, fds: Sequence[int] = ()) -> None:
-    """Send a message. The descriptors stay open here."""
+    """Send a message. The caller's descriptors stay open."""
     text = json.dumps(body).encode()
     if len(text) > MAX_BYTES or len(fds) > MAX_FDS:
         raise BadMessage(f"{len(text)} bytes and {len(fds)} descriptors do not fit: {MAX_BYTES} and {MAX_FDS} do")
@@ -41,7 +41,7 @@ def send(sock: socket.socket, body: Body, fds: Sequence[int] = ()) -> None:
 def receive(sock: socket.socket, end: float) -> tuple[Body, list[int]]:
     """Return the next message and its descriptors, which the caller closes.
 
-    TimeoutError at `end` of time.monotonic(), EOFError when the peer hangs up.
+    TimeoutError at `end` of time.monotonic(), EOFError if the peer hangs up.
     """
     message = PartialMessage()
     try:
@@ -63,7 +63,7 @@ class PartialMessage:
         self._data, self._fds, self._max_fds = bytearray(), array.array("i"), max_fds
 
     def read(self, sock: socket.socket) -> Body | None:
-        """Receive once. Return the message when it is complete, None before. Never reads beyond the message."""
+        """Receive once. Return the message when it is complete, and None before that. Never read beyond the message."""
         room = socket.CMSG_SPACE((self._max_fds + 1) * self._fds.itemsize)
         data, messages, flags, _ = sock.recvmsg(self._missing(), room, socket.MSG_CMSG_CLOEXEC)
         for level, kind, payload in messages:
@@ -85,7 +85,7 @@ class PartialMessage:
         return body
 
     def _missing(self) -> int:
-        """Return how many bytes are still to come, as far as is known."""
+        """Return how many bytes are still missing, as far as is known."""
         if len(self._data) < _LENGTH.size:
             return _LENGTH.size - len(self._data)
         (length,) = _LENGTH.unpack_from(self._data)
@@ -94,12 +94,12 @@ class PartialMessage:
         return _LENGTH.size + length - len(self._data)
 
     def take_fds(self) -> list[int]:
-        """Return the descriptors, which are the caller's from now on."""
+        """Return the descriptors, which the caller owns from now on."""
         fds, self._fds = list(self._fds), array.array("i")
         return fds
 
     def close(self) -> None:
-        """Close the descriptors that nobody has taken."""
+        """Close the descriptors that were not taken."""
         for fd in self.take_fds():
             os.close(fd)
 

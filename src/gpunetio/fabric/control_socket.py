@@ -1,11 +1,11 @@
-"""The control socket of a NIC, by which the software NICs of one host lay links to each other.
+"""The control socket of a NIC, through which software NICs of one host lay links to each other.
 
-They are those of one user, in one network namespace. For each of its addresses, a NIC listens on a socket that claims
-the address (claims.py). There, another NIC asks for a link (links.py), and a process that looks at the NIC asks for the
-memory of its tables, or for copies of its flow rules (discovery.py).
+These NICs belong to one user, in one network namespace. For each of its addresses, a NIC listens on a socket that
+claims the address (claims.py). Other NICs ask there for links (links.py). Processes that look at the NIC ask there for
+the memory of its tables, or for copies of its flow rules (discovery.py).
 
-A request is a message (control_message.py) with `version` and `op`. The answer is a message with `version` and `ok`,
-and if it refuses, a `reason`, and `again` if the same request may succeed soon.
+A request is a message (control_message.py) with `version` and `op`. The answer is a message with `version` and `ok`. A
+refusal also has a `reason`, and `again` if the same request may succeed soon.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .links import STOP_TIMEOUT, Callbacks, Links, Refusal
 
 logger: logging.Logger = logging.getLogger("gpunetio.fabric")
 
-MAX_REQUEST_FDS = 4  # descriptors of a request; no valid request has as many
+MAX_REQUEST_FDS = 4  # descriptors per request; no valid request has that many
 
 
 class _Caller:
@@ -44,16 +44,16 @@ class ControlSocket:
     """The control socket of the NIC `name`: claims `addresses`, lays links to other NICs, and takes theirs.
 
     `claimed[address]` is False when another process has the address. Then other processes can only look at the NIC.
-    `publication()` returns what they get: a description, and descriptors of memory. It must not wait for anything.
-    `rules()` returns the same of copies of the flow rules, whose descriptors are closed here, or None if it would have
-    to wait for long.
+    `publication()` returns what they get: a description, and descriptors of memory. It must not block. `rules()`
+    returns the same for copies of the flow rules, or None if that would take long. The control socket closes these
+    descriptors.
 
     `on_link(link)` is called once for each link, whichever side laid it. `on_gone(link)` is called once when the link's
-    peer hangs up or dies, but not when this side has closed the link. The calls come in order from a thread of
-    the socket, so they may wait for a lock; `connect` does not wait for them. Without `on_link`, it takes no links. It
-    never takes more than MAX_LINKS, or MAX_LINKS_OF_ONE from one process. A link joins NICs of one `medium`.
+    peer hangs up or dies, but not when this side has closed the link. The calls come in order from a thread of the
+    socket, so they may wait for a lock; `connect` does not wait for them. Without `on_link`, the socket takes no links.
+    It never takes more than MAX_LINKS, or MAX_LINKS_OF_ONE from one process. A link joins NICs of one `medium`.
 
-    `prepare(link)` is called for each link that is taken, before the other side knows of it. It must not wait.
+    `prepare(link)` is called for each link that is taken, before the other side knows of it. It must not block.
 
     `on_message(link, message, descriptors)` is called from the same thread for each message of a link's peer. It closes
     the descriptors. The link's next message is not read before it returns.
@@ -131,12 +131,12 @@ class ControlSocket:
         os.eventfd_write(self._wake, 1)
 
     def _read_message(self, sock: socket.socket, link: Link) -> None:
-        """Read a piece of a message from a link's socket, or the end of the link."""
+        """Read part of a message from a link's socket, or notice the end of the link."""
         try:
             if not link.talks:
                 raise EOFError
             if (message := link.message.read(sock)) is not None:
-                self._selector.unregister(sock)  # until this message has been dealt with
+                self._selector.unregister(sock)  # until this message has been handled
                 self._links.heard(link, message)
         except BlockingIOError:
             pass
@@ -156,7 +156,7 @@ class ControlSocket:
                 if isinstance(sock, int):
                     self._woken()
                 elif sock.fileno() < 0:  # type: ignore[union-attr]
-                    continue  # an earlier event of this round has closed it
+                    continue  # an earlier event of this round closed it
                 elif key.data is self:
                     self._accept(sock)  # type: ignore[arg-type]
                 elif isinstance(key.data, Link):
@@ -184,7 +184,7 @@ class ControlSocket:
             link = self._new_links.popleft()
             try:
                 self._selector.register(link.heartbeat, selectors.EVENT_READ, data=link)
-            except (ValueError, KeyError):  # it was closed meanwhile
+            except (ValueError, KeyError):  # it was closed in the meantime
                 self._links.lose(link)
 
     def _accept(self, listener: socket.socket) -> None:
@@ -192,7 +192,7 @@ class ControlSocket:
             sock, _ = listener.accept()
         except BlockingIOError:
             return
-        except OSError as error:  # out of descriptors, most likely: they may be closed soon
+        except OSError as error:  # probably out of descriptors: some may be closed soon
             logger.warning("%s cannot accept a connection: %s", self.name, error)
             time.sleep(RETRY)
             return
@@ -219,7 +219,7 @@ class ControlSocket:
         self._drop(sock)
 
     def _read_request(self, sock: socket.socket, caller: _Caller) -> None:
-        """Read a piece of a request."""
+        """Read part of a request."""
         try:
             request = caller.message.read(sock)
             if request is not None:
@@ -232,11 +232,11 @@ class ControlSocket:
         except EOFError:
             caller.message.close()
             self._drop(sock)
-        except Exception as error:  # whatever a peer sends, the others must not suffer
+        except Exception as error:  # whatever one peer sends, the others must not suffer
             self._dismiss(sock, caller, f"{type(error).__name__}: {error}")
 
     def _answer(self, sock: socket.socket, caller: _Caller, request: Body) -> bool:
-        """Do what a request asks for. Return whether the connection stays open."""
+        """Carry out a request. Return whether the connection stays open."""
         if request.get("version") != VERSION:
             reason = f"{self.name} speaks version {VERSION}, not {request.get('version')!r}: use the same release"
         elif request.get("op") == "look":
@@ -264,14 +264,14 @@ class ControlSocket:
         return False
 
     def _show(self, sock: socket.socket, description: Body, fds: list[int]) -> None:
-        """Answer with what this NIC is, and with memory."""
+        """Answer with a description of this NIC, and with memory."""
         own = {"name": self.name, "addresses": [*map(str, self.addresses)], "listening": self.listening}
         send(sock, {**description, **own, "version": VERSION, "ok": True}, fds)
 
     # --- life cycle ------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Give the addresses back and hang up all links. Wait for a running callback; none begins afterwards.
+        """Release the addresses and hang up all links. Wait for a running callback; none begins afterwards.
 
         The memory of a link stays mapped until `link.close()`. Idempotent.
         """
@@ -294,7 +294,7 @@ class ControlSocket:
             if isinstance(key.data, _Caller):
                 key.data.message.close()
             elif isinstance(key.data, Link):
-                key.data.hang_up()  # a link that was closed just now
+                key.data.hang_up()  # a link that was just closed
                 key.data.message.close()
             if isinstance(key.fileobj, socket.socket):
                 key.fileobj.close()

@@ -1,4 +1,4 @@
-"""Asks the NICs of this host for the memory of their tables or rules, all at once and within one deadline."""
+"""Ask the NICs of this host for the memory of their tables or rules, all in parallel and within one deadline."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ logger: logging.Logger = logging.getLogger("gpunetio.fabric")
 
 
 def look(name: str, timeout: float = PATIENCE) -> tuple[int, Body, list[int]] | None:
-    """Ask one NIC for its tables, as `look_at_all` does. Return None when it does not show them."""
+    """Ask one NIC for its tables, as `look_at_all` does. Return None if the NIC is left out there."""
     return look_at_all([name], timeout).get(name)
 
 
@@ -26,9 +26,9 @@ def look_at_all(
 ) -> dict[str, tuple[int, Body, list[int]]]:
     """Ask the NICs that listen under these names for their tables. Return (pid, description, descriptors) by name.
 
-    All NICs are asked at the same time, and have `timeout` seconds together. The caller closes the descriptors. A NIC
-    of another user, or one that does not answer in time or sensibly, is left out; those that do not answer in time are
-    added to `silent`. With the `op` "rules" they are asked for copies of their flow rules, again while they are busy.
+    All NICs are asked in parallel and share one deadline, after `timeout` seconds. The caller closes the descriptors.
+    NICs of other users, and NICs whose answer is late or invalid, are left out; the late ones are added to `silent`.
+    With the `op` "rules", the NICs are asked for copies of their flow rules, and asked again while they are busy.
     """
     end = time.monotonic() + timeout
     found: dict[str, tuple[int, Body, list[int]]] = {}
@@ -64,7 +64,7 @@ def look_at_all(
 def _ask(name: str, op: str) -> socket.socket | None:
     """Send a request to the NIC that listens under `name`. Return the connection.
 
-    None if the NIC is gone, or another user's. BlockingIOError when its listen queue is full.
+    Return None if the NIC is gone or belongs to another user. BlockingIOError if its listen queue is full.
     """
     sock = new_socket()
     try:
@@ -86,7 +86,7 @@ def _read_answer(
     asked: selectors.BaseSelector, key: selectors.SelectorKey,
     found: dict[str, tuple[int, Body, list[int]]],
 ) -> bool:  # fmt: skip
-    """Read a piece of the answer of a NIC that was asked. Return whether it wants to be asked again."""
+    """Read part of the answer of a NIC. Return whether the NIC must be asked again."""
     name, sock, message = key.data
     pid, _ = credentials(sock)
     again = False

@@ -1,4 +1,4 @@
-"""The data of the compiled code of wires that carry Ethernet frames, and what the kernel's calls for them take."""
+"""Records of the compiled code of wires that carry Ethernet frames, and structures for the kernel's calls."""
 
 from __future__ import annotations
 
@@ -7,42 +7,41 @@ from ..jit.struct_view import View, struct_view
 from ..jit.ops.calls import External, external
 from ..formats.layout import Entry
 
-BATCH = 32  # frames that are taken at a time
+BATCH = 32  # frames per read
 FRAME_ROOM = 1 << 16  # bytes of a frame; no interface has a larger MTU
-READ_ROOM = FRAME_ROOM + 64  # bytes that are read: a frame of many segments has 65535 behind its Ethernet header
-# Buffers lie so that what follows the BTH of an IPv4 packet is aligned, and not at multiples of 64 KiB, where they
-# would all compete for the same cache lines. A VIRTIO_NET, or a VLAN tag that is put back, fits in before a frame.
+READ_ROOM = FRAME_ROOM + 64  # bytes per read: a frame of many segments has 65535 after its Ethernet header
+# Buffers are placed so that what follows the BTH of an IPv4 packet is aligned, and not at multiples of 64 KiB, where
+# they would all compete for the same cache lines. A VIRTIO_NET, or a VLAN tag that is put back, fits in before a frame.
 FRAME_STRIDE, FRAME_START = FRAME_ROOM + 128, 10
 SCRATCH = 128  # bytes for the headers of a frame, and for what its ICRC covers
-EGRESSES = 4096  # ways by which packets leave: pairs of a peer and a UDP source port
-# Frames that can wait in the kernel: a TAP device holds 1000 (txqueuelen), a socket as many as its buffer does.
+EGRESSES = 4096  # rows of EGRESS: pairs of a peer and a UDP source port
+# Frames that can wait in the kernel: a TAP device holds 1000 (txqueuelen), a socket as many as fit in its buffer.
 MOST_WAITING = 1 << 16
 
-# How frames are read and written. FILE: one by each read and write. SOCKET: the same, by recvmmsg and write. STREAM:
-# one behind the other, each behind its length (be32), as QEMU's `-netdev stream` does. DATAGRAM_SOCKET: as SOCKET, but
-# sent to an address, as QEMU's `-netdev dgram` does. PIPE: frames come from a pipe that somebody fills, and are written
-# as to a FILE.
+# How frames are read and written. FILE: one per read or write. SOCKET: many per recvmmsg or sendmmsg. STREAM: each
+# frame follows its length (be32), as in QEMU's `-netdev stream`. DATAGRAM_SOCKET: as SOCKET, but sent to an address, as
+# in QEMU's `-netdev dgram`. PIPE: frames come from a pipe that somebody else fills, and are written as to a FILE.
 FILE, SOCKET, STREAM, DATAGRAM_SOCKET, PIPE = 0, 1, 2, 3, 4
 LENGTH = 4  # bytes before a frame of a stream
-LONGEST = 4096 + 65536  # bytes of a frame of a stream: QEMU ends the connection for more (NET_BUFSIZE)
-STREAM_ROOM = BATCH * FRAME_STRIDE  # bytes of a stream that are read at a time, where others have buffers for frames
+LONGEST = 4096 + 65536  # longest frame of a stream, in bytes: QEMU ends the connection for more (NET_BUFSIZE)
+STREAM_ROOM = BATCH * FRAME_STRIDE  # bytes per read of a stream, which uses the others' frame buffers as one
 
-# `tx` is the PIPE_END of packets of queue pairs that `transmit` consumes, `replies` the PIPE_END of whole frames of
-# another thread. That thread gets frames through the socket `thread`. `mac` is a load of the own MAC, 48 bits.
+# `tx` is the PIPE_END of queue pairs' packets that `transmit` consumes, `replies` the PIPE_END of whole frames of
+# another thread. That thread gets frames through the socket `thread`. `mac` is a native load of the own MAC, 48 bits.
 # `gids` are OWN_GIDs, `egresses` rows of EGRESS, `sending` rows of SEND_SLOT, and `messages` their MMSGHDRs.
 #
 # `position` counts frames. When the descriptor is found empty after a `mark`, it also advances by MOST_WAITING. So once
-# it has advanced by that, everything that arrived before the mark is read. `gone`: the descriptor leads nowhere,
-# and the engine does not use it. The engine sets it, and `EthernetWire.plug` clears it.
+# it has advanced by that, everything that arrived before the mark is read. The engine sets `gone` when the other end of
+# the descriptor is gone, and does not use the descriptor while it is set. `EthernetWire.plug` clears it.
 #
-# Of a stream, `buffer` has bytes that were read, from `begin` to `end`. `rest` has what is left of a frame that did not
-# leave at once, from `rest_at` to `rest_end`.
+# For a stream, `buffer` has the bytes that were read, from `begin` to `end`. `rest` has the part of a frame that could
+# not be sent at once, from `rest_at` to `rest_end`.
 #
-# `virtio` are the bytes of VIRTIO_NET before each frame: 10, or 0. `read_at` to `read_end` are indices of the ARRIVED
-# records that were read and not handed out yet, `first` is the address of those that were handed out last. `cutting` is
-# the LARGE_FRAME whose segments are handed out, in the ARRIVED records at `segments`. `rx` is the PIPE_END of the pipe
-# that frames come from, `credit` how many of them may be taken. They wait for room in `queue_count` receive queues, the
-# addresses of whose rows are at `queues`; `longest` bytes has the longest of these frames.
+# `virtio` is the length of the VIRTIO_NET before each frame: 10, or 0. `read_at` to `read_end` are the indices of
+# ARRIVED records that were read but not handed out; `first` is the address of those handed out last. `cutting` is the
+# LARGE_FRAME whose segments are handed out, in the ARRIVED records at `segments`. `rx` is the PIPE_END of the pipe that
+# frames come from, and `credit` how many of them may be taken. These frames wait for room in `queue_count` receive
+# queues, whose rows' addresses are at `queues`. The longest of them has `longest` bytes.
 #
 # `bth`, `nbytes`, `peer`, `own` (the index of the own GID) and `ip`, `ip_bytes`, `version` are those of the packet at
 # hand.
@@ -101,7 +100,8 @@ OWN_GID = Entry("own_gid", 16, """
     low              8  i64
 """)
 
-# By what a packet leaves: to which MAC, and from which GID and UDP port. `version` is that of IP, 0 in a free row.
+# How a packet leaves: the MAC that it goes to, and the GID and UDP port that it comes from. `version` is that of IP, 0
+# in a free row.
 EGRESS = Entry("egress", 64, """
     version          0  i64
     mac              8  i64
@@ -110,8 +110,8 @@ EGRESS = Entry("egress", 64, """
     port            32  i64
 """)
 
-# A frame that has arrived. `cut`: it did not fit into its buffer. `offload` is what is still to be done to it
-# (offloads.py); 0 is nothing.
+# A frame that has arrived. `cut`: it did not fit into its buffer. `offload` is the work that remains to be done on it
+# (offloads.py); 0 means none.
 ARRIVED = Entry("arrived", 32, """
     frame            0  i64
     nbytes           8  i64
@@ -119,14 +119,14 @@ ARRIVED = Entry("arrived", 32, """
     offload         24  i64
 """)
 
-# A frame that leaves: where it lies in its pipe, up to three pieces for writev(2), of which the first is a stream's
-# alone, and the headers of a packet.
+# An outgoing frame: where it is in its pipe, up to three pieces for writev(2), of which only a stream uses the first,
+# and the headers of a packet.
 SEND_SLOT = Entry("send_slot", 256, """
     position         0  i64
     iov              8  i64[6]
     headers        112  raw[128]
 """)
-SENDING = 32  # frames that are handed to the kernel at a time
+SENDING = 32  # frames per call of the kernel
 
 # What the MMSGHDR of a buffer points to.
 FRAME_SLOT = Entry("frame_slot", 128, """
@@ -148,7 +148,7 @@ AUXDATA = Entry("tpacket_auxdata", 20, """
 """)
 SOL_PACKET, PACKET_AUXDATA, STATUS_VLAN_VALID, STATUS_VLAN_TPID_VALID = 263, 8, 0x10, 0x40
 
-# linux/virtio_net.h: what the sender of a frame leaves to who is next, in the machine's byte order.
+# linux/virtio_net.h: the work that a frame's sender leaves to the next stage, in the machine's byte order.
 VIRTIO_NET = Entry("virtio_net_hdr", 10, """
     flags            0  u8
     gso_type         1  u8
@@ -157,7 +157,7 @@ VIRTIO_NET = Entry("virtio_net_hdr", 10, """
     checksum_start   6  u16
     checksum_offset  8  u16
 """)
-NEEDS_CHECKSUM = 1  # flags: what is from `checksum_start` on is summed up, and the sum is stored at `checksum_offset`
+NEEDS_CHECKSUM = 1  # flags: sum what is from `checksum_start` on, and store the sum at `checksum_offset`
 GSO_TCPV4, GSO_TCPV6, GSO_UDP, GSO_ECN = 1, 4, 5, 0x80  # gso_type: segments with `gso_bytes` of payload
 
 ethernet_wire_at: View = struct_view(ETHERNET_WIRE)

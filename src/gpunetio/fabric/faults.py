@@ -1,4 +1,4 @@
-"""A bad network: which faults outgoing frames get, and how often."""
+"""A simulated bad network: which faults outgoing frames get, and how often."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..errors import InvalidValueError
 
 @dataclass(frozen=True)
 class Faults:
-    """What happens to frames that leave a NIC. Probabilities are 0 … 1 per frame; `delay_us` delays every frame.
+    """The faults of the frames that leave a NIC. Probabilities are 0 … 1 per frame; `delay_us` delays every frame.
 
     The same seed and the same frames give the same faults.
     """

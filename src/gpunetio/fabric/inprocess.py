@@ -12,7 +12,7 @@ CAPACITY = 1 << 20  # bytes of frames per direction
 
 @dataclass(frozen=True)
 class LinkEnd:
-    """What a NIC must know of a wire made of pipes: the pipes that it fills and empties, and whom to wake."""
+    """One NIC's end of a wire made of pipes: the pipe to fill, the one to empty, and what wakes the peer."""
 
     tx: int
     rx: int

@@ -1,7 +1,7 @@
-"""Links to the NICs of other processes of this host that are on the LAN: each of these lays links to all others.
+"""Links to the NICs of other processes of this host that are on the LAN: each of them lays links to all others.
 
-A NIC first says in its answers to those who look at it that it is on the LAN (`ON_LAN`), and then looks at the others.
-So of two that enter, at least the later one sees the other.
+A NIC first announces that it is on the LAN (`ON_LAN`), in its answers to those that look at it, and then looks at the
+others. So when two NICs join, at least the later one sees the other.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from .link_limits import MAX_LINKS
 logger: logging.Logger = logging.getLogger("gpunetio.fabric")
 
 ON_LAN = "lan"  # in the answer of a NIC
-_FIRST_DELAY, _LONGEST_DELAY = 1.0, 30.0  # seconds between two questions to a NIC that is silent
+_FIRST_DELAY, _LONGEST_DELAY = 1.0, 30.0  # seconds between two questions to a silent NIC
 
 
 class LanSearch:
     """Lays links from the NIC of `control` to those of other processes on the LAN, between the first addresses of both.
 
-    A NIC whose process is stopped does not answer. A thread asks it again, less and less often, until it does or is
-    gone. Links that the thread lays reach the NIC by `on_link` alone (`ControlSocket`).
+    A NIC whose process is stopped does not answer. A thread asks it again, less and less often, until the NIC answers
+    or is gone. The NIC of `control` learns of links that the thread lays only through `on_link` (`ControlSocket`).
     """
 
     def __init__(self, control: ControlSocket):
         self._control = control
         self._lock, self._closed = threading.Lock(), threading.Event()
-        self._silent: set[str] = set()  # names of those that the thread asks
+        self._silent: set[str] = set()  # names of the NICs that the thread asks
         self._asking = False
         self._thread = ServiceThread(f"gpunetio {control.name} LAN", self._ask_again)
 
     def link(self) -> list[Link]:
-        """Return links to all that answer: within PATIENCE when they are looked at, and again when asked for links."""
+        """Return links to all NICs that answer. They have PATIENCE when looked at, and again when asked for links."""
         control, own = self._control, self._control.addresses[0]
         if not control.claimed[own]:
             logger.warning(
@@ -73,11 +73,11 @@ class LanSearch:
             raise
 
     def _ask(self, wanted: Iterable[str]) -> tuple[list[Link], set[str]]:
-        """Ask NICs whether they are on the LAN, and those that are for links. Return the links, and who is silent."""
+        """Ask NICs whether they are on the LAN, and members for links. Return the links, and the silent NICs."""
         silent: set[str] = set()
         try:
             found = look_at_all(wanted, silent=silent)
-        except OSError as error:  # out of descriptors, most likely
+        except OSError as error:  # probably out of descriptors
             logger.warning("%s: Ethernet frames reach no other process: %s", self._control.name, error)
             return [], silent
         for _, _, fds in found.values():
@@ -123,7 +123,7 @@ class LanSearch:
 
 
 def _is_address(name: str) -> bool:
-    """Return whether a NIC listens under this name as the one that has claimed an address."""
+    """Return whether this name is an address that a NIC has claimed, not `address/pid`."""
     try:
         ip_address(name)
     except ValueError:
@@ -132,6 +132,6 @@ def _is_address(name: str) -> bool:
 
 
 def _is_member(name: str, answer: Body) -> bool:
-    """Return whether a NIC that was asked under one of its addresses is on the LAN, and this is its first address."""
+    """Return whether the NIC that was asked under `name` is on the LAN, and `name` is its first address."""
     addresses = answer.get("addresses")
     return answer.get(ON_LAN) is True and isinstance(addresses, list) and addresses[:1] == [name]

@@ -1,4 +1,4 @@
-"""A link: two pipes of frames in memory shared by two processes, and a socket that shows when the other is gone."""
+"""A link: two pipes of frames in memory shared by two processes, and a socket that shows when the peer is gone."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ IpAddress = IPv4Address | IPv6Address
 
 DEFAULT_CAPACITY = 1 << 20
 _LEAST, _MOST = 1 << 13, 1 << 28
-MAX_MESSAGE_FDS = 2  # descriptors of a message over a link; ours have one at most
+MAX_MESSAGE_FDS = 2  # descriptors per message over a link; our messages carry at most one
 
 
 def check_capacity(capacity: object) -> int:
@@ -62,9 +62,9 @@ class Parts:
 
     @classmethod
     def received(cls, fds: list[int], capacity: int) -> Parts:
-        """Make the parts from the `fds` of the other process, and take these over. On an error they stay the caller's.
+        """Make the parts from the `fds` of the other process, and take ownership of them.
 
-        InvalidValueError says what is wrong with them.
+        InvalidValueError says what is wrong with the descriptors. After an error, they still belong to the caller.
         """
         if len(fds) != 2:
             raise InvalidValueError(f"{len(fds)} descriptors came with the request, not 2")
@@ -82,7 +82,7 @@ class Parts:
     def complete(self, fds: list[int]) -> None:
         """Take what the other process sent after it had mapped the memory; nobody else can map it from now on.
 
-        InvalidValueError says what is wrong with `fds`, which then stay the caller's.
+        InvalidValueError says what is wrong with `fds`, which then still belong to the caller.
         """
         if len(fds) != 1:
             raise InvalidValueError(f"{len(fds)} descriptors came with the answer, not 1")
@@ -101,14 +101,14 @@ class Parts:
 class Link:
     """One side of a link between two NICs of this host.
 
-    `tx` and `rx` are the addresses of two PIPEs (frames.py), whose frames take `capacity` bytes. This side is the
-    producer of `tx` and the consumer of `rx`, and makes its own PIPE_END for each. A datagram to
-    `peer_notify_fd` wakes the peer's engine (notifier.py); ours sleeps on the descriptor `event_fd`. `first`: this side
+    `tx` and `rx` are the addresses of two PIPEs (frames.py) for `capacity` bytes of frames each. This side is the
+    producer of `tx` and the consumer of `rx`, and makes its own PIPE_END for each. A datagram to `peer_notify_fd` wakes
+    the peer's engine (notifier.py); this side's engine sleeps on the descriptor `event_fd`. `first` is set if this side
     laid the link.
 
-    `talks`: both sides take messages over the heartbeat's socket, which `send` sends.
+    `talks` is set if both sides accept messages on the heartbeat's socket; `send` sends one.
 
-    `gone`: the peer has closed the link, or has died. The memory stays mapped until `close()`.
+    `gone` is set when the peer has closed the link or has died. The memory stays mapped until `close()`.
     """
 
     own_address: IpAddress
@@ -149,7 +149,7 @@ class Link:
         return f"Link({self.own_address} – {self.peer_address}, {self.peer_name} of process {self.peer_pid}, {state})"
 
     def is_dead(self) -> bool:
-        """Return whether the peer has hung up, even if nobody has been told yet."""
+        """Return whether the peer has hung up, even if that has not been reported yet."""
         if self.gone or self.closed:
             return True
         try:
@@ -160,17 +160,17 @@ class Link:
             return True
 
     def send(self, body: Body, fds: Sequence[int] = ()) -> None:
-        """Send the peer a message, without waiting. OSError when the peer does not read its messages, or is gone."""
+        """Send the peer a message, without waiting. OSError if the peer does not read its messages, or is gone."""
         with self.sending:
             send(self.heartbeat, body, fds)
 
     def hang_up(self) -> None:
-        """Tell the peer that nobody is here any more. The memory stays mapped."""
-        with contextlib.suppress(OSError):  # not connected any more
+        """Shut down the connection, which tells the peer that this side is gone. The memory stays mapped."""
+        with contextlib.suppress(OSError):  # already disconnected
             self.heartbeat.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Hang up, unmap the memory and close the notifier. No engine may use them any more. Idempotent."""
+        """Hang up, unmap the memory and close the notifier. Idempotent. No engine may use them any more."""
         with self._lock:
             if self.closed:
                 return

@@ -26,18 +26,18 @@ from .link_limits import excess
 logger: logging.Logger = logging.getLogger("gpunetio.fabric")
 
 STOP_TIMEOUT = 5.0
-_LATER = "not now: there is such a link, or one is being laid"  # the peer finds it, or asks again
+_LATER = "not now: there is such a link, or one is being laid"  # the peer finds the other link, or asks again
 
 
 class Refusal(Exception):
-    """Why a link is not taken."""
+    """A link is not taken; the message says why."""
 
 
 @dataclass(frozen=True)
 class Callbacks:
-    """What a NIC is told of its links, by one thread (`ControlSocket`).
+    """The callbacks that tell a NIC about its links. One thread makes the calls (`ControlSocket`).
 
-    Another thread calls `prepare` for a link that is taken, before the other side knows of it.
+    Another thread calls `prepare` for a link that is taken, before the other side knows of the link.
     """
 
     on_link: Callable[[Link], None] | None
@@ -50,7 +50,7 @@ class Links:
     """The links of the NIC `name`, whose addresses are those in `claimed` (`ControlSocket`).
 
     `watch(link)` lets a link's connection be watched. It is called once for each link, and after each message, but not
-    after `begin_to_close`: `changed` guards `closing` and calls of `watch`.
+    after `begin_to_close`: `changed` guards `closing` and the calls of `watch`.
     """
 
     name: str
@@ -67,9 +67,9 @@ class Links:
         self._claimed, self._callbacks, self._watch = claimed, tell, watch
         self._pid = os.getpid()
         self._links: dict[tuple[IpAddress, IpAddress], Link] = {}
-        self._laying: set[tuple[IpAddress, IpAddress]] = set()  # pairs for which `connect` is at work
-        self._untold: set[Link] = set()  # for which `on_link` has not returned
-        self.changed = threading.Condition()  # guards those three, too
+        self._laying: set[tuple[IpAddress, IpAddress]] = set()  # pairs that a call of `connect` is working on
+        self._untold: set[Link] = set()  # links for which `on_link` has not returned
+        self.changed = threading.Condition()  # guards these three as well
         self.closing = False
         self._events: queue.SimpleQueue[tuple[Callable[[Link], None], Link, Body | None] | None] = queue.SimpleQueue()
         self._teller: ServiceThread | None = None
@@ -85,8 +85,8 @@ class Links:
     def connect(self, ip: IpAddress | str, timeout: float = PATIENCE, source: IpAddress | None = None) -> Link | None:
         """Return the link to the NIC that has claimed `ip`. Lay it unless there is one.
 
-        None when no link can be laid: nobody has that address, another user has it, or its NIC refuses (the log says
-        why). TimedOutError when its process does not answer, InUseError when another process has our own address.
+        Return None if no link can be laid: nobody has that address, another user has it, or its NIC refuses (the log
+        says why). TimedOutError if its process does not answer, InUseError if another process has our own address.
         `source` is our address that the link is for, by default the first of the same family.
         """
         peer = ip_address(ip)
@@ -144,7 +144,7 @@ class Links:
         self.changed.wait(min(left, most))
 
     def _lay(self, key: tuple[IpAddress, IpAddress], end: float) -> Link | str | None:
-        """Ask once for a link. Return the link, None when it is refused, or _LATER."""
+        """Ask once for a link. Return the link, None if it is refused, or _LATER."""
         own, peer = key
         sock = dial(str(peer), end)
         if sock is None:
@@ -177,7 +177,7 @@ class Links:
             return None
         except TimeoutError:
             raise TimedOutError(f"{self.name} got no link to {peer}: process {pid} there does not answer") from None
-        except (OSError, EOFError):  # it has closed, or had no room: the next attempt shows which
+        except (OSError, EOFError):  # it has closed, or had no room: the next attempt shows which of them
             time.sleep(RETRY)
             return _LATER
         except (BadMessage, InvalidValueError) as error:
@@ -227,8 +227,8 @@ class Links:
             raise Refusal(error) from None
         talks = self._talks(request)
         link = Link(own, peer, (pid, str(request.get("name"))), parts, False, sock, self._forget, talks)
-        # When both sides lay a link at the same time, that of the lower address counts.
-        with link.sending:  # no message before the answer
+        # When both sides lay a link at the same time, the one from the lower address counts.
+        with link.sending:  # no message may precede the answer
             if not self._register(link, unless_laying=(own.version, own) < (peer.version, peer)):
                 link.closed = True
                 parts.close()
@@ -244,7 +244,8 @@ class Links:
     # --- the table -------------------------------------------------------------------------------------------------
 
     def _register(self, link: Link, unless_laying: bool = False) -> bool:
-        """Take a link in. Return False if there is one or, with `unless_laying`, if one is being laid from here."""
+        """Add a link to the table. Return False if there is one or, with `unless_laying`, if this side is laying one.
+        """
         key = link.own_address, link.peer_address
         with self.changed:
             old = self._links.get(key)
@@ -252,7 +253,7 @@ class Links:
                 return False
             if self.closing or (unless_laying and key in self._laying):
                 return False
-            if old is not None:  # it is dead, but this has not been noticed yet
+            if old is not None:  # dead, which has not been noticed yet
                 self.lose(old)
             self._links[key] = link
             if self._callbacks.on_link is not None:
@@ -307,13 +308,13 @@ class Links:
                 self._await_message(link)
 
     def heard(self, link: Link, message: Body) -> None:
-        """Pass on a message of a link's peer. The link is not watched until the message has been dealt with."""
+        """Pass on a message of a link's peer. The link is not watched until the message has been handled."""
         on_message = self._callbacks.on_message
         assert on_message is not None
         self._tell(lambda link: on_message(link, message, link.message.take_fds()), link, message)
 
     def _await_message(self, link: Link) -> None:
-        """Wait for a link's next message. The last one has been dealt with."""
+        """Wait for a link's next message. The last one has been handled."""
         link.message.close()
         link.message = PartialMessage(MAX_MESSAGE_FDS)
         with self.changed:
@@ -325,13 +326,13 @@ class Links:
     # --- life cycle ------------------------------------------------------------------------------------------------
 
     def begin_to_close(self) -> None:
-        """Take and lay no more links."""
+        """Stop taking and laying links."""
         with self.changed:
             self.closing = True
             self.changed.notify_all()
 
     def end_callbacks(self) -> None:
-        """Wait for a running callback; none begins afterwards."""
+        """Wait for a running callback. None begins afterwards."""
         self._events.put(None)
         if self._teller is not None and not self._teller.is_current:
             if not self._teller.join(STOP_TIMEOUT):

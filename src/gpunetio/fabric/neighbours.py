@@ -1,7 +1,7 @@
 """The neighbours of a NIC on an Ethernet: address resolution by ARP (RFC 826) and neighbour discovery (RFC 4861).
 
-A thread answers for the NIC's own addresses, and learns the MACs that somebody has asked for. The engine hands it the
-frames. It needs no lock of the NIC, so it answers also while the NIC is connecting a queue pair.
+A thread answers requests for the NIC's own addresses, and learns the MACs that the NIC has asked for. The engine passes
+it the frames. The thread takes no lock of the NIC, so it also answers while the NIC is connecting a queue pair.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ Entry = TypeVar("Entry")
 PATIENCE = 3.0  # seconds that a neighbour has to answer
 RETRY = 0.25  # seconds between questions
 LIFETIME = 30.0  # seconds after which a neighbour is asked again, as in Linux (base_reachable_time_ms)
-MOST = 1024  # neighbours that are remembered, or asked: strangers make a NIC ask for whom they like
-GONE = 1  # bytes of what the engine sends instead of a frame when the other end is gone, if there is room
+MOST = 1024  # neighbours to remember, or to ask for: strangers can make a NIC ask for any address
+GONE = 1  # length of the message that the engine sends instead of a frame when the other end is gone, if there is room
 _BROADCAST = b"\xff" * 6
 _ALL_NODES = IPv6Address("ff02::1").packed
 _SOLICITED_NODE = IPv6Address("ff02::1:ff00:0").packed[:13]
 _LINK_LOCAL = b"\xfe\x80"
 _LARGEST = 1 << 16
 _TAGS = tuple(kind.to_bytes(2, "big") for kind in (ETHER_TYPE_VLAN, ETHER_TYPE_SERVICE_VLAN))
-_INTACT = 0xFFFF  # the checksum of data that contain their checksum
+_INTACT = 0xFFFF  # the checksum of data that include their own, correct checksum
 
 
 def ethernet(destination: bytes, source: bytes, ether_type: int) -> bytes:
@@ -56,7 +56,8 @@ def arp(operation: int, sender: tuple[bytes, bytes], target: tuple[bytes, bytes]
 
 
 def _icmpv6_sum(source: Gid, destination: Gid, message: bytes) -> int:
-    """Return the checksum of an ICMPv6 message (RFC 8200 8.1): _INTACT if it contains the right one."""
+    """Return the checksum of an ICMPv6 message (RFC 8200 8.1), which is _INTACT if the message contains the right one.
+    """
     pseudo = source + destination + len(message).to_bytes(4, "big") + IP_PROTOCOL_ICMPV6.to_bytes(4, "big")
     return internet_checksum(pseudo + message + bytes(len(message) & 1))
 
@@ -91,9 +92,9 @@ def _link_address(options: bytes, wanted: int) -> bytes | None:
 class Neighbours:
     """The neighbours on the wire `name` of a NIC with `mac` and `gids`.
 
-    `frames` is the socket on which the engine sends frames that arrived. `send` puts a frame on the wire. `look` is
-    called after each, to see whether the device is gone. Nobody but the owner closes the other end of `frames`, which
-    ends the thread.
+    `frames` is the socket on which the engine sends received frames. `send` puts a frame on the wire. `look` is called
+    after each received frame, to see whether the device is gone. The thread ends when the owner closes the other end of
+    `frames`, which nobody else may do.
     """
 
     def __init__(
@@ -103,8 +104,8 @@ class Neighbours:
         self._name, self._mac, self._gids = name, mac, tuple(gids)
         self._frames, self._send, self._look = frames, send, look
         self._changed = threading.Condition(threading.RLock())
-        self._known: dict[Gid, tuple[bytes, float]] = {}  # MAC and time; the last to be learned is last
-        self._asked: dict[Gid, float] = {}  # when they were asked; the last to be asked is last
+        self._known: dict[Gid, tuple[bytes, float]] = {}  # MAC and time, in the order in which they were learned
+        self._asked: dict[Gid, float] = {}  # time of the last request, oldest first
         self._thread = ServiceThread(f"gpunetio {name}", self._serve)
         self._thread.start()
 
@@ -135,9 +136,10 @@ class Neighbours:
             return mac
 
     def seek(self, gid: Gid) -> bytes | None:
-        """Return the MAC of a neighbour if it is known. If not, ask for it, at most once in RETRY seconds: never wait.
+        """Return the MAC of a neighbour, or ask for it and return None. Never wait.
 
-        Whoever seeks calls this again until it is known. InvalidValueError if no own address is of the same kind.
+        At most one request is sent in RETRY seconds. The caller calls again until the MAC is known. InvalidValueError
+        if the NIC has no address of the same kind.
         """
         now = time.monotonic()
         with self._changed:
@@ -152,7 +154,7 @@ class Neighbours:
         return None
 
     def last(self, gid: Gid) -> bytes:
-        """Return the MAC that a neighbour had when it was last heard. NotFoundError if it never was: seek it first."""
+        """Return the last known MAC of a neighbour. NotFoundError if it was never learned: call `seek` first."""
         with self._changed:
             if gid not in self._known:
                 raise NotFoundError(
@@ -170,7 +172,7 @@ class Neighbours:
         return ethernet(_multicast_mac(group), self._mac, ETHER_TYPE_IPV6) + packet
 
     def _own_for(self, gid: Gid) -> Gid:
-        """Return the own address from which to ask for a neighbour."""
+        """Return the NIC's own address from which to ask for a neighbour."""
 
         def same(own: Gid, prefix: bytes) -> bool:
             return own.startswith(prefix) == gid.startswith(prefix)
@@ -186,9 +188,9 @@ class Neighbours:
     # --- hearing ---------------------------------------------------------------------------------------------------
 
     def _hear(self, frame: bytes) -> None:
-        """Take a frame, of whose header the engine has checked only the EtherType. Malformed ones change nothing.
+        """Handle a received frame. The engine has checked only its EtherType; malformed frames are ignored.
 
-        Who asks in a VLAN is answered there. The NIC itself has no neighbours in VLANs.
+        A request in a VLAN is answered in that VLAN. The NIC itself has no neighbours in VLANs.
         """
         end = ETHERNET.ether_type
         while frame[end : end + 2] in _TAGS:
@@ -200,7 +202,7 @@ class Neighbours:
             self._hear_discovery(rest, tags)
 
     def _answer(self, destination: bytes, tags: bytes, ether_type: int, packet: bytes) -> None:
-        """Send an answer, with the VLAN tags of the question."""
+        """Send an answer, with the VLAN tags of the request."""
         header = ethernet(destination, self._mac, ether_type)
         self._send(header[: ETHERNET.ether_type] + tags + header[ETHERNET.ether_type :] + packet)
 
@@ -219,7 +221,7 @@ class Neighbours:
             self._answer(mac, tags, ETHER_TYPE_ARP, answer)
 
     def _hear_discovery(self, packet: bytes, tags: bytes) -> None:
-        """Take an IPv6 packet with a solicitation or an advertisement. RFC 4861 7.1 says which ones are valid."""
+        """Handle an IPv6 packet with a solicitation or an advertisement. RFC 4861 7.1 defines which ones are valid."""
         if len(packet) < IPV6.size:
             return
         ip = IPV6.at(packet)
@@ -241,7 +243,7 @@ class Neighbours:
             if mac is not None:
                 self._learn(target, mac, tags)
             return
-        somebody = any(source)  # else it looks whether the address is free (RFC 4862 5.4)
+        somebody = any(source)  # otherwise it is duplicate address detection (RFC 4862 5.4)
         if somebody and mac is not None:
             self._learn(source, mac, tags)
         if target in self._gids and (mac is not None or not somebody):
@@ -251,7 +253,7 @@ class Neighbours:
             self._answer(mac if somebody and mac else _multicast_mac(to), tags, ETHER_TYPE_IPV6, answer)
 
     def _learn(self, gid: Gid, mac: bytes, tags: bytes) -> None:
-        """Note the MAC of an address that somebody has asked for, so that strangers cannot fill the table."""
+        """Store the MAC of an address if the NIC has asked for it, so that strangers cannot fill the table."""
         if tags:
             return
         with self._changed:
@@ -262,7 +264,7 @@ class Neighbours:
 
 
 def _keep(table: dict[Gid, Entry], gid: Gid, entry: Entry) -> None:
-    """Put an entry at the end of a table. If that is full, the first one, which is the oldest, makes room."""
+    """Append an entry to a table, and drop the oldest one if the table is full."""
     table.pop(gid, None)
     if len(table) >= MOST:
         del table[next(iter(table))]

@@ -2,11 +2,11 @@
 
 Engines of two processes wake each other, and neither may be able to block the other. O_NONBLOCK is a flag of the open
 file description (fcntl(2)), which two processes share once one has sent the other a descriptor. A neighbour could clear
-the flag, and a write to an eventfd or a pipe would then wait for ever. MSG_DONTWAIT makes a single call on a socket
+the flag, and a write to an eventfd or a pipe would then block for ever. MSG_DONTWAIT makes a single call on a socket
 non-blocking, whatever the flag says.
 
-The engine that sleeps makes the pair, keeps the end that it reads, and gives the other end to its peer. No neighbour
-has the reading end: reads of one socket take turns, so a neighbour's read could hold up ours. An end of a pair takes
+The engine that sleeps creates the pair, keeps the end that it reads, and gives the other end to its peer. No neighbour
+has the reading end: reads of one socket take turns, so a neighbour's read could hold up ours. An end of a pair accepts
 datagrams only from its other end. Unlike a stream socket, it does not stay readable once the other end is closed.
 """
 
@@ -20,7 +20,8 @@ from ..errors import InvalidValueError
 
 
 class Notifier:
-    """A pair of this process: a datagram to `notify_fd`, from here or from another process, makes `fd` readable."""
+    """A pair of sockets of this process: a datagram to `notify_fd`, from this or another process, makes `fd` readable.
+    """
 
     fd: int
     notify_fd: int

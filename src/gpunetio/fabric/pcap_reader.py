@@ -1,7 +1,7 @@
-"""Reads capture files: their Ethernet frames, and the RoCE v2 or InfiniBand packets, which pcap.py or others wrote.
+"""Read capture files of pcap.py or other programs: their Ethernet frames, and their RoCE v2 or InfiniBand packets.
 
 A file in libpcap's format with Ethernet frames, or with InfiniBand records of ERF, is read as it is. Other files are
-converted to that while they are read (capture_formats.py).
+converted to that format on the fly (capture_formats.py).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _ERF_TYPE_MASK, _ERF_EXTENSION = 0x7F, 0x80
 _VCRC_SIZE = 2
 _ONES = b"\xff" * 8
 
-# What precedes the bytes of a record: its time, how many bytes the file has, and how many the packet had.
+# The header of a record: its time, the bytes in the file, and the bytes that the packet had.
 RECORD = Entry("pcap_record", 16, """
     seconds    0  u32
     fraction   4  u32
@@ -54,7 +54,7 @@ class Packet:
     """A packet of a capture file, from `source` to `destination`: IP addresses or, on InfiniBand, LIDs.
 
     `data` runs from the BTH, on InfiniBand from the LRH, to the padding. `bth` is where the BTH begins. `gid` is the
-    sender's. `icrc` is None if the packet's ICRC fits, else the wrong one that the packet had.
+    sender's. `icrc` is None if the packet's ICRC is correct, and otherwise the wrong ICRC that the packet had.
     """
 
     time_ns: int
@@ -103,7 +103,7 @@ def _roce(time_ns: int, frame: bytes) -> Packet | str:
     if len(body) < length:
         return CUT_SHORT
     data, icrc = body[UDP.size : length - ICRC_SIZE], body[length - ICRC_SIZE : length]
-    # IBTA annex A17.3.3: what may change on the way counts as ones, and eight bytes of ones stand for the LRH.
+    # IBTA annex A17.3.3: fields that may change on the way count as ones, and eight bytes of ones stand for the LRH.
     hidden = data[:4] + b"\xff" + data[5 : BTH.size]
     covered = _ONES + bytes(masked) + body[: UDP.checksum] + b"\xff\xff" + hidden
     fits = zlib.crc32(memoryview(data)[BTH.size :], zlib.crc32(covered)) == int.from_bytes(icrc, "little")
@@ -137,12 +137,13 @@ def _infiniband(time_ns: int, record: bytes) -> Packet | str:
 
 
 class PcapFile:
-    """A capture file, to be read more than once. `infiniband`: its packets are InfiniBand's, not RoCE's.
+    """A capture file, which can be read more than once.
 
-    `big_endian`: its numbers are. `unit` are the nanoseconds that a fraction of a time stamp counts.
+    `infiniband` is set if it has InfiniBand's packets, not RoCE's, and `big_endian` if its numbers are big-endian.
+    `unit` is the number of nanoseconds in one unit of a time stamp's fraction.
 
-    `records` and `skipped` count what the last reading has found: all records, and those without a packet, by the
-    reason. InvalidValueError says what is wrong with a file that is no such capture.
+    `records` and `skipped` count what the last pass found: all records, and those without a packet, by reason.
+    InvalidValueError says what is wrong with a file that is no such capture.
     """
 
     path: Path
@@ -191,7 +192,7 @@ class PcapFile:
                 yield found
 
     def _records(self) -> Iterator[tuple[int, bytes, int]]:
-        """Return time, bytes, and original length of each record."""
+        """Yield the time, the bytes, and the original length of each record."""
         at, source = self.rewind(), self._converted or self._file
         while header := source.read(RECORD.size):
             captured = self._record.unpack(header)[2] if len(header) == RECORD.size else 0
@@ -203,7 +204,7 @@ class PcapFile:
             at += RECORD.size + captured
 
     def rewind(self) -> int:
-        """Go to the first record, with which the counts begin anew. Return where in the file it is."""
+        """Go back to the first record and reset the counts. Return its offset in the file."""
         self.records, self.skipped = 0, Counter()
         if self._converted:
             self._converted.rewind()
@@ -211,11 +212,11 @@ class PcapFile:
         return self._file.seek(FILE_HEADER)
 
     def read_into(self, room: np.ndarray) -> int:
-        """Read the next bytes of the file, as many as there is room for. Return how many; 0 is the end."""
+        """Fill `room` with the next bytes of the file. Return how many there were; 0 means the end."""
         return (self._converted or self._file).readinto(memoryview(room))  # type: ignore[attr-defined]
 
     def damaged(self, at: int, header: bytes) -> InvalidValueError:
-        """Return what is wrong with the record at this byte, of which the file has less than the header says."""
+        """Return the error for the record at offset `at`, which is too long, or longer than the rest of the file."""
         if len(header) == RECORD.size and (captured := self._record.unpack(header)[2]) > LARGEST_RECORD:
             return too_large(self.path, at, captured)
         return ends_early(self.path, at)

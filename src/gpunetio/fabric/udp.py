@@ -51,13 +51,13 @@ _SO_SNDBUFFORCE, _SO_RCVBUFFORCE = 32, 33  # socket(7): beyond the limits of sys
 # linux/udp.h: take IPv6 datagrams without a UDP checksum. RoCEv2 senders leave it out because the ICRC protects more
 # (annex A17.4.5). Our datagrams keep it, because the kernel refuses segmentation without it.
 _UDP_NO_CHECK6_RX = 102
-# linux/in6.h: the flow label is that of sin6_flowinfo, and the kernel derives none from the ports (RFC 6437 3).
+# linux/in6.h: take the flow label from sin6_flowinfo, and do not derive one from the ports (RFC 6437 3).
 _IPV6_FLOWINFO_SEND, _IPV6_AUTOFLOWLABEL = 33, 70
 _MTU_DISCOVER = {4: (socket.IPPROTO_IP, 10), 6: (socket.IPPROTO_IPV6, 23)}  # ip(7), ipv6(7)
 _PMTUDISC_DO = 2
 _LINE = 64
-# A buffer starts 4 bytes behind a multiple of 16, so that what follows the first packet's BTH is aligned. Buffers do
-# not lie at multiples of 64 KiB, where they would all compete for the same cache lines.
+# A buffer starts 4 bytes after a multiple of 16, so that what follows the first packet's BTH is aligned. Buffers do not
+# start at multiples of 64 KiB, where they would all compete for the same cache lines.
 _BUFFER_STRIDE, _BUFFER_START = RX_BUFFER + 2 * _LINE, 4
 
 
@@ -72,7 +72,7 @@ class UdpWire:
     """Sockets, buffers and the record that compiled code uses, at `address`; `record` is a view of it.
 
     `tx_end` is the address of the PIPE_END that `transmit` consumes. `gid_indices` are the addresses' indices in the
-    GID table, by default 0, 1, …  `gso=False` and `gro=False` turn the kernel's batching off.
+    GID table, by default 0, 1, … `gso=False` and `gro=False` turn the kernel's batching off.
     """
 
     addresses: tuple[Address, ...]
@@ -106,7 +106,7 @@ class UdpWire:
         for row, opened, address, index in zip(self.rows, self._sockets, addresses, indices, strict=True):
             self._describe(row, opened, address, index)
             self._socket_of[index] = row.__array_interface__["data"][0]
-            # The kernel takes one datagram more than fits.
+            # The kernel accepts one datagram more than fits.
             self.record["capacity"] += opened.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) + RX_BUFFER
 
     def _describe(self, row: np.void, opened: socket.socket, address: Address, index: int) -> None:
@@ -118,10 +118,10 @@ class UdpWire:
         row["port"] = opened.getsockname()[1]
 
     def egress(self, index: int, port: int, used: Container[int], settle: Callable[[], None]) -> int:
-        """Return the source with which frames leave from the address of GID `index` and this UDP port.
+        """Return the source for frames from the address of GID `index` and this UDP port.
 
-        Each such pair has a socket of its own. If all sources are taken, one that is not in `used` makes room;
-        `settle` must return only when nobody is in `transmit`. InUseError if all are used, or the port is.
+        Each such pair has a socket of its own. If all sources are taken, one that is not in `used` is replaced.
+        `settle` must return only once no thread is in `transmit`. InUseError if all sources are used, or the port is.
         """
         if port == ROCE_UDP_PORT:
             return index
@@ -199,7 +199,7 @@ class UdpWire:
         return self._memory.closed
 
     def close(self) -> None:
-        """Close the sockets and free the memory. Nobody may be in `transmit` or `receive`."""
+        """Close the sockets and free the memory. No thread may be in `transmit` or `receive`."""
         self._close_sockets()
         self._memory.close()
 
@@ -220,7 +220,7 @@ def _at(array: np.ndarray) -> int:
 
 
 def _point(vector: np.ndarray, slots: np.ndarray, slot: Entry) -> None:
-    """Make each message header point into its slot."""
+    """Make each message header point to its slot."""
     starts = _at(slots) + slot.size * np.arange(len(slots))
     vector["name"], vector["control"], vector["iov"] = starts + slot.name, starts + slot.control, starts + slot.iov
 

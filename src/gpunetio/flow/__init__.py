@@ -1,9 +1,9 @@
-"""Flow rules: which packets of a device's port reach which queue (DOCA Flow).
+"""DOCA Flow: rules that direct a port's packets to queues.
 
     with verbs.open() as ctx, FlowPort(ctx) as port:
         rule = port.steer(match.udp(dst=53), to=rxq)
 
-`match` says what a rule is for. A rule leads to a queue, to several (`Rss`), to a pipe, or to `DROP` or `KERNEL`.
+A `match` selects a rule's packets. A rule leads to a queue, to several (`Rss`), to a pipe, or to `DROP` or `KERNEL`.
 """
 
 from . import match

@@ -1,4 +1,4 @@
-"""Flow counters, in bulks: one command makes many, and one query reads them."""
+"""Flow counters in bulks: one command allocates many, and one query reads them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _STATISTICS = QUERY_FLOW_COUNTER_OUT.offset("flow_statistics")
 
 
 class FlowCount(NamedTuple):
-    """What a rule has counted (`doca_flow_resource_query`): packets, and their bytes without check sequences."""
+    """The counts of a rule (`doca_flow_resource_query`): packets, and their bytes without check sequences."""
 
     packets: int
     octets: int
@@ -22,7 +22,7 @@ class FlowCount(NamedTuple):
 
 @dataclass
 class _Bulk:
-    """Counters with numbers that follow each other, what they showed when they were taken, and which are given back."""
+    """Counters with consecutive numbers, their values when last taken, and those given back since."""
 
     made: DevxObject
     size: int
@@ -51,14 +51,16 @@ class Counter:
         return self.bulk.made.number + self.place
 
     def read(self) -> FlowCount:
-        """Return what was counted since the counter was taken."""
+        """Return the counts since the counter was taken."""
         now, before = self.bulk.read()[self.place], self.bulk.before[self.place]
         return FlowCount(now.packets - before.packets, now.octets - before.octets)
 
 
 class Counters:
-    """The counters of a port's rules. A counter that a rule has given back keeps its count, so it is read before its
-    next rule takes it: for many at once.
+    """The counters of a port's rules.
+
+    The device never resets a counter, so a reused counter must be read before its next rule takes it. Half a bulk or
+    more is read at once.
     """
 
     def __init__(self, ctx: Context, in_bulks: bool, undo: ExitStack):
@@ -66,23 +68,23 @@ class Counters:
         self._made = undo.enter_context(ExitStack())
         self._size = COUNTERS_PER_BULK_BIT if in_bulks else 1
         self._bulks: list[_Bulk] = []
-        self._free: list[Counter] = []  # whose `before` is right
+        self._free: list[Counter] = []  # free counters whose `before` is up to date
 
     def take(self) -> Counter:
-        """Return a counter that begins at 0. NoMemoryError if the device has no more."""
+        """Return a counter that reads as 0. NoMemoryError if the device has no more counters."""
         if not self._free:
             self._refill()
         return self._free.pop()
 
     def give_back(self, counter: Counter) -> None:
-        """Take a counter back whose rule is gone."""
+        """Take back the counter of a rule that no longer exists."""
         counter.bulk.used.append(counter.place)
 
     def _refill(self) -> None:
         for bulk in self._bulks:
             if len(bulk.used) * 2 >= bulk.size:
                 now = bulk.read()
-                for place in bulk.used:  # the others count on
+                for place in bulk.used:  # counters still in use keep their `before`
                     bulk.before[place] = now[place]
                 self._free += [Counter(bulk, place) for place in bulk.used]
                 bulk.used.clear()

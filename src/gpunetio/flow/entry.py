@@ -1,4 +1,4 @@
-"""Entries of flow tables, as mailboxes."""
+"""Create and change entries of flow tables with PRM commands."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _VALUE = _CONTEXT + FLOW_CONTEXT.offset("match_value")
 
 @dataclass(frozen=True)
 class Forward:
-    """A destination: its type and number. `tag` is the flow tag that packets get; 0 is none."""
+    """A destination: its type and number. `tag` is the flow tag for its packets; 0 is none."""
 
     kind: DestinationType
     number: int
@@ -36,7 +36,7 @@ class Forward:
 def set_entry(
     ctx: Context, table: int, place: Place, match: Match, forward: Forward | None, counter: int | None = None,
 ) -> DevxObject:  # fmt: skip
-    """Make an entry that forwards, or drops. What it forwards to need not have a higher level."""
+    """Create an entry that forwards or drops packets. It may forward to a table of any level."""
     mailbox = _mailbox(table, place, match, forward, counter)
     with command(f"a rule for {match}"):
         return ctx.devx.create_raw(mailbox, OUT.size)
@@ -45,7 +45,7 @@ def set_entry(
 def change_entry(
     made: DevxObject, table: int, place: Place, match: Match, forward: Forward | None, counter: int | None
 ) -> None:
-    """Change in one step where an entry leads."""
+    """Change the destination of an entry atomically."""
     changes = EntryModify.ACTION | EntryModify.FLOW_TAG | EntryModify.DEST_LIST | EntryModify.COUNTERS
     mailbox = _mailbox(table, place, match, forward, counter)
     SET.update(mailbox, op_mod=EntryChange.MODIFY, modify_enable_mask=changes)

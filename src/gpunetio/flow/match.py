@@ -1,8 +1,8 @@
-"""What packets a rule is for, by their headers: `match.udp(dst=53)`, `match.ipv4(src="10.0.0.0/8") & match.tcp()`.
+"""Select packets by their headers: `match.udp(dst=53)`, `match.ipv4(src="10.0.0.0/8") & match.tcp()`.
 
-A header brings what it needs: a UDP port the protocol, and an address the IP version. Leave out what may be anything.
-Numbers are ints, or pairs (value, mask). MACs are text or 6 bytes. IP addresses are text, bytes or objects of
-`ipaddress`, and networks such as "10.0.0.0/8". In a pipe, PER_ENTRY leaves a value to the entries.
+A header implies those it needs: a UDP port the protocol, and an address the IP version. Arguments left out match
+anything. Numbers are ints, or pairs (value, mask). MACs are text or 6 bytes. IP addresses are text, bytes, `ipaddress`
+objects, or networks such as "10.0.0.0/8". In a pipe's match, PER_ENTRY leaves a value to the pipe's rules.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _YES, _NO = Bits(1, 1), Bits(0, 1)
 
 
 class TcpFlag(IntFlag):
-    """Flags of TCP (RFC 9293). As a `flags`, those that must be set; the others may be anything."""
+    """Flags of TCP (RFC 9293). As `flags`, they are those that must be set; the others may be anything."""
 
     FIN = 0x01
     SYN = 0x02
@@ -38,9 +38,10 @@ def everything() -> Match:
 
 
 def eth(*, src: Mac | None = None, dst: Mac | None = None, ether_type: Number | None = None) -> Match:
-    """Match by MAC addresses, and by the EtherType behind VLAN tags.
+    """Match MAC addresses, and the EtherType after VLAN tags.
 
-    Up to two tags of types 0x8100 and 0x88A8 are read. A third one, or one of another type, is the frame's EtherType.
+    Up to two tags of types 0x8100 and 0x88A8 are parsed. A third tag, or a tag of another type, counts as the frame's
+    EtherType.
     """
     fields: dict[str, Bits] = {}
     for name, given in (("smac", src), ("dmac", dst)):
@@ -57,7 +58,7 @@ def eth(*, src: Mac | None = None, dst: Mac | None = None, ether_type: Number | 
 def vlan(
     vid: Number | None = None, *, prio: Number | None = None, cfi: Number | None = None, service: bool = False
 ) -> Match:
-    """Match the outer VLAN tag (IEEE 802.1Q): its VID, priority and CFI. `service`: it is a service tag, 0x88A8."""
+    """Match the outer VLAN tag (IEEE 802.1Q): VID, priority and CFI. With `service`, it is a service tag, 0x88A8."""
     mark = f"{_OUTER}{'svlan_tag' if service else 'cvlan_tag'}"
     text = _text("vlan", vid=vid, prio=prio, cfi=cfi, service=service or None)
     return bits_at(text, {mark: _YES, **_tag(f"{_OUTER}first_", vid=vid, prio=prio, cfi=cfi)})
@@ -66,7 +67,7 @@ def vlan(
 def second_vlan(
     vid: Number | None = None, *, prio: Number | None = None, cfi: Number | None = None, service: bool = False
 ) -> Match:
-    """Match the VLAN tag behind the outer one."""
+    """Match the VLAN tag after the outer one."""
     mark = f"{_MISC}outer_second_{'svlan_tag' if service else 'cvlan_tag'}"
     text = _text("second_vlan", vid=vid, prio=prio, cfi=cfi, service=service or None)
     return bits_at(text, {mark: _YES, **_tag(f"{_MISC}outer_second_", vid=vid, prio=prio, cfi=cfi)})
@@ -76,7 +77,7 @@ def ipv4(
     *, src: Ip | None = None, dst: Ip | None = None, protocol: Number | None = None, dscp: Number | None = None,
     ecn: Number | None = None, ttl: Number | None = None,
 ) -> Match:  # fmt: skip
-    """Match IPv4, and fields of its header. Fragments match, too, unless `whole()` is added."""
+    """Match IPv4 and fields of its header. Fragments match as well, unless `whole()` is added."""
     return _ip(4, "ipv4", src, dst, protocol=protocol, dscp=dscp, ecn=ecn, ttl=ttl)
 
 
@@ -84,12 +85,12 @@ def ipv6(
     *, src: Ip | None = None, dst: Ip | None = None, protocol: Number | None = None, dscp: Number | None = None,
     ecn: Number | None = None, hop_limit: Number | None = None,
 ) -> Match:  # fmt: skip
-    """Match IPv6, and fields of its header. `protocol` is that behind the extension headers."""
+    """Match IPv6 and fields of its header. `protocol` is the protocol after the extension headers."""
     return _ip(6, "ipv6", src, dst, protocol=protocol, dscp=dscp, ecn=ecn, hop_limit=hop_limit)
 
 
 def whole() -> Match:
-    """Match what is no fragment. A match of TCP or UDP ports or flags does so by itself: fragments have none."""
+    """Match packets that are not fragments. Matches of TCP or UDP ports or flags imply this: fragments lack both."""
     return bits_at("whole()", {f"{_OUTER}frag": _NO})
 
 
@@ -99,7 +100,7 @@ def udp(*, src: Number | None = None, dst: Number | None = None) -> Match:
 
 
 def tcp(*, src: Number | None = None, dst: Number | None = None, flags: Number | None = None) -> Match:
-    """Match TCP over IPv4 or IPv6, its ports and flags. A `TcpFlag` names flags that are set, an int all nine bits."""
+    """Match TCP over IPv4 or IPv6, its ports and flags. A `TcpFlag` gives the flags set, an int all nine flag bits."""
     wanted = (int(flags), int(flags)) if isinstance(flags, TcpFlag) else flags
     made = _l4("tcp", IP_PROTOCOL_TCP, src=src, dst=dst)
     if wanted is None:
@@ -147,7 +148,7 @@ def _l4(name: str, protocol: int, **ports: Number | None) -> Match:
 
 
 def _tag(prefix: str, **given: Number | None) -> dict[str, Bits]:
-    """Return fields of a VLAN tag."""
+    """Return the fields of a VLAN tag."""
     widths = {"vid": 12, "prio": 3, "cfi": 1}
     return {prefix + name: number(name, value, widths[name]) for name, value in given.items() if value is not None}
 

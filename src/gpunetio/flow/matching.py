@@ -1,4 +1,4 @@
-"""What a rule matches: bits of the headers of a packet, as flow tables compare them (PRM, fte_match_param)."""
+"""Matches as flow tables compare them: bits of the headers of a packet (PRM, fte_match_param)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .values import Bits
 
 PARAM_BYTES = FTE_MATCH_PARAM.size
 _BITS = 8 * PARAM_BYTES
-# The parts of fte_match_param, in their order, and the bit of match_criteria_enable for each.
+# The parts of fte_match_param in order, each with its bit in match_criteria_enable.
 _PARTS = tuple(zip(
     ("outer_headers", "misc_parameters", "inner_headers", "misc_parameters_2", "misc_parameters_3",
      "misc_parameters_4", "misc_parameters_5"),
@@ -36,10 +36,10 @@ _PLACES = dict(_leaves(FTE_MATCH_PARAM))  # dotted name → lowest bit and width
 
 @dataclass(frozen=True, repr=False)
 class Match:
-    """Bits of a packet's headers that have a value. `&` of two matches is what both match.
+    """Values for bits of a packet's headers. `&` of two matches matches packets that satisfy both.
 
-    `mask` has the bits that are compared, `value` their values, both as numbers in the order of fte_match_param; `open`
-    are those of the mask whose values the entries of a pipe give. A packet that lacks a header has 0 in its fields.
+    `mask` has the bits that are compared and `value` their values, both as numbers in the layout of fte_match_param.
+    `open` has those bits of the mask whose values a pipe's rules give. A header that a packet lacks reads as 0.
     """
 
     mask: int = 0
@@ -71,11 +71,11 @@ class Match:
 
     @cached_property
     def certain(self) -> tuple[int, int]:
-        """Return mask and value of what all packets that match have: an IP header implies the EtherType."""
+        """Return mask and value of what all matching packets share: an IP header implies the EtherType."""
         version, protocol = _value(self, "ip_version"), _value(self, "ip_protocol")
         if version in _ETHER_TYPES:
             wanted, mask = _ETHER_TYPES[version], 0xFFFF
-        elif protocol:  # either of the two: what they have in common
+        elif protocol:  # IPv4 or IPv6: the bits that their EtherTypes have in common
             wanted, mask = _ETHER_TYPES[4] & _ETHER_TYPES[6], 0xFFFF & ~(_ETHER_TYPES[4] ^ _ETHER_TYPES[6])
         else:
             return self.mask, self.value
@@ -85,12 +85,12 @@ class Match:
 
     @property
     def criteria(self) -> bytes:
-        """Return the mask as match_criteria of a flow group."""
+        """Return the mask as the match_criteria of a flow group."""
         return self.mask.to_bytes(PARAM_BYTES, "big")
 
     @property
     def enable(self) -> int:
-        """Return match_criteria_enable: which parts the mask has bits in."""
+        """Return match_criteria_enable: the parts in which the mask has bits."""
         return sum(
             int(bit) for name, bit in _PARTS
             if self.mask >> (_BITS - 8 * (FTE_MATCH_PARAM.offset(name) + 64)) & (1 << 512) - 1
@@ -98,19 +98,19 @@ class Match:
 
 
 def _value(match: Match, name: str) -> int:
-    """Return the value of a field of the outer headers that is compared completely, else 0."""
+    """Return the value of an outer-header field if all its bits are compared, else 0."""
     shift, width = _PLACES[f"outer_headers.{name}"]
     full = (1 << width) - 1
     return match.value >> shift & full if match.mask >> shift & full == full else 0
 
 
 def name_of(bits: int) -> str:
-    """Return the dotted name of a field with some of these bits."""
+    """Return the dotted name of a field that has some of these bits."""
     return next(name for name, (shift, width) in _PLACES.items() if bits >> shift & (1 << width) - 1)
 
 
 def bits_at(text: str, fields: dict[str, Bits]) -> Match:
-    """Return a match of fields of fte_match_param by dotted name. Values shorter than a field are its low bits."""
+    """Return a match from dotted names of fields of fte_match_param. Shorter values are the low bits of a field."""
     mask = value = open_bits = 0
     for name, bits in fields.items():
         shift, _ = _PLACES[name]

@@ -23,17 +23,17 @@ _EVERYTHING = Match()
 
 
 class PipeType(IntEnum):
-    """enum doca_flow_pipe_type, of which we have these. The numbers are ours."""
+    """enum doca_flow_pipe_type, limited to the types supported here. The numbers are gpunetio's."""
 
     BASIC   = 0
     CONTROL = 1
 
 
 class FlowRule(Handle):
-    """A rule: packets that `match` go `to` somewhere. Closing it removes it; also a context manager.
+    """A rule: it sends the packets that `match` to the destination `to`. Closing it removes it. A context manager.
 
-    When `close()` returns, no packet takes the rule any more. `priority` is that in its pipe, the lowest first, and
-    `tag` what completions show as flow tag.
+    Once `close()` has returned, no packet takes the rule any more. `priority` is its priority within the pipe, lowest
+    first; `tag` is the flow tag in completions.
     """
 
     _rank = 0
@@ -102,10 +102,10 @@ class FlowRule(Handle):
 
 
 class Port(Handle, ABC):
-    """A port, as its pipes see it.
+    """A port, as its pipes use it.
 
-    `lock` is held while rules come and go. Tables have 2^`log_size` entries and levels up to `top_level`. `rules` is
-    the pipe that leads to the root pipe.
+    `lock` is held while rules are added and removed. Tables have 2^`log_size` entries and levels up to `top_level`.
+    `rules` is the pipe that leads to the root pipe.
     """
 
     lock: threading.RLock
@@ -117,22 +117,22 @@ class Port(Handle, ABC):
     @property
     @abstractmethod
     def default_miss(self) -> To:
-        """Return what becomes of packets that no rule takes."""
+        """Return the destination of packets that no rule takes."""
 
     @abstractmethod
     def target(self, to: To) -> Target:
-        """Return where a rule leads, for its entry."""
+        """Return a rule's destination in the form that its entry needs."""
 
     @abstractmethod
     def leave_root(self, pipe: FlowPipe) -> None:
-        """Let no more packets come to a root pipe that closes."""
+        """Stop sending packets to a root pipe that is closing."""
 
 
 class FlowPipe(Stage):
-    """A pipe: rules, and what becomes of packets that match none of them (`doca_flow_pipe_create`).
+    """A pipe: rules, and a destination for packets that match none of them (`doca_flow_pipe_create`).
 
-    The rules of a BASIC pipe compare the same bits, those of a CONTROL pipe have a match and a priority each. Packets
-    come to a pipe by a rule or a miss that leads there, or because it is the root of its port. Closing a pipe closes
+    All rules of a BASIC pipe compare the same bits; each rule of a CONTROL pipe has its own match and priority. Packets
+    enter a pipe through a rule or miss that leads to it, or because it is its port's root pipe. Closing a pipe closes
     its rules; InUseError while another pipe leads to it.
     """
 
@@ -156,7 +156,7 @@ class FlowPipe(Stage):
         self._to = to
         self.rules: dict[FlowRule, None] = {}
         self._tables: dict[int, FlowTable] = {}  # by priority
-        self._leads: list[FlowPipe] = []  # pipes that this one leads to, once for each rule
+        self._leads: list[FlowPipe] = []  # pipes that this one leads to, one entry per rule
         with port.lock, ExitStack() as undo:
             self._use(port)
             self._counter = port.counters.take()
@@ -188,17 +188,17 @@ class FlowPipe(Stage):
 
     @property
     def entrance(self) -> int:
-        """Return the provider's handle of that table."""
+        """Return the provider's handle of the table where packets enter the pipe."""
         return self._tables[0].made.devx_handle
 
     @property
     def leads_on(self) -> bool:
-        """Return whether packets go from here to other pipes."""
+        """Return whether packets can go from this pipe to other pipes."""
         return bool(self._leads)
 
     @property
     def missed(self) -> FlowCount:
-        """Return the packets and octets that matched no rule so far (`doca_flow_resource_query_pipe_miss`)."""
+        """Return the packets and octets so far that matched no rule (`doca_flow_resource_query_pipe_miss`)."""
         with self.port.lock:
             self.check_open()
             return self._counter.read()
@@ -208,12 +208,12 @@ class FlowPipe(Stage):
     def add(
         self, match: Match | None = None, to: To | None = None, *, priority: int = 0, tag: int = 0, count: bool = True
     ) -> FlowRule:
-        """Add a rule (`doca_flow_pipe_basic_add_entry`, `doca_flow_pipe_control_add_entry`), in place on return.
+        """Add a rule (`doca_flow_pipe_basic_add_entry`, `doca_flow_pipe_control_add_entry`). It is active on return.
 
-        In a BASIC pipe, `match` gives the values that the pipe's match leaves PER_ENTRY, and `to` is the pipe's own
-        unless given. In a CONTROL pipe both are the rule's, and the lowest `priority` decides. `count=False` saves a
-        counter. InvalidValueError for a match that does not fit or that another rule of the priority contradicts;
-        FullError when there is no room.
+        In a BASIC pipe, `match` gives the values for the pipe's PER_ENTRY fields, and `to` defaults to the pipe's own.
+        In a CONTROL pipe, each rule has both, and the rule with the lowest `priority` decides. `count=False` saves a
+        counter. InvalidValueError for a match that does not fit the pipe, or that contradicts another rule of the same
+        priority; FullError if there is no room.
         """
         self.check_open()
         to = self._to if to is None else to
@@ -231,7 +231,7 @@ class FlowPipe(Stage):
         return FlowRule(self, match, to, priority, tag, count)
 
     def _filled(self, match: Match | None) -> Match:
-        """Return the pipe's match with the values of a rule."""
+        """Return the pipe's match, filled with a rule's values."""
         ours, given = self.match, _EVERYTHING if match is None else instance("match", match, Match)
         if given.open:
             raise InvalidValueError(f"{given}: a rule has values, not PER_ENTRY")
@@ -244,7 +244,7 @@ class FlowPipe(Stage):
         return Match(ours.mask, ours.value | given.value & ours.open, text=given.text if given.mask else ours.text)
 
     def lead(self, to: To, undo: ExitStack) -> Target:
-        """Return where a rule or the miss of this pipe leads. `undo` gives the way back."""
+        """Return the target of a rule or of this pipe's miss. `undo` releases it."""
         target = self.port.target(to)
         undo.callback(target.release)
         for pipe in (used for used in target.uses if isinstance(used, FlowPipe)):
@@ -255,7 +255,7 @@ class FlowPipe(Stage):
         return target
 
     def reaches(self, other: FlowPipe) -> bool:
-        """Return whether packets can come from this pipe to another one."""
+        """Return whether packets can get from this pipe to `other`."""
         seen: set[FlowPipe] = {self}
         left: list[FlowPipe] = [self]
         while left:
@@ -268,7 +268,7 @@ class FlowPipe(Stage):
         return False
 
     def table(self, priority: int) -> FlowTable:
-        """Return the table for rules of a priority. It is made for the first of them, and stays."""
+        """Return the table for rules of a priority. The first such rule creates the table, which then stays."""
         if priority not in self._tables:
             later = min((p for p in self._tables if p > priority), default=None)
             behind = self._last if later is None else self._tables[later]
@@ -287,7 +287,7 @@ class FlowPipe(Stage):
     # --- the miss ----------------------------------------------------------------------------------------------------
 
     def update_miss(self, to: To) -> None:
-        """Change what becomes of packets that match no rule, in one step (`doca_flow_pipe_update_miss`)."""
+        """Change the destination of packets that match no rule, atomically (`doca_flow_pipe_update_miss`)."""
         with self.port.lock, ExitStack() as undo:
             self.check_open()
             target = self.lead(to, undo)

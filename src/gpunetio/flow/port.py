@@ -1,4 +1,4 @@
-"""The port of a device whose packets are steered (`doca_flow_port`)."""
+"""Flow steering on a device's port (`doca_flow_port`)."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from .pipe import FlowPipe, FlowRule, PipeType, Port
 from .targets import DROP, KERNEL, Rss, Spreads, Stage, Target, To
 
 RULES = "rules"  # the pipe that `FlowPort.steer` fills
-_TOP_LEVEL, _LOG_SIZE = 63, 16  # at most; a card may have more levels, and larger tables
+_TOP_LEVEL, _LOG_SIZE = 63, 16  # upper limits; a card may have more levels and larger tables
 
 
 class FlowPort(Port):
-    """The packets of a device's port, and the rules that steer them (`doca_flow_port_start`). A device has one.
+    """Steers the packets of a device's port with rules (`doca_flow_port_start`). A device has one such port.
 
-    `isolated`: what no rule takes goes on as if there were no rules, to RoCE and to the machine's kernel. Otherwise it
-    is dropped. Closing the port closes its rules and pipes; what arrives then is the kernel's again.
+    With `isolated`, packets that no rule takes are handled as if there were no rules, by RoCE and the machine's kernel;
+    otherwise they are dropped. Closing the port closes its rules and pipes, and the kernel gets all packets again.
 
-    NotSupportedError on a device without DEVX or flow tables, InUseError if its packets are steered already.
+    NotSupportedError on a device without DEVX or flow tables, InUseError if the device already has an open port.
     """
 
     _rank = -1  # a context closes rules before the queues that they use
@@ -40,7 +40,7 @@ class FlowPort(Port):
 
     def __init__(self, ctx: Context, *, isolated: bool = True):
         super().__init__(instance("ctx", ctx, Context))
-        self.lock = threading.RLock()  # threads of a program add and remove rules at the same time
+        self.lock = threading.RLock()  # a program's threads may add and remove rules concurrently
         self.isolated = bool(isolated)
         has = _properties(ctx)
         self.top_level: int = min(_TOP_LEVEL, has["max_ft_level"])
@@ -63,7 +63,7 @@ class FlowPort(Port):
             raise
 
     def _start(self) -> None:
-        """Let packets come to the port's own rules first."""
+        """Start sending packets to the port's own rules first."""
         self.rules = FlowPipe(self, RULES, PipeType.CONTROL, None, None, None)
         attached = self.ctx.provider.attach_flow_table(self.rules.entrance)
         self._attached.callback(self.ctx.provider.detach_flow_table, attached)
@@ -79,16 +79,16 @@ class FlowPort(Port):
     # --- rules -------------------------------------------------------------------------------------------------------
 
     def steer(self, match: Match, to: To, *, priority: int = 0, tag: int = 0, count: bool = True) -> FlowRule:
-        """Lead packets that match to a queue, to several, to a pipe, or to DROP or KERNEL. Return the rule.
+        """Send matching packets to a queue, to several, to a pipe, or to DROP or KERNEL. Return the rule.
 
             with port.steer(match.udp(dst=53), to=rxq) as rule:
                 ...
                 print(rule.counter.packets)
 
-        Of the rules that match a packet, the one with the lowest `priority` decides; two of one priority may both match
-        a packet only if they do the same with it. Packets that no rule takes go to the root pipe, if there is one.
-        `tag`, 24 bits, is the flow tag in completions. InvalidValueError for a match that another rule contradicts,
-        FullError when there is no room. Nothing is left half-made.
+        Of the rules that match a packet, the one with the lowest `priority` decides. Two rules of the same priority may
+        match the same packet only if they have the same destination and tag. Packets that no rule takes go to the root
+        pipe, if there is one. `tag`, 24 bits, is the flow tag in completions. InvalidValueError for a match that
+        contradicts another rule, FullError if there is no room. On failure, nothing is left behind.
         """
         self.check_open()
         return self.rules.add(match, to, priority=priority, tag=tag, count=count)
@@ -99,9 +99,9 @@ class FlowPort(Port):
     ) -> FlowPipe:  # fmt: skip
         """Create a pipe (`doca_flow_pipe_create`).
 
-        `match` is what a BASIC pipe compares, with PER_ENTRY where its rules have values; `to` where they lead unless
-        they say so themselves; `miss` where packets go that match none: by default to the kernel if the port is
-        isolated, else they are dropped. `root`: packets that the port's own rules do not take come here.
+        `match` is what a BASIC pipe compares, with PER_ENTRY where its rules give values. `to` is the default
+        destination of its rules. `miss` is the destination of packets that match no rule: by default KERNEL if the port
+        is isolated, else DROP. With `root`, packets that the port's own rules do not take enter this pipe.
         """
         with self.lock:
             self.check_open()
@@ -141,18 +141,18 @@ class FlowPort(Port):
     # --- closing -----------------------------------------------------------------------------------------------------
 
     def close_with_owner(self) -> None:
-        """Close rules and pipes. Packets are the kernel's before the first rule goes."""
+        """Close rules and pipes. All packets go to the kernel before the first rule is removed."""
         with self.lock, ExitStack() as steps:
             steps.callback(super().close_with_owner)
             for pipe in self.users:
                 if isinstance(pipe, FlowPipe) and pipe.leads_on:
-                    steps.callback(pipe.update_miss, DROP)  # so that pipes can go in any order
+                    steps.callback(pipe.update_miss, DROP)  # so that pipes can close in any order
             steps.callback(self._attached.close)
 
 
 def _properties(ctx: Context) -> Fields:
-    """Return what the device's flow tables for received packets can do."""
-    _ = ctx.devx  # or the reason why there is none
+    """Return the properties of the device's flow tables for received packets. NotSupportedError without them."""
+    _ = ctx.devx  # raises an error that says why there is no DEVX
     if not query_cap(ctx.provider, CapClass.GENERAL, CMD_HCA_CAP)["nic_flow_table"]:
         raise NotSupportedError(
             f"{ctx} has no flow tables: it does not announce them (they need an Ethernet port; a software NIC has them "

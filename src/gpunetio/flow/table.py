@@ -1,4 +1,4 @@
-"""One flow table: groups of rules with one mask each, where their entries lie, and rules that contradict each other."""
+"""A flow table: groups of rules with the same mask, places for their entries, and checks for contradictions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LARGEST_RANGE = 1 << 14
 
 
 class Placed(Protocol):
-    """A rule in a table: what it matches, and what decides whether it may overlap with another one."""
+    """A rule in a table: its match, and its decision. Rules with different decisions must not overlap."""
 
     @property
     def match(self) -> Match: ...
@@ -27,26 +27,26 @@ class Placed(Protocol):
     def decision(self) -> Hashable: ...
 
 
-# Rules by common bits, by decision, and by all of their value.
+# Rules by the common bits of their value, by decision, and by their whole value.
 _View = dict[int, dict[Hashable, dict[int, Placed]]]
 
 
 @dataclass
 class _Group:
-    """A range of indices, from `start` until before `end`, and its flow group."""
+    """A flow group and its range of indices, from `start` up to but not including `end`."""
 
     start: int
     end: int
     mask: int
     made: DevxObject
-    next: int  # the first index that was never used
+    next: int  # the first index not used so far
     free: list[int] = field(default_factory=list)
     used: int = 0
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where an entry is: the numbers of table and group, and the index."""
+    """The place of an entry: its group and its index."""
 
     group: _Group
     index: int
@@ -57,8 +57,10 @@ class Place:
 
 
 class _Overlaps:
-    """The rules of a table by what is certain of their packets: by mask and value, and for each two masks by the bits
-    that they have in common. So a rule for packets of another rule is found by as many look-ups as there are masks.
+    """An index of a table's rules, by the bits that all their packets share.
+
+    It is keyed by mask and value, and for each pair of masks by the bits they have in common. So finding the rules that
+    overlap a new one takes as many look-ups as there are masks.
     """
 
     def __init__(self) -> None:
@@ -66,7 +68,7 @@ class _Overlaps:
         self._views: dict[int, dict[int, _View]] = {}  # by mask and common bits
 
     def check(self, match: Match, decision: Hashable) -> None:
-        """Refuse a rule if another one decides otherwise about packets that both match."""
+        """Raise InvalidValueError if another rule decides differently about packets that both match."""
         ours, value = match.certain
         if same := self._rules.get(ours, {}).get(value):
             raise InvalidValueError(f"{match}: {same} matches just that already: close it first")
@@ -111,9 +113,9 @@ class _Overlaps:
 
 
 class FlowTable:
-    """A flow table of 2^`log` entries at a level. `name` is for errors, `miss` the table behind it.
+    """A flow table of 2^`log` entries at a level. `name` is for error messages, `miss` is the table that follows it.
 
-    The first group of a mask has `first_range` entries, and each further one as many as those before it.
+    The first group of a mask has `first_range` entries; each further group has as many as all earlier ones together.
     """
 
     name: str
@@ -146,26 +148,26 @@ class FlowTable:
         return self.made.number
 
     def set_miss(self, miss: FlowTable) -> None:
-        """Let what matches no entry go on to another table."""
+        """Send packets that match no entry to another table."""
         context = {"table_miss_action": MissAction.FORWARD, "table_miss_id": miss.number}
         self.made.modify(Opcode.MODIFY_FLOW_TABLE, modify_field_select=1, flow_table_context=context)
 
     def check(self, match: Match, decision: Hashable) -> None:
-        """Refuse a rule if another one decides otherwise about packets that both match."""
+        """Raise InvalidValueError if another rule decides differently about packets that both match."""
         self._overlaps.check(match, decision)
 
     def add(self, rule: Placed) -> None:
-        """Note a rule, for checks of others."""
+        """Add a rule, against which later ones are checked."""
         self._overlaps.add(rule)
 
     def remove(self, rule: Placed) -> None:
-        """Forget a rule."""
+        """Remove a rule from the checks."""
         self._overlaps.remove(rule)
 
     # --- places ------------------------------------------------------------------------------------------------------
 
     def reserve(self, match: Match) -> Place:
-        """Return a free place for an entry. FullError if there is none."""
+        """Reserve a free place for an entry. FullError if there is none."""
         group = next((group for group in self._groups if group.mask == match.mask and self._has_room(group)), None)
         if group is None:
             group = self._new_group(match)
@@ -178,7 +180,7 @@ class FlowTable:
         return Place(group, index)
 
     def free(self, place: Place) -> None:
-        """Take a place back, whose entry is gone."""
+        """Take back the place of an entry that was removed."""
         place.group.used -= 1
         place.group.free.append(place.index)
 
@@ -197,7 +199,7 @@ class FlowTable:
         end = min(end, start + min(max(self._first_range, has), _LARGEST_RANGE))
         try:
             made = self._create_group(match, start, end)
-        except NoMemoryError:  # too many masks: those that no rule has any more make room
+        except NoMemoryError:  # too many groups: those without rules make room
             if not self._drop_empty_groups():
                 raise
             made = self._create_group(match, start, end)

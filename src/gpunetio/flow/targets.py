@@ -1,4 +1,4 @@
-"""Where rules lead packets: to a queue, spread over several queues, to a pipe, to the kernel, or nowhere."""
+"""The destinations of rules: a queue, several queues, a pipe, the kernel, or nowhere."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from .matching import Match
 from .table import FlowTable
 
 KEY_BYTES = 40  # tirc.rx_hash_toeplitz_key
-# The key of Microsoft's "Verifying the RSS Hash Calculation", which many drivers use.
+# The key from Microsoft's "Verifying the RSS Hash Calculation", which many drivers use.
 DEFAULT_KEY = bytes.fromhex(
     "6d5a56da255b0ec24167253d43a38fb0d0ca2bcbae7b30b477cb2da38030f20c6a42b73bbeac01fa"
 )
 _MOST_QUEUES = 2048  # of an RQT
-_EVENLY = 16  # places of an RQT for each queue, if their number is no power of two
-_LOG_SPREAD = 3  # a table has an entry for each kind of packet, and one for all others
+_EVENLY = 16  # RQT places per queue if the number of queues is no power of two
+_LOG_SPREAD = 3  # the table has an entry for each kind of packet, and one for all others
 
 
 class Verdict(Enum):
-    """What becomes of a packet that no queue gets: `DROP` and `KERNEL`."""
+    """What happens to a packet that goes to no queue: `DROP` or `KERNEL`."""
 
     DROP   = "drop"
     KERNEL = "kernel"
@@ -43,7 +43,7 @@ class Verdict(Enum):
 
 
 DROP: Final = Verdict.DROP
-KERNEL: Final = Verdict.KERNEL  # as if there were no rules: RoCE, and the kernel of the machine
+KERNEL: Final = Verdict.KERNEL  # as if there were no rules: to RoCE and the machine's kernel
 
 
 @runtime_checkable
@@ -54,10 +54,10 @@ class ReceiveQueue(Protocol):
 
 
 class Hash(IntFlag):
-    """Packets that RSS spreads (the flags of `doca_flow_fwd.rss.outer_flags`). What is none of them goes to the first
-    queue.
+    """The kinds of packets that RSS spreads (the flags of `doca_flow_fwd.rss.outer_flags`).
 
-    With a transport, addresses and ports are hashed, else the addresses.
+    All other packets go to the first queue. For kinds with a transport, addresses and ports are hashed; for the others,
+    only addresses.
     """
 
     IPV4     = 1 << 0
@@ -84,8 +84,8 @@ _PORTS = HashField.L4_SPORT | HashField.L4_DPORT
 class Rss:
     """Several queues over which packets are spread by the Toeplitz hash (`doca_flow_fwd` of type RSS).
 
-    A list of queues is the same with the defaults. `symmetric`: both directions of a connection have one hash.
-    InvalidValueError without queues, with one twice, or with a key of another length than 40 bytes.
+    A list of queues is the same with the defaults. With `symmetric`, both directions of a connection have the same
+    hash. InvalidValueError without queues, with a queue given twice, or unless the key has 40 bytes, not all 0.
     """
 
     queues: tuple[ReceiveQueue | DevxObject, ...]
@@ -113,7 +113,7 @@ class Rss:
 
 
 class Stage(Handle, ABC):
-    """A pipe, as rules see it that lead there."""
+    """A pipe, as the rules that lead to it use it."""
 
     port: Handle
 
@@ -128,7 +128,7 @@ To: TypeAlias = ReceiveQueue | DevxObject | Sequence[ReceiveQueue | DevxObject] 
 
 @dataclass(frozen=True)
 class Target:
-    """Where a rule leads: what its entry says, the objects that it uses, and what gives the way back.
+    """A rule's destination: what its entry contains, the objects that it uses, and what releases it.
 
     `forward` is None for DROP.
     """
@@ -144,7 +144,7 @@ class Target:
 
 
 def rqn_of(queue: object) -> int:
-    """Return the number of a queue's RQ. InvalidValueError if it is no queue."""
+    """Return the number of a queue's RQ. InvalidValueError if the object is not a queue."""
     if isinstance(queue, DevxObject):
         queue.check_open()
         if queue.name == Opcode.CREATE_RQ.name:
@@ -159,7 +159,7 @@ def rqn_of(queue: object) -> int:
 
 @dataclass
 class _Spread:
-    """The way to a queue or to several, for all rules that lead there: TIRs, and a table that chooses one."""
+    """The path to one or several queues, shared by all rules that lead there: TIRs, and a table that chooses one."""
 
     forward: Forward
     undo: ExitStack
@@ -167,14 +167,14 @@ class _Spread:
 
 
 class Spreads:
-    """The ways from rules to queues. They close when no rule takes them any more."""
+    """The paths from rules to queues. A path closes when no rule uses it any more."""
 
     def __init__(self, ctx: Context, level: int):
         self._ctx, self._level = ctx, level
         self._made: dict[Hashable, _Spread] = {}
 
     def to(self, rss: Rss) -> Target:
-        """Return the way to one queue or several."""
+        """Return the target for one or several queues."""
         numbers = tuple(map(rqn_of, rss.queues))
         one = len(numbers) == 1
         key = numbers if one else (numbers, rss.on, rss.symmetric, rss.key)
@@ -229,7 +229,7 @@ class Spreads:
         )  # fmt: skip
 
     def _table(self, ways: Sequence[tuple[Match, Forward]], undo: ExitStack) -> Forward:
-        """Make a table that tells kinds of packets apart. Those with ports come first, and the lowest index decides."""
+        """Create a table that separates kinds of packets. The lowest index decides, so kinds with ports come first."""
         table = FlowTable(self._ctx, "the table of an Rss", self._level, _LOG_SPREAD, undo, first_range=1)
         for matched, forward in ways:
             made = set_entry(self._ctx, table.number, table.reserve(matched), matched, forward)

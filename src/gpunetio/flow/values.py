@@ -1,4 +1,4 @@
-"""Values of match fields: whole numbers, MACs and IP addresses, each with the bits that are compared."""
+"""Values of match fields: integers, MACs and IP addresses, each with the bits that are compared."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class PerEntry(Enum):
         return self.name
 
 
-# In the match of a basic pipe: each of its entries gives the value (DOCA Flow: a field of all ones).
+# In the match of a BASIC pipe: each of its rules gives the value (DOCA Flow: a field of all ones).
 PER_ENTRY: Final = PerEntry.PER_ENTRY
 
 Number = int | tuple[int, int] | PerEntry
@@ -37,7 +37,7 @@ Ip = (
 
 @dataclass(frozen=True)
 class Bits:
-    """The value of a field: the bits that are compared (`mask`), and which of these each entry gives (`open`)."""
+    """The value of a field, the bits that are compared (`mask`), and those of them that each rule gives (`open`)."""
 
     value: int
     mask: int
@@ -45,7 +45,7 @@ class Bits:
 
 
 def number(name: str, given: object, width: int) -> Bits:
-    """Return a whole number of `width` bits, or a pair of value and mask."""
+    """Return the bits for an integer of `width` bits, or for a pair (value, mask)."""
     full = (1 << width) - 1
     if given is PER_ENTRY:
         return Bits(0, full, full)
@@ -55,7 +55,7 @@ def number(name: str, given: object, width: int) -> Bits:
 
 
 def mac(name: str, given: object) -> Bits:
-    """Return a MAC, "02:00:00:00:00:01" or 6 bytes, or a pair of value and mask."""
+    """Return the bits for a MAC, "02:00:00:00:00:01" or 6 bytes, or for a pair (value, mask)."""
     full = (1 << 8 * _MAC_BYTES) - 1
     if given is PER_ENTRY:
         return Bits(0, full, full)
@@ -64,7 +64,7 @@ def mac(name: str, given: object) -> Bits:
 
 
 def address(name: str, given: object, version: int) -> Bits:
-    """Return an IP address or network of a version: text, bytes, an object of `ipaddress`, or value and mask."""
+    """Return the bits for an IP address or network: text, bytes, an `ipaddress` object, or a pair (value, mask)."""
     width = 32 if version == 4 else 128
     full = (1 << width) - 1
     if given is PER_ENTRY:

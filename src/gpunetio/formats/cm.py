@@ -248,7 +248,7 @@ class PortSpace(IntEnum):
 
 PORT_SPACE_SHIFT = 16
 
-# RDMA IP CM service (annex A11): what the private data of a REQ or SIDR_REQ begin with. An IPv4 address is in the last
+# RDMA IP CM service (annex A11): the beginning of the private data of a REQ or SIDR_REQ. An IPv4 address is in the last
 # four bytes of its field.
 IP_CM = BitStruct("ip_cm", 36, """
     version                     0x000      8
@@ -260,11 +260,11 @@ IP_CM = BitStruct("ip_cm", 36, """
 
 
 def private_bytes(message: BitStruct) -> int:
-    """Return how many bytes of private data a message has, with those of `IP_CM`."""
+    """Return how many bytes of private data a message has, including those of `IP_CM`."""
     return message.fields["private_data"].width // 8
 
 
-# Private data that are left to programs, in bytes.
+# Bytes of private data that are left to programs.
 REQ_PRIVATE, SIDR_REQ_PRIVATE = private_bytes(REQ) - IP_CM.size, private_bytes(SIDR_REQ) - IP_CM.size
 REJ_PRIVATE, REP_PRIVATE, RTU_PRIVATE = private_bytes(REJ), private_bytes(REP), private_bytes(RTU)
 DREQ_PRIVATE, DREP_PRIVATE, SIDR_REP_PRIVATE = private_bytes(DREQ), private_bytes(DREP), private_bytes(SIDR_REP)

@@ -1,7 +1,7 @@
 """mlx5 commands: opcodes, statuses and mailboxes, as DEVX carries them.
 
 Every input starts with the opcode, every output with `status` (8 bits) and `syndrome` (32 bits). The mailboxes of
-Ethernet queues are in `ethernet`.
+Ethernet queues are in `ethernet_queues`.
 """
 
 from enum import IntEnum, IntFlag
@@ -155,7 +155,7 @@ class PrmMtu(IntEnum):
     RAW_ETH  = 7
 
 
-# Path MTUs in bytes, whose codes verbs (enum ibv_mtu) and the connection manager (PathPacketPayloadMTU) have, too.
+# Path MTUs in bytes. Verbs (enum ibv_mtu) and the connection manager (PathPacketPayloadMTU) use the same codes.
 MTU_OF_CODE: dict[int, int] = {int(code): 128 << code for code in PrmMtu if code != PrmMtu.RAW_ETH}
 MTU_CODES: dict[int, int] = {mtu: code for code, mtu in MTU_OF_CODE.items()}
 
@@ -169,7 +169,7 @@ class RqType(IntEnum):
 
 
 class ScatterToCqe(IntEnum):
-    """qpc.cs_res: whether the payload of received SENDs goes into CQEs, and how: the value is that of CqeFormat."""
+    """qpc.cs_res: whether and how the payload of received SENDs goes into CQEs. The value is that of CqeFormat."""
 
     NONE    = 0x00
     DATA_32 = 0x01
@@ -177,7 +177,7 @@ class ScatterToCqe(IntEnum):
 
 
 class ResponsesToCqe(IntEnum):
-    """qpc.cs_req: the same for what READs and atomics return. CqeFormat is in both halves of the value."""
+    """qpc.cs_req: the same for the data that READs and atomics return. CqeFormat is in both halves of the value."""
 
     NONE    = 0x00
     DATA_32 = 0x11

@@ -1,6 +1,7 @@
 """mlx5 contexts: the device's view of QPs, CQs and receive memory pools, and its capabilities.
 
-Field names, bit offsets and widths are those of the PRM (mlx5_ifc). The contexts of Ethernet queues are in `ethernet`.
+Field names, bit offsets and widths are those of the PRM (mlx5_ifc). The contexts of Ethernet queues are in
+`ethernet_queues`.
 """
 
 from .layout import BitStruct

@@ -1,4 +1,4 @@
-"""The structures of DOCA Core's objects: those that kernels have pointers to, and what one process tells another.
+"""The structures of DOCA Core's objects: those that kernels have pointers to, and one that a process sends to another.
 
 GPUNetIO's own are not public, so these are ours. Kernels only read the first two, which are in the byte order of the
 host; the third one travels, and is big-endian.
@@ -26,7 +26,7 @@ DEV_BUF = DevBuf.entry
 
 
 class DevBufArr(Record, size=32):
-    """An array of them: `num` DevBufs lie behind it."""
+    """An array of `num` DevBufs, which follow it in memory."""
 
     num: I64 = 0
 

@@ -68,7 +68,7 @@ class Syndrome(IntEnum):
 
 
 class RxChecksum(IntFlag):
-    """cqe64.hds_ip_ext of an Ethernet packet: what the device has found to be right."""
+    """cqe64.hds_ip_ext of an Ethernet packet: the checks that the packet passed."""
 
     L2_OK = 1
     L3_OK = 2
@@ -76,7 +76,7 @@ class RxChecksum(IntFlag):
 
 
 class RxHeaders(IntFlag):
-    """cqe64.l4_hdr_type_etc of an Ethernet packet, beside the two header types."""
+    """cqe64.l4_hdr_type_etc of an Ethernet packet: the flags in addition to the two header types."""
 
     VLAN_STRIPPED = 1 << 0
     IP_OPTIONS    = 1 << 1
@@ -126,8 +126,8 @@ STRIDING_LENGTH_MASK = 0xFFFF
 LRO_SEGMENTS_SHIFT = 24  # of srqn_uidx
 
 # For an Ethernet packet, imm_inval_pkey is the metadata that a flow rule has set, sop_drop_qpn has the flow tag, and in
-# a striding queue wqe_id is the index of the WQE and wqe_counter that of the packet's first stride. The fields before
-# offset 24 are only those of Ethernet packets, but for wqe_id, ml_path and slid.
+# a striding queue wqe_id is the index of the WQE and wqe_counter that of the packet's first stride. Except for wqe_id,
+# ml_path and slid, the fields before offset 24 exist only for Ethernet packets.
 CQE64 = Entry("cqe64", 64, """
     tunneled            0  u8
     wqe_id              2  be16

@@ -1,7 +1,7 @@
 """The structures that kernels have pointers to, byte for byte those of GPUNetIO's C headers (2.0.1, and 1.0 for NCCL).
 
-A CUDA C++ kernel written for GPUNetIO takes a pointer to `DEV_QP` as it is. Eight reserved bytes hold a pointer of our
-own: `side`, at byte 88, points to a `DEV_SIDE`.
+A CUDA C++ kernel written for GPUNetIO takes a pointer to a `VerbsQp` as it is. Eight reserved bytes hold a pointer of
+our own: `side`, at byte 88, points to a `VerbsSide`.
 """
 
 from typing import Annotated
@@ -41,7 +41,7 @@ DEV_CQ = VerbsCq.entry
 class VerbsQp(Record, size=296):
     """A queue pair: GPUNetIO's `struct doca_gpu_dev_verbs_qp`.
 
-    `cq_sq` is the `VerbsCq` of its sends.
+    `cq_sq` is the `VerbsCq` of the send queue.
     """
 
     sq_rsvd_index: I64 = 0
@@ -70,8 +70,8 @@ class VerbsQp(Record, size=296):
 DEV_QP = VerbsQp.entry
 MEM_TYPE_GPU = 2  # DOCA_GPUNETIO_VERBS_MEM_TYPE_GPU, which debug builds of device code assert
 
-# The structures of GPUNetIO 1.0, with which NCCL 2.28 and 2.29 were built. Each has the members of the newer one but
-# `sq_num_shift8_be_5ds`, and `side`, for which bytes are reserved there, too.
+# The structures of GPUNetIO 1.0, with which NCCL 2.28 and 2.29 were built. Each has the members of the newer one except
+# `sq_num_shift8_be_5ds` and `side`; the bytes of `side` are reserved there as well.
 DEV_CQ_1_0 = Entry("doca_gpu_dev_verbs_cq 1.0", 56, _CQ)
 
 DEV_QP_1_0 = Entry("doca_gpu_dev_verbs_qp 1.0", 280, """
@@ -98,13 +98,13 @@ DEV_QP_1_0 = Entry("doca_gpu_dev_verbs_qp 1.0", 280, """
 
 
 class VerbsSide(Record, size=256):
-    """What the C structure has no room for.
+    """Members for which the C structure has no room.
 
-    VerbsQp.side points to it, in the same memory. `submit` is the index that threads of a shared queue want to
-    announce (device/submit.py). `rq` points to a VerbsRq, either `own_rq` or that of a shared receive queue, or is
-    0. `cq_rq` is a VerbsCq. Its record is updated if `tells_cq`. `arrivals` counts the messages that threads waited
-    for. `counting` counts those whose receive in a shared queue a thread has given back, or is giving back. `near`:
-    the NIC makes its turns on the GPU of the kernels.
+    VerbsQp.side points to it, in the same memory. `submit` is the index that threads of a shared queue want to announce
+    (device/submit.py). `rq` points to a VerbsRq, either `own_rq` or that of a shared receive queue, or is 0. `cq_rq` is
+    a VerbsCq, whose doorbell record is updated if `tells_cq` is set. `arrivals` counts the messages that threads waited
+    for. `counting` counts those whose receive in a shared queue a thread has given back, or is giving back. `near` is
+    set if the NIC's engine runs on the GPU of the kernels.
     """
 
     timeout_ns: I64 = 0
@@ -128,7 +128,7 @@ DEV_SIDE = VerbsSide.entry
 class VerbsRq(Record, size=64):
     """A receive queue, or a contiguous shared one.
 
-    `done` of a shared one points to one word per slot: 1 + the index of the receive that completed there last. Two
+    For a shared queue, `done` points to one word per slot: 1 + the index of the receive that completed there last. Two
     indices count receives: those reserved (`rsvd`), and those announced to the NIC (`ready`).
     """
 

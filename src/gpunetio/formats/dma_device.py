@@ -4,12 +4,12 @@ from .layout import I64, U32, Record
 
 
 class DevDma(Record, size=32):
-    """Kernels only read it.
+    """A DMA context. Kernels only read it.
 
         qp           address of the VerbsQp of a queue pair with `memcpy`
         max_nbytes   most bytes that a WQE copies
         opaque_addr  the buffer that its WQEs name (`MMO_SEG`)
-        opaque_lkey  the key of that
+        opaque_lkey  the key of that buffer
     """
 
     qp: I64 = 0

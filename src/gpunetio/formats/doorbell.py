@@ -1,4 +1,4 @@
-"""Doorbells: the records in memory and the registers of a UAR page."""
+"""Doorbells: the records in memory, and the registers of a UAR page."""
 
 from .layout import Entry
 
@@ -29,8 +29,8 @@ SEND_DB = Entry("send_db", 8, """
     qpn_shift8          4  be32
 """)
 
-# Arming a CQ writes the same word to the record, as its second word, and to the register at UAR_CQ_OFFSET, as the first
-# of two. The other one is the CQ's number. The sequence number counts the events that were taken, so that a repeated
-# request has no effect.
+# To arm a CQ, the same word is written to the record, as its second word, and to the register at UAR_CQ_OFFSET, as the
+# first of two. The register's second word is the CQ's number. The sequence number counts the events that were taken, so
+# that a repeated request has no effect.
 CQ_ARM_SN_SHIFT, CQ_ARM_SN_MASK = 28, 3
 CQ_ARM_SOLICITED = 1 << 24  # command: the next solicited or error completion; 0: the next one of any kind

@@ -1,8 +1,8 @@
 """The structures of Ethernet queues and semaphores that kernels have pointers to.
 
-GPUNetIO's own are not public, so these are ours. All fields are in the byte order of the host. "host" writes a field
-when it exports the queue, and kernels only read it. "kernels" write the others, which start at 0; the host reads them,
-and sets them to 0 again when it restarts the queue.
+GPUNetIO's own are not public, so these are ours. All fields are in the byte order of the host. The host writes the
+fields marked "host" when it exports the queue, and kernels only read them. Kernels write the fields marked "kernels",
+which start at 0; the host reads them, and resets them to 0 when it restarts the queue.
 """
 
 from enum import IntEnum
@@ -15,12 +15,12 @@ from .layout import I64, U8, U16, U32, Record
 class EthTxq(VerbsQp, size=384):
     """A send queue.
 
-    The first 296 bytes are a VerbsQp (device_structs.py), so what posts to a queue pair also posts to this queue:
-    sq_num is the number of the SQ, sq_wqe_num its basic blocks (64 … 32768, a power of two), cq_sq its CQ, with at
-    least as many entries as there are basic blocks, and `side` a VerbsSide.
+    The first 296 bytes are a VerbsQp (device_structs.py), so code that posts to a queue pair can also post to this
+    queue: sq_num is the number of the SQ, sq_wqe_num its basic blocks (64 … 32768, a power of two), cq_sq its CQ, with
+    at least as many entries as there are basic blocks, and `side` a VerbsSide.
 
-    Not every WQE is signalled: those with NOTIFY are, and so that kernels learn when slots are free, those with a
-    basic block at an index of which (index & signal_mask) == signal_mask.
+    Not every WQE is signalled. Those with NOTIFY are. So that kernels learn when slots are free, so are those with a
+    basic block whose index satisfies (index & signal_mask) == signal_mask.
 
         completed    kernels   WQEs below this index are complete, as far as a kernel has looked
         notified     kernels   completions of WQEs with NOTIFY that kernels have found
@@ -44,17 +44,17 @@ DEV_ETH_TXQ = EthTxq.entry
 
 
 class EthRxq(Record, size=256):
-    """A receive queue on the GPU data path: a ring of packets in one buffer, which the NIC fills again and again.
+    """A receive queue on the GPU data path: a ring of packets in one buffer, which the NIC fills over and over.
 
-    Packet i is at packet_address + ((i & packet_mask) << stride_shift). Before the queue goes to RDY, the host
-    fills the ring of WQEs once, each with the next part of the buffer, and stores wqe_num to the doorbell record.
+    Packet i is at packet_address + ((i & packet_mask) << stride_shift). Before the queue goes to RDY, the host fills
+    the ring of WQEs once, each with the next part of the buffer, and stores wqe_num to the doorbell record.
 
         next            kernels   index of the packet that arrives next, counted in strides
         first           kernels   index of the first packet of the last receive
         too_long        kernels   packets that were too long for the rest of their WQE; their strides are skipped
         given_back      kernels   WQEs that were given back to the NIC: the doorbell record is wqe_num + this
         err_…           kernels   the error completion that ended the queue: number of the CQE, syndromes
-        quiet           kernels   looks since the last packet, of threads of the host
+        quiet           kernels   how often threads of the host have looked since the last packet
         packet_address  host      address of the buffer for kernels
         dbrec           host      address of the word of the doorbell record that counts receives
         packet_mask     host      packets in the buffer, a power of two, less 1
@@ -63,7 +63,7 @@ class EthRxq(Record, size=256):
         wqe_num         host      WQEs in the ring, a power of two, at most 32768
         striding        host      not 0: CQEs count strides (formats.cqe.STRIDES_SHIFT)
         lkey            host      key of the buffer
-        tells_cq        host      not 0: the CQ must not overrun, and kernels keep its doorbell record
+        tells_cq        host      not 0: the CQ must not overrun, and kernels update its doorbell record
         real_time       host      not 0: timestamps are seconds << 32 | nanoseconds, otherwise nanoseconds
         mcst_qp         host      address of a VerbsQp that reads the buffer before kernels do, for GPUs before Hopper,
                                   or 0: kernels post DUMPs to it
@@ -101,7 +101,7 @@ DEV_ETH_RXQ = EthRxq.entry
 
 
 class PacketAttr(Record, size=32):
-    """What `rxq_recv` writes for each packet.
+    """The attributes that `rxq_recv` writes for each packet.
 
     `checks` are formats.cqe.RxChecksum, `headers` and `hash_type` the bytes l4_hdr_type_etc and rss_hash_type of
     the CQE; `vlan` is the TCI of a tag that was stripped (RxHeaders.VLAN_STRIPPED).
@@ -155,7 +155,7 @@ DEV_SEMAPHORE = DevSemaphore.entry
 class SemaphoreItem(Record, size=16):
     """An item of a semaphore.
 
-    Whoever fills it stores its status last, behind a release fence, and whoever waits for it loads it with acquire.
+    The producer stores the status last, after a release fence. The consumer loads it with acquire.
     """
 
     status: U32 = 0
@@ -169,9 +169,9 @@ SEMAPHORE_ITEM = SemaphoreItem.entry
 class SemaphoreRing(Record, size=256):
     """A ring of a semaphore: ring r has the items r, r + rings_num, r + 2 * rings_num …
 
-    They are taken and freed in this order. Each word has a cache line of its own, since different threads write them.
+    Items are taken and freed in this order. Each word has a cache line of its own, since different threads write them.
 
-        taken   producers   items that were taken: who raises this word owns the item
+        taken   producers   items that were taken: the thread that raises this word owns the item
         freed   consumer    items that were freed; at most as many items as the ring has are taken and not freed
     """
 

@@ -62,7 +62,7 @@ class InlineModeCap(IntEnum):
 
 
 class DispType(IntEnum):
-    """tirc.disp_type: to what a TIR gives its packets, an RQ or an RQT."""
+    """tirc.disp_type: where a TIR sends its packets, to an RQ or an RQT."""
 
     DIRECT   = 0
     INDIRECT = 1
@@ -254,7 +254,7 @@ TIRC = BitStruct("tirc", 240, """
     rx_hash_field_selector_inner 0x2a0     32  SELECT
 """, SELECT=RX_HASH_FIELD_SELECT)
 
-# A list of addresses follows it, of `allowed_list_size` entries.
+# A list of `allowed_list_size` addresses follows.
 NIC_VPORT_CONTEXT = BitStruct("nic_vport_context", 256, """
     min_wqe_inline_mode         0x005      3
     roce_en                     0x01f      1
@@ -268,7 +268,7 @@ NIC_VPORT_CONTEXT = BitStruct("nic_vport_context", 256, """
     permanent_address           0x7a0     64
 """)
 
-# nic_vport_context.mtu counts whole frames: the MAC header, a VLAN tag and the check sequence, too.
+# nic_vport_context.mtu counts whole frames, including the MAC header, a VLAN tag and the check sequence.
 VPORT_FRAMING = 14 + 4 + 4
 
 RQTC = BitStruct("rqtc", 240, """
@@ -345,7 +345,7 @@ QUERY_TIR_OUT = answer("query_tir_out", 272, """
     ctx                         0x100   1920  TIRC
 """, TIRC=TIRC)
 
-# rq_num is an array of 4 bytes for each of rqt_actual_size RQs, with the number in the low 24 bits.
+# rq_num is an array with 4 bytes for each of rqt_actual_size RQs; the low 24 bits are the number.
 CREATE_RQT_IN = request("create_rqt_in", 272, """
     ctx                         0x100   1920  RQTC
     rq_num                      0x880      *

@@ -23,7 +23,7 @@ class FlowTableType(IntEnum):
 
 
 class MissAction(IntEnum):
-    """flow_table_context.table_miss_action: where a packet goes that matches no entry."""
+    """flow_table_context.table_miss_action: where a packet goes if it matches no entry."""
 
     DEFAULT       = 0
     FORWARD       = 1

@@ -11,7 +11,7 @@ from .commands import OUT, Opcode
 from .layout import BitStruct
 
 _MODULES = commands, ethernet, flow  # that declare mailboxes
-_NUMBERS = {  # fields that name a command's object (PRM, "Command Reference")
+_NUMBERS = {  # the fields that name a command's object (PRM, "Command Reference")
     "cqn", "qpn", "rmpn", "transport_domain", "tisn", "tirn", "rqtn", "sqn", "rqn", "counter_set_id", "table_id",
     "group_id", "flow_index", "flow_counter_id", "mkey_index",
 }  # fmt: skip
@@ -35,7 +35,7 @@ class Mailboxes(NamedTuple):
         return tuple(name for struct in self for name in _numbers_of(struct))
 
     def named(self, request: bytes, answer: bytes = b"") -> dict[str, int]:
-        """Return what names the object: from the answer what the command has given it, the rest from the request."""
+        """Return the fields that name the object: assigned ones from the answer, the others from the request."""
         boxes = (self.request, request), (self.answer, answer)
         return {name: struct.get(box, name) for struct, box in boxes for name in _numbers_of(struct)}
 

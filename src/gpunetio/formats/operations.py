@@ -1,4 +1,4 @@
-"""Operations: what each opcode of a send queue means, one row each, for all who build, check, execute or list WQEs.
+"""Operations: what each opcode of a send queue means, in one table for all code that handles WQEs.
 
 Python code reads rows (`OPERATIONS`, `PACKETS`). Compiled code reads columns: constant arrays with one value for each
 WQE opcode (`column`) or packet opcode (`packet_column`).
@@ -35,15 +35,16 @@ from .wqe import (
 class Answer(IntEnum):
     """What completes a request (IBTA 9.7.5)."""
 
-    NONE   = 0  # nothing of the peer's: the operation is local
+    NONE   = 0  # nothing from the peer: the operation is local
     ACK    = 1  # UC, which has no acknowledgements, completes a request when it is sent
     READ   = 2  # a READ response
     ATOMIC = 3  # an atomic response
 
 
 class Packets(NamedTuple):
-    """The packets that carry a message, by their place in it. UC has the same ones, under its own service bits,
-    and UD the only ones.
+    """The packets that carry a message, by their place in it.
+
+    UC uses the same packets under its own service bits, and UD only `only`.
     """
 
     first: PacketOpcode
@@ -70,7 +71,7 @@ _BY_SIZE = {  # the operands of masked atomics, for words of 4 and of 8 bytes, a
     "masked_fa": ((MASKED_FA32_SEG,), (MASKED_FA64_SEG,)),
 }
 
-# segments    those behind the control segment; `data*` is any number of data segments
+# segments    those after the control segment; `data*` is any number of data segments
 # right       the remote right that the queue pair and the memory of the peer must grant
 # receives    the CQE with which the operation completes a receive
 # packets     a row of _CARRIERS; an operation without packets is local
@@ -183,10 +184,10 @@ OPERATIONS: dict[WqeOpcode, Operation] = _rows()
 
 
 class Packet(NamedTuple):
-    """What the opcode of a request packet says: the operation, the packet's place in its message, and its headers.
+    """The meaning of a request packet's opcode: the operation, the packet's place in its message, and its headers.
 
-    `operation` is the one without immediate data: only the end of a message tells whether it has such data. That packet
-    also tells with which CQE the message completes a receive (`receives`).
+    `operation` is the one without immediate data: only the end of a message shows whether it has such data. The opcode
+    of that packet also determines the CQE with which the message completes a receive (`receives`).
     """
 
     operation: Operation
@@ -219,7 +220,7 @@ PACKETS: dict[PacketOpcode, Packet] = _packet_rows()
 
 
 def column(value: Callable[[Operation], int]) -> np.ndarray:
-    """Return a value of each operation, by WQE opcode, for compiled code: 0 for opcodes that are no operation."""
+    """Return a value of each operation, by WQE opcode, for compiled code. Opcodes without an operation have 0."""
     values = np.zeros(256, np.int16)
     for operation in OPERATIONS.values():
         values[operation.opcode] = value(operation)
@@ -227,7 +228,7 @@ def column(value: Callable[[Operation], int]) -> np.ndarray:
 
 
 def packet_column(value: Callable[[Packet], int]) -> np.ndarray:
-    """Return a value of each request packet, by the operation in its opcode, for compiled code: 0 for others."""
+    """Return a value of each request packet, by the operation in its opcode, for compiled code. Others have 0."""
     values = np.zeros(OPERATION_MASK + 1, np.int8)
     for opcode, packet in PACKETS.items():
         values[opcode & OPERATION_MASK] = value(packet)

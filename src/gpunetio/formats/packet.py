@@ -54,13 +54,13 @@ class PacketOpcode(IntEnum):
     UC_WRITE_ONLY_IMM      = 0x2B
     UD_SEND_ONLY           = 0x64
     UD_SEND_ONLY_IMM       = 0x65
-    MASKED_COMPARE_SWAP    = 0xDE  # ours, in the range for manufacturers; their lower five bits are of no other request
+    MASKED_COMPARE_SWAP    = 0xDE  # ours, in the range for manufacturers; no other request has these lower five bits
     MASKED_FETCH_ADD       = 0xDF
 
 
 SERVICE_SHIFT, OPERATION_MASK = 5, 0x1F
 UD_SERVICE = 3  # in the upper three bits; 2 is reliable datagrams
-MANUFACTURER = 6  # RC's operations that are no standard
+MANUFACTURER = 6  # RC operations outside the standard
 RESERVED = 0x1B  # in the lower five bits
 
 
@@ -278,5 +278,5 @@ NEIGHBOUR = Entry("neighbour", 24, """
 """)
 NEIGHBOUR_SOLICITATION, NEIGHBOUR_ADVERTISEMENT = 135, 136
 NEIGHBOUR_SOLICITED, NEIGHBOUR_OVERRIDE = 1 << 30, 1 << 29  # flags of an advertisement
-NEIGHBOUR_HOP_LIMIT = 255  # a router has not passed it on
+NEIGHBOUR_HOP_LIMIT = 255  # shows that no router has forwarded it
 SOURCE_LINK_ADDRESS, TARGET_LINK_ADDRESS = 1, 2  # options

@@ -1,4 +1,4 @@
-"""The structures of the RDMA library: those that kernels have pointers to, and what a process tells its peer.
+"""The structures of the RDMA library: those that kernels have pointers to, and one that a process sends to its peer.
 
 GPUNetIO's own are not public, so these are ours. The first two are in the byte order of the host: "host" writes a
 field, and kernels only read it; "kernels" write the others, which start at 0. The third one travels, and is big-endian.
@@ -38,7 +38,7 @@ class DevRdmaQueue(Record, size=128):
 
 DEV_RDMA_QUEUE = DevRdmaQueue.entry
 
-# Parts of `turn`, from the lowest bit: the index of the next slot; how many slots of the strong batch are reserved and
+# Parts of `turn`, from the lowest bit: the index of the next slot; how many slots of the strong batch are reserved but
 # not filled; 1 + the number of the block that fills it, or 0; and in the highest bit, whether a thread commits.
 TURN_INDEX_BITS = 24
 TURN_OPEN_BITS = 16
@@ -50,9 +50,9 @@ COMMITS_BITS = 24  # of `posted`
 class DevRdma(Record, size=64):
     """All connections of an `Rdma`.
 
-    Behind it lie `connections` DevRdmaQueues, one for the sends of each, and then the one of receives: kernels that
-    compute the address of a structure need not wait for a load of it. Kernels write `uncounted`: commits for which
-    an `rdma_wait_all` has waited that then found a connection in error.
+    `connections` DevRdmaQueues follow it, one for the sends of each connection, and then the one of receives. Kernels
+    compute the address of a queue, and need not wait to load it. Kernels write `uncounted`: commits that an
+    `rdma_wait_all` had waited for before it found a connection in error.
     """
 
     connections: U32 = 0

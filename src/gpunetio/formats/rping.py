@@ -1,4 +1,4 @@
-"""The message of rping, the tool of rdma-core: which memory the other end may read or write."""
+"""The message of rping, rdma-core's tool: which memory the other end may read or write."""
 
 from .layout import BitStruct
 

@@ -10,13 +10,13 @@ from .layout import Entry
 WQEBB = 64
 WQEBB_SHIFT = 6
 SEGMENT = 16
-MAX_INLINE = 28  # largest inline write of the device library: what one WQEBB holds behind ctrl and raddr
+MAX_INLINE = 28  # largest inline write of the device library: the room in one WQEBB after ctrl and raddr
 INLINE_SEG = 0x8000_0000
 MAX_TRANSFER_SHIFT = 30
 MAX_TRANSFER = 1 << MAX_TRANSFER_SHIFT  # most bytes that one WQE transfers
 INVALID_LKEY = 0x100  # ends the scatter list of a receive WQE
 DS_MASK = 0x3F  # of the control segment's second dword: the WQE's length in segments
-# libmlx5 fills WQEs of 64 segments, as max_wqe_sz_sq 1024 allows, although the PRM's `ds` has 6 bits: they are 0 then.
+# libmlx5 fills WQEs of 64 segments, as max_wqe_sz_sq 1024 allows, although the PRM's `ds` has 6 bits. `ds` is then 0.
 MAX_DS = DS_MASK + 1
 OPMOD_SHIFT = 24  # of its first dword
 MIN_STRIDE_LOG, MIN_STRIDES_LOG = 6, 9  # log_wqe_stride_size and log_wqe_num_of_strides count from these logarithms
@@ -57,7 +57,7 @@ class WqeOpcode(IntEnum):
 
 
 class WaitMode(IntEnum):
-    """opmod of a WAIT: for what it waits."""
+    """opmod of a WAIT: what the WAIT waits for."""
 
     CQ_PI = 0
     DATA  = 1
@@ -65,7 +65,7 @@ class WaitMode(IntEnum):
 
 
 class WaitOperation(IntFlag):
-    """wait_value_seg.operation: the condition under which a WAIT for data or time ends, or with INVERT, does not."""
+    """wait_value_seg.operation: the condition that ends a WAIT for data or time; with INVERT, its opposite does."""
 
     ALWAYS_TRUE    = 0
     EQUAL          = 1
@@ -86,7 +86,7 @@ class EthChecksum(IntFlag):
 
 
 class EthSoftwareParser(IntFlag):
-    """eth_seg.swp_flags: what lies at the offsets before it."""
+    """eth_seg.swp_flags: the kinds of headers at the offsets of the software parser."""
 
     INNER_L3_IPV6 = 0x01
     INNER_L4_UDP  = 0x02
@@ -144,7 +144,7 @@ RADDR_SEG = Entry("raddr_seg", 16, """
     reserved          12  be32
 """)
 
-# The address vector behind the control segment of a UD queue pair's WQE. One without EXTENDED_AV has only the first 16
+# The address vector after the control segment of a UD queue pair's WQE. One without EXTENDED_AV has only the first 16
 # bytes, without a GID. `rlid` is the UDP source port on RoCE v2; grh_gid_fl = GRH << 30 | source GID index << 20 | flow
 # label.
 AV_SEG = Entry("av_seg", 48, """
@@ -177,7 +177,7 @@ ATOMIC_SEG = Entry("atomic_seg", 16, """
     compare            8  be64
 """)
 
-# A masked atomic has one segment. A compare-and-swap of 8 bytes has two: first the values, then the masks.
+# A masked atomic has one segment. Only a compare-and-swap of 8 bytes has two: first the values, then the masks.
 MASKED_FA32_SEG = Entry("masked_fa32_seg", 16, """
     add_data           0  be32
     field_boundary     4  be32
@@ -220,8 +220,8 @@ WAIT_VALUE_SEG = Entry("wait_value_seg", 32, """
 # The bits of a time that a WAIT compares: 8 seconds and their nanoseconds, or as many cycles of a clock of 1 GHz.
 REAL_TIME_MASK, WAIT_MASK = (8 << 32) - 1, (1 << 33) - 1
 
-# Behind the control segment of a packet. The offsets are of the software parser, in units of 2 bytes. Inline headers
-# begin in `inline_hdr_start` and continue behind the segment, up to a multiple of 16 bytes.
+# Follows the control segment of a packet. The offsets are of the software parser, in units of 2 bytes. Inline headers
+# begin in `inline_hdr_start` and continue after the segment, up to a multiple of 16 bytes.
 ETH_SEG = Entry("eth_seg", 16, """
     swp_outer_l4_offset  0  u8
     swp_outer_l3_offset  1  u8

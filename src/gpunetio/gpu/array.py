@@ -63,7 +63,7 @@ class ExportedQps(Closing, Sequence[ExportedQp]):
         return self._memory.device_address
 
     def check_launch(self) -> None:
-        """Called before a kernel is launched with the array. BadStateError names a queue that is not connected."""
+        """Raise BadStateError if a queue is not connected. Called before a launch with the array as an argument."""
         for qp in self._qps:
             qp.check_launch()
 
@@ -75,7 +75,7 @@ class ExportedQps(Closing, Sequence[ExportedQp]):
     def close(self) -> None:
         """Close every element, then the array (`doca_gpu_verbs_unexport_multi_qps_dev`). Idempotent.
 
-        Waits until no kernel uses any of them. TimedOutError if a kernel does not end.
+        Wait until no kernel uses any of them. TimedOutError if a kernel does not end.
         """
         if not self._gpu.opened_here:
             return

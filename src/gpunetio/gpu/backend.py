@@ -1,7 +1,7 @@
-"""The interface of the machine below a `Gpu`: memory, and host memory that kernels reach.
+"""The interface of the device below a `Gpu`: its memory, and host memory that is mapped for kernels.
 
-There is one for CUDA (cuda_backend.py), one for host threads (host_backend.py), and one for host threads with memory
-that the CPU does not reach (twin_backend.py). `Gpu` chooses, and nothing else asks which one it is.
+There is one backend for CUDA (cuda_backend.py), one for host threads (host_backend.py), and one for host threads with
+memory that the CPU does not reach (twin_backend.py). `Gpu` chooses the backend; no other code asks which one it is.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from ..enums import MemType
 
 
 def hidden(owner: object) -> np.ndarray:
-    """Return what holds an object, and hides it from Python's collector, which looks into no array.
+    """Return an array that holds an object and hides it from Python's collector, which does not look into arrays.
 
-    The collector finalizes all objects of a cycle at once. But memory must stay until the regions over it are closed
-    (dropped.py).
+    The collector finalizes all objects of a cycle at once. But memory must stay allocated until the regions over it are
+    closed (dropped.py).
     """
     holder = np.empty((), object)
     holder[()] = owner
@@ -30,9 +30,10 @@ class Backend(ABC):
     `target` is what kernels are compiled for, "cuda" or "cpu"; `name` is the PCI address, "host" or "twin"; `ordinal`
     is the number of a CUDA device, and no attribute of the host.
 
-    `has_memory`: the device has memory of its own, which the CPU does not reach at its addresses. `maps_memory`: the
-    CPU can have a mapping of it (GPU_CPU). `integrated`: no NIC reaches it. `lanes` of a warp, if they are fixed.
-    `sdk`: DOCA's SDK knows it, too, by its name. `engine`: that of software NICs which make their turns on the device.
+    `has_memory`: the device has its own memory, which the CPU does not reach at the same addresses. `maps_memory`: the
+    CPU can map this memory (GPU_CPU). `integrated`: no NIC reaches the device's memory. `lanes`: lanes of a warp, None
+    if not fixed. `sdk`: DOCA's SDK knows the device by the same name. `engine`: the engine with which a software NIC
+    runs on the device.
     """
 
     target: str
@@ -47,7 +48,7 @@ class Backend(ABC):
 
     @abstractmethod
     def alloc(self, nbytes: int, alignment: int, kind: MemType) -> tuple[int, np.ndarray | None, object]:
-        """Allocate zeroed memory. Return its device address, the CPU's view or None, and who keeps it allocated."""
+        """Allocate zeroed memory. Return its device address, the CPU's view or None, and what keeps it allocated."""
 
     @abstractmethod
     def copy(self, target: int, source: int, nbytes: int) -> None:
@@ -67,8 +68,8 @@ class Backend(ABC):
 
     @abstractmethod
     def count_kernel(self, change: int) -> None:
-        """Take in that a kernel begins (+1) or has ended (-1)."""
+        """Take note that a kernel starts (+1) or has ended (-1)."""
 
     @abstractmethod
     def close(self) -> None:
-        """Release what opening took."""
+        """Release everything that was acquired on opening."""

@@ -1,4 +1,4 @@
-"""What the host reads from a ring of completions: how far the NIC has come, whether a WQE is complete, what failed.
+"""The host's view of a ring of completions: how many CQEs the NIC has written, which WQEs are complete, what failed.
 
 A reset of the queue pair restarts the count of WQEs at 0, but not the NIC's count of CQEs. Every WQE of an exported
 queue is signalled, so the CQE of a WQE is found by adding `before`, the NIC's count at the reset, to the WQE's index.
@@ -32,7 +32,7 @@ def _opcode(cqe: np.void) -> int:
 
 
 class Completions:
-    """The ring of a CQ. Each call reads it anew."""
+    """The ring of a CQ. Each call reads the ring again."""
 
     cq: CQ
 
@@ -85,7 +85,7 @@ class Completions:
         return int(cqe["op_own"]) & OWNER_MASK == (before + index) // self.cq.entries & 1
 
     def first_error(self, before: int, least: int, named: bool = True) -> FailedWqe | None:
-        """Return the first error completion from WQE `least` on. A collapsed CQ has only its last completion."""
+        """Return the first error completion from WQE `least` on. A collapsed CQ shows only its last completion."""
         if self.cq.collapsed:
             index = self.produced(before, least) - 1
             return _failure(self._cqe(0), index) if index >= least else None

@@ -1,4 +1,4 @@
-"""A CUDA device, through cuda-bindings: memory, registration of host pages, copies that run beside kernels."""
+"""A CUDA device, through cuda-bindings: memory, registration of host pages, copies that run alongside kernels."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def ordinal_of(bus_id: str) -> int:
 
 
 class _Allocation:
-    """CUDA memory, given back with the last reference to this object."""
+    """CUDA memory, returned to the heap when the last reference to this object goes away."""
 
     def __init__(self, block: Block):
         weakref.finalize(self, cuda_heap.give_back, block)
@@ -61,7 +61,7 @@ class _PinnedPages:
     """Pages of host memory that are registered with CUDA. Registration holds for the whole process, for every GPU."""
 
     def __init__(self) -> None:
-        self._users: dict[int, int] = {}  # page → how many
+        self._users: dict[int, int] = {}  # page → number of users
         self._lock = threading.Lock()
 
     def add(self, rt: ModuleType, address: int, nbytes: int, io: bool) -> None:
@@ -102,7 +102,7 @@ def _span(address: int, nbytes: int) -> range:
 def _register(rt: ModuleType, page: int, io: bool) -> bool:
     """Register a page. Return False if other code has registered the page or allocated it as pinned memory.
 
-    cudaHostRegister answers "invalid value" for memory of cudaHostAlloc, so this function asks for the type first.
+    cudaHostRegister returns "invalid value" for memory of cudaHostAlloc, so this function queries the type first.
     """
     error, about = rt.cudaPointerGetAttributes(page)
     if int(error) != 0:
@@ -143,7 +143,7 @@ class CudaBackend(Backend):
         except DriverError as error:
             raise InitializationError(f"GPU {ordinal} could not be opened: {error}") from error
         self.name = pci_bus_id(ordinal)
-        self._copies = new_stream()  # which must not wait for kernels, as they may run for ever
+        self._copies = new_stream()  # must not wait for kernels, which may run forever
         attribute = self._rt.cudaDeviceAttr.cudaDevAttrIntegrated
         self.integrated = bool(checked(self._rt.cudaDeviceGetAttribute(attribute, ordinal), "cudaDeviceGetAttribute"))
 
@@ -170,10 +170,10 @@ class CudaBackend(Backend):
         return Block(int(base), (self.ordinal, kind, room), free)
 
     def copy(self, target: int, source: int, nbytes: int) -> None:
-        """Copy on a stream of its own.
+        """Copy on the stream for copies.
 
-        CUDA refuses a range of host memory of which a part is registered, with a region of a NIC on a GPU. A page is
-        registered or not.
+        CUDA refuses a range of host memory that is only partly registered, for example for a region of a NIC on a GPU.
+        Such a range is copied page by page, because a page is either registered or not.
         """
         checked(self._rt.cudaSetDevice(self.ordinal), "cudaSetDevice")
         result = self._begin_copy(target, source, nbytes)

@@ -1,7 +1,7 @@
 """CUDA memory, which is freed only when freeing does not block.
 
-cudaFree and cudaFreeHost block while any kernel runs *(measured, H200)*. Such a kernel may be waiting for what the
-caller does next.
+cudaFree and cudaFreeHost block while any kernel runs *(measured, H200)*. That kernel may be waiting for something that
+the caller does next.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Block:
 class CudaHeap:
     """Unused blocks: freed when no kernel runs, or reused before that.
 
-    There is no lock, because finalizers give blocks back and finalizers run anywhere. List operations are atomic.
+    There is no lock, because finalizers return blocks and may run at any point. List operations are atomic.
     """
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class CudaHeap:
         self._free_if_idle()
 
     def take(self, kind: Hashable) -> Block | None:
-        """Return a block of this kind that is not freed yet, or None. Its contents are whatever was left in it."""
+        """Return an unused block of this kind, or None. The block still has its old contents."""
         for block in self._unused[:]:
             if block.kind == kind:
                 with suppress(ValueError):  # another thread took it

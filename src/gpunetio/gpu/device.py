@@ -1,4 +1,4 @@
-"""A GPU as a device: what it is, its memory, and the doorbell registers that its kernels reach."""
+"""A GPU as a device: its identity, its memory, and the doorbell registers that its kernels reach."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from .uar import RegisterTable
 logger: logging.Logger = logging.getLogger("gpunetio.gpu")
 
 QUEUE_MEMORY = ("auto", "gpu", "cpu_gpu")
-# "cpu" is what targets are called.
+# "cpu" is the name of the target.
 WITHOUT_CUDA: dict[str, type[HostBackend]] = {"host": HostBackend, "cpu": HostBackend, "twin": TwinBackend}
 _LARGEST = 1 << 47  # bytes: what a process can address at most
 _GPU_CPU_ALIGNMENT = 1 << 16  # GDRCopy maps GPU pages
@@ -41,7 +41,7 @@ def gpu_list() -> list[str]:
 
 
 def engine_of(which: str, queue_memory: str) -> str:
-    """Return which engine of a software NIC works where `Gpu(which, queue_memory=…)` has its queues (PortConfig)."""
+    """Return the engine (PortConfig) of a software NIC that runs where `Gpu(which, queue_memory=…)` has its queues."""
     check_queue_memory(queue_memory)
     on_cpu = WITHOUT_CUDA.get(which) is HostBackend or (which == "auto" and cuda_backend.device_count() == 0)
     if queue_memory == "cpu_gpu" or on_cpu:
@@ -52,13 +52,13 @@ def engine_of(which: str, queue_memory: str) -> str:
 
 
 def check_queue_memory(queue_memory: str) -> None:
-    """Raise InvalidValueError unless there is such a setting."""
+    """Raise InvalidValueError unless `queue_memory` is a known setting."""
     if queue_memory not in QUEUE_MEMORY:
         raise InvalidValueError(f"queue_memory = {queue_memory!r}: it is one of {', '.join(QUEUE_MEMORY)}")
 
 
 class GpuDevice(Closing, Droppable, metaclass=Whole):
-    """The part of `Gpu` that knows nothing of queues."""
+    """The part of `Gpu` that does not depend on queues."""
 
     warp: int
     queue_memory: str
@@ -126,7 +126,8 @@ class GpuDevice(Closing, Droppable, metaclass=Whole):
         `alignment` is a power of two in bytes; 0 means one page of the host. GPU_CPU memory has at least 64 KiB.
         GPU_CPU needs GDRCopy; without it, the memory is CPU_GPU.
 
-        Hold the memory as long as kernels use its address: what nobody holds is freed, with a ResourceWarning.
+        Keep a reference to the memory as long as kernels use its address: memory without references is freed, with a
+        ResourceWarning.
         """
         self._check()
         self.dropped.close_all()
@@ -157,9 +158,9 @@ class GpuDevice(Closing, Droppable, metaclass=Whole):
     def dmabuf_fd(self, memory: GpuMemory, nbytes: int | None = None) -> int:
         """Return a dmabuf descriptor of the memory's first `nbytes` or of all of it (`doca_gpu_dmabuf_fd`).
 
-        The caller closes it. For `PD.register_dmabuf` and `Context.register_dmabuf_umem` of a device that reaches GPU
-        memory. Address and size must be whole pages of the host. NotSupportedError when the GPU, its driver or this
-        kind of memory has no dmabufs; then register the memory itself.
+        Pass it to `PD.register_dmabuf` or `Context.register_dmabuf_umem` of a device that reaches GPU memory, and close
+        it. Address and size must be whole pages of the host. NotSupportedError when the GPU, its driver or this kind of
+        memory has no dmabufs; then register the memory itself.
         """
         self._check()
         instance("memory", memory, GpuMemory)
@@ -222,13 +223,13 @@ class GpuDevice(Closing, Droppable, metaclass=Whole):
 
     @abstractmethod
     def close(self) -> None:
-        """Close everything made from the handle, and the handle (`doca_gpu_destroy`). Idempotent.
+        """Close everything made from the handle, then the handle itself (`doca_gpu_destroy`). Idempotent.
 
-        Waits until no kernel uses any of it. TimedOutError if a kernel does not end.
+        Wait until no kernel uses any of this. TimedOutError if a kernel does not end.
         """
 
     def _release(self) -> None:
-        """Free the memory and the device. Nothing else of the handle is open."""
+        """Free the memory and the device. Nothing else of the handle is open by now."""
         with ExitStack() as steps:  # in reverse order; every step runs, even if others raise
             steps.callback(self.backend.close)
             if self._destroy_sdk:

@@ -45,7 +45,7 @@ class ExportOptions:
 
 
 class Exporter(GpuDevice):
-    """What queues need of a `Gpu`."""
+    """The part of a `Gpu` that its queues use."""
 
     @abstractmethod
     def export(self, qp: QP, options: ExportOptions, place: Place | None = None) -> ExportedQp:
@@ -73,7 +73,7 @@ class ExportedQp(Handle):
     `qp`, `cq`                 the queue pair and its send CQ
     `sends`, `receives`        completions of its sends, and of its receives if kernels can receive on it
     `nic_handler`              how its doorbells reach the NIC
-    `send_dbr_mode`            who keeps its doorbell record
+    `send_dbr_mode`            which side keeps its doorbell record
     `timeout`                  seconds after which a device wait ends
     `may_lose_rings`           whether its doorbells can be lost, so that the watchdog rings again: its register is
                                memory and it has no record
@@ -135,8 +135,8 @@ class ExportedQp(Handle):
                 undo.callback(self._forwarding.close)
             if self._forwarding and options.proxy_service:
                 gpu.own_service().add(self._forwarding)
-            # A card consumes every store to its register. A software NIC's register is memory and holds the last one:
-            # a late store of one thread hides a newer one for good, unless a doorbell record holds the newer index.
+            # A card consumes every store to its register. A software NIC's register is memory and holds only the last
+            # store: a late store of one thread hides a newer one for good, unless a record holds the newer index.
             kernels_ring = self._forwarding is None and mode is SendDbrModeExt.NO_DBR_HW
             self.may_lose_rings = kernels_ring and qp.ctx.provider.software
             self._opened(f"the export of {qp} to GPU {gpu.name}", undo)
@@ -166,7 +166,7 @@ class ExportedQp(Handle):
 
     @property
     def ring_memory(self) -> RingMemory:
-        """Return the kind of memory that holds the queue pair's rings, and how the device was told of it."""
+        """Return the kind of memory that holds the queue pair's rings, and how it was registered with the device."""
         return self.qp.ring.lies_in
 
     def connect(self, remote: ExportedQp | QP | QpEndpoint, **options: Unpack[ConnectOptions]) -> None:
@@ -193,7 +193,7 @@ class ExportedQp(Handle):
 
     @property
     def forwarding(self) -> Forwarding:
-        """Return what the CPU does for this queue. NotSupportedError when kernels ring its doorbells themselves."""
+        """Return the CPU's part of this queue's doorbells. NotSupportedError when kernels ring them themselves."""
         self.check_open()
         if self._forwarding is None:
             raise NotSupportedError(
@@ -209,7 +209,8 @@ class ExportedQp(Handle):
     def progress(self) -> bool:
         """Forward what kernels have announced (`doca_gpu_verbs_cpu_proxy_progress`). Return whether anything was new.
 
-        For a queue with `proxy_service=False`, and for one thread at a time. BadStateError while a service forwards it.
+        Only for a queue with `proxy_service=False`; one thread at a time may call this. BadStateError while a service
+        forwards the queue.
         """
         forwarding = self.forwarding
         if forwarding.service:
@@ -228,7 +229,7 @@ class ExportedQp(Handle):
 
     @contextmanager
     def _out_of_service(self) -> Iterator[None]:
-        """Stop forwarding inside the block. The queue's service has it back afterwards, even after an exception."""
+        """Stop forwarding inside the block. The queue's service resumes afterwards, even after an exception."""
         service = self._leave_service()
         try:
             yield
@@ -250,8 +251,8 @@ class ExportedQp(Handle):
     def indices(self) -> dict[str, int]:
         """Return the queue's present indices in GPU memory: reserved, ready, submitted, completed.
 
-        Also `forwarded` with a CPU proxy; `receives_posted` (by all users of a shared queue) and `receives_completed`
-        with receives.
+        With a CPU proxy, also `forwarded`. With receives, also `receives_posted` (by all users of a shared queue) and
+        `receives_completed`.
         """
         self.check_open()
         image = self._place.read()
@@ -273,7 +274,7 @@ class ExportedQp(Handle):
     def cqe_offset(self, receives: bool = False) -> int:
         """Return how many CQEs the NIC had written when the count of WQEs was last 0: `cqe_rsvd` of the CQ's structure.
 
-        The CQE of WQE i has number i + this, in 64 bits. A WAIT request names that number.
+        The CQE of WQE i has the 64-bit number i + this offset. A WAIT request names that number.
         """
         self.check_open()
         if receives:
@@ -288,9 +289,9 @@ class ExportedQp(Handle):
     def last_error(self) -> QpError | None:
         """Return why the queue pair has failed, or None (`doca_gpu_verbs_query_last_error`).
 
-        This is the first error completion that a kernel has seen. Otherwise it is the first one in the ring, if the
-        queue pair is in ERR. Requests that wait because the queue pair is not connected are also an error, although
-        connecting it may still help.
+        The error is the first error completion that a kernel has seen. If there is none and the queue pair is in ERR,
+        it is the first error completion in the ring. Requests that wait because the queue pair is not connected also
+        count as an error, although connecting it may still help.
         """
         self.check_open()
         side = DEV_SIDE.at(self._place.read_side())
@@ -313,9 +314,9 @@ class ExportedQp(Handle):
     # --- life cycle --------------------------------------------------------------------------------------------------
 
     def reset(self) -> None:
-        """Restart the queue, with the QP in RST: WQEs count from 0, without errors, with a fresh ring and record.
+        """Restart the queue of a QP in RST: count WQEs from 0, forget errors, and clear the ring and the record.
 
-        `doca_gpu_verbs_reset_tracking_and_memory`. The NIC's count of CQEs goes on; `cqe_offset()` gives the
+        `doca_gpu_verbs_reset_tracking_and_memory`. The NIC's count of CQEs continues; `cqe_offset()` returns the
         difference. No kernel may use the queue meanwhile. Connect it again afterwards. BadStateError unless the QP is
         in RST.
         """
@@ -349,7 +350,7 @@ class ExportedQp(Handle):
             self._srq.give_up(self.receives, before, first, self.receives.produced(before, first))
 
     def own(self, parts: ExitStack) -> None:
-        """Close `parts`, which were made for this export, after it."""
+        """Close `parts`, which were made for this export, when the export has closed."""
         assert self._undo is not None
         parts.push(self._undo)
         self._undo = parts
@@ -357,8 +358,8 @@ class ExportedQp(Handle):
     def close(self) -> None:
         """Close the export (`doca_gpu_verbs_unexport_qp`). Idempotent.
 
-        Closes QP, CQs and their memory, too, if `Gpu.create_qp` made them. Waits for kernels that were given the queue;
-        their own waits end by its timeout. TimedOutError if a kernel does not end.
+        If `Gpu.create_qp` made the QP, its CQs and their memory, close these as well. Wait for kernels that were given
+        the queue; their waits on the queue end after its timeout. TimedOutError if a kernel does not end.
         """
         super().close()
 
@@ -376,7 +377,7 @@ class ExportedQp(Handle):
 
     def when_dropped(self) -> None:
         super().when_dropped()
-        self.gpu.dropped.note(self)  # whichever is first
+        self.gpu.dropped.note(self)  # the first of its owners to close dropped objects closes it
 
     def check_launch(self) -> None:
         """Raise BadStateError if the queue is not connected. Called before a launch with the queue as an argument.
@@ -416,7 +417,7 @@ def _check_queue(gpu: Exporter, qp: QP, timeout: float) -> CQ:
 
 
 def _check_cqs(qp: QP, send_cq: CQ) -> None:
-    """Check that no other queue completes in the same rings: kernels find a CQE by the index of its request."""
+    """Check that no other queue uses the same CQs: kernels find a CQE by the index of its request."""
     cqs = [send_cq]
     if receives(qp) and qp.receive_cq:
         if qp.receive_cq is send_cq:

@@ -32,11 +32,11 @@ class Gpu(Exporter):
     """Open a GPU (`doca_gpu_create`).
 
     `which`: "auto" (the first CUDA device, or the host), "host" or "cpu", a CUDA ordinal, a PCI address ("8a:00.0"), or
-    "twin": host threads with memory that only they reach, as on a GPU.
+    "twin": host threads with memory that only kernels reach, as on a GPU.
     `warp`: lanes of a host warp, 1 … 32; a CUDA warp has 32.
-    `queue_memory`: where queues lie. With "gpu", their structures are in GPU memory, their rings too if the NIC reaches
-    it, and kernels ring the doorbells. "cpu_gpu" is for a system without GPUDirect RDMA: rings are in host memory,
-    structures and allocations are CPU_GPU memory by default, and the CPU proxy rings. "auto" is "cpu_gpu" on an
+    `queue_memory`: where queues are. With "gpu", their structures are in GPU memory, and so are their rings if the NIC
+    reaches GPU memory; kernels ring the doorbells. "cpu_gpu" is for a system without GPUDirect RDMA: rings are in host
+    memory, structures and allocations are CPU_GPU memory by default, and the CPU proxy rings. "auto" is "cpu_gpu" on an
     integrated GPU, whose memory no NIC reaches, and "gpu" elsewhere.
     """
 
@@ -45,7 +45,7 @@ class Gpu(Exporter):
     def __init__(self, which: str | int = "auto", *, warp: int = 1, queue_memory: str = "auto"):
         super().__init__(which, warp, queue_memory)
         self._exports: WeakValueDictionary[int, ExportedQp] = WeakValueDictionary()  # by id(), in order
-        self._sharing = threading.RLock()  # of the structures of SRQs, by several queues
+        self._sharing = threading.RLock()  # guards the structures of SRQs, which several queues share
         self._srqs: dict[SRQ, ExportedSrq] = {}
         self._srqs_before: WeakKeyDictionary[SRQ, np.ndarray] = WeakKeyDictionary()
         self._services: WeakValueDictionary[int, ProxyService] = WeakValueDictionary()
@@ -79,10 +79,10 @@ class Gpu(Exporter):
         `nic_handler`     how doorbells reach the NIC. AUTO: kernels ring, or else the CPU proxy does, and the log says
                           why
         `timeout`         seconds after which any device wait on this queue ends with ETIMEDOUT
-        `send_dbr_mode`   who keeps the doorbell record; None: as the queue pair was created
+        `send_dbr_mode`   which side keeps the doorbell record; None: as the queue pair was created
         `queue_memory`    overrides the GPU's own setting
-        `proxy_service`   True: a thread of this handle does the CPU's work for the queue. False: `ExportedQp.progress`
-                          or a service of yours does it
+        `proxy_service`   True: a thread of this handle does the CPU's work for the queue. False: you call
+                          `ExportedQp.progress` or use your own service
         """
         return self.export(qp, self._options(nic_handler, send_dbr_mode, queue_memory, proxy_service, timeout))
 
@@ -123,22 +123,22 @@ class Gpu(Exporter):
         proxy_service: bool = True,
         timeout: float = DEFAULT_TIMEOUT,
     ) -> ExportedQp:
-        """Create and export a QP of `depth` send slots with a CQ of its own (`doca_gpu_verbs_create_qp_hl`).
+        """Create and export a QP of `depth` send slots with its own CQ (`doca_gpu_verbs_create_qp_hl`).
 
         Closing the result also closes QP and CQs. `depth` is rounded up to a power of two. The handler GPU_SM_DB
         becomes GPU_SM_NO_DBR when kernels keep no record. Arguments as for `export_qp`, and:
 
-        `receives`      slots for receives, which have a CQ of their own
+        `receives`      slots for receives, which get their own CQ
         `cqe_inline`, `memcpy`  as in `QpInitAttr`
         `srq`           a contiguous shared receive queue, which replaces `receives`
         `cq_collapsed`  the CQ of sends keeps only its last entry
-        `mem_reg_type`  how the NIC is told of rings and records in GPU memory. DEFAULT tries a dmabuf, then the address
-                        (nvidia-peermem), then CPU_GPU memory; the log and `ExportedQp.ring_memory` say which one it is.
-                        Rings are in host memory from the start if the NIC does not reach GPU memory (as the software
-                        NIC), with `queue_memory` "cpu_gpu", and for host threads
+        `mem_reg_type`  how rings and records in GPU memory are registered with the NIC. DEFAULT tries a dmabuf, then
+                        the address (nvidia-peermem), then CPU_GPU memory; the log and `ExportedQp.ring_memory` say
+                        which one is used. Rings are in host memory from the start if the NIC does not reach GPU memory
+                        (as the software NIC), with `queue_memory` "cpu_gpu", and for host threads
 
-        NotSupportedError if the device lacks the `send_dbr_mode`, or if queues are in host memory and another
-        `mem_reg_type` than DEFAULT was asked for; DriverError if such a registration fails.
+        NotSupportedError if the device lacks the `send_dbr_mode`, or if queues are in host memory and a `mem_reg_type`
+        other than DEFAULT was requested; DriverError if such a registration fails.
         """
         queue = QueueOptions(
             depth=depth, receives=receives, cq_collapsed=cq_collapsed, cqe_inline=cqe_inline, srq=srq, memcpy=memcpy,
@@ -161,7 +161,7 @@ class Gpu(Exporter):
         proxy_service: bool = True,
         timeout: float = DEFAULT_TIMEOUT,
     ) -> QpGroup:
-        """Create two such QPs, the second one a core-direct companion (`doca_gpu_verbs_create_qp_group_hl`).
+        """Create two QPs, the second one a core-direct companion (`doca_gpu_verbs_create_qp_group_hl`).
 
         Arguments as for `create_qp`; the handler cannot be BlueFlame.
         """
@@ -238,12 +238,12 @@ class Gpu(Exporter):
             return self._srqs[srq].use()
 
     def _forget_srq(self, exported: ExportedSrq) -> None:
-        """Keep the contents of an SRQ's structure that has no user left."""
+        """Save the contents of an SRQ's structure that has no users left."""
         del self._srqs[exported.srq]
         self._srqs_before[exported.srq] = exported.read_all()
 
     def attach(self, part: Part) -> None:
-        """Close this handle only after `part`, an object of a library, which closing it also closes."""
+        """Register `part`, an object of a library: closing this handle closes the part first."""
         self._check()
         self._parts[id(part)] = part
 

@@ -16,7 +16,7 @@ from .export import ExportedQp, Exporter, ExportOptions
 from .rings import Rings, ways
 
 _KINDS = UarAllocationType
-_NON_CACHED = _KINDS.NONCACHE_DEDICATED, _KINDS.NONCACHE  # the second if the device has no more of the first
+_NON_CACHED = _KINDS.NONCACHE_DEDICATED, _KINDS.NONCACHE  # the second is used when the device runs out of the first
 _QUEUE = (NicHandler.AUTO, NicHandler.CPU_PROXY, NicHandler.GPU_SM_DB, NicHandler.GPU_SM_BF)
 _GROUP = (NicHandler.AUTO, NicHandler.CPU_PROXY, NicHandler.GPU_SM_DB)
 
@@ -40,7 +40,7 @@ class QpOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, kw_only=True)
 class QueueOptions:
-    """What `Gpu.create_qp` is to create."""
+    """The queue that `Gpu.create_qp` is to create."""
 
     depth: int
     receives: int = 0
@@ -64,7 +64,7 @@ class QpGroup(Closing):
     """A queue and its companion, which waits in the NIC for the queue's completions (`doca_gpu_verbs_qp_group_hl`).
 
     The companion is core-direct: its WAIT requests name the CQ of `main`, so that it can count completed operations
-    with atomics. Both ring the same doorbell page. Connect each to a peer of its own.
+    with atomics. Both ring the same doorbell page. Connect each to its own peer.
     """
 
     main: ExportedQp
@@ -90,7 +90,7 @@ def create_group(gpu: Exporter, pd: PD, queue: QueueOptions, options: ExportOpti
 
 
 def _resolve(ctx: Context, options: ExportOptions, possible: tuple[NicHandler, ...]) -> ExportOptions:
-    """Return `options` with the handler to export with. Raise an error if the queue or the device cannot have them."""
+    """Return `options` with the handler to export with. Raise an error if the queue or device does not support them."""
     handler = options.nic_handler
     if handler not in possible:
         cure = "; GPU_SM_DB and AUTO become GPU_SM_NO_DBR with send_dbr_mode NO_DBR_HW or NO_DBR_SW_EMULATED"

@@ -23,7 +23,10 @@ _DIRECT = {
 
 
 def mode_of(qp: QP, asked: SendDbrModeExt | None) -> SendDbrModeExt:
-    """Return who keeps the doorbell record of a queue pair: `asked` if it fits, or as the queue pair was created."""
+    """Return which side keeps a queue pair's doorbell record: `asked`, or if None, as the queue pair was created.
+
+    InvalidValueError if `asked` does not fit the queue pair.
+    """
     if asked is None:
         if qp.send_dbr_mode == QpSendDbrMode.NO_DBR_EXT:
             return _HW

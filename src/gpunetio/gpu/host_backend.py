@@ -12,7 +12,9 @@ from ..errors import NotSupportedError
 from ..memory import HostMemory
 from .backend import Backend
 
-SHARED_FROM = 4 << 20  # bytes: a NIC can grant it to other processes (nic/control/regions/grants.py), a descriptor each
+# Memory of this many bytes or more has a descriptor each, so that a NIC can grant it to other processes
+# (nic/control/regions/grants.py).
+SHARED_FROM = 4 << 20
 
 
 class HostBackend(Backend):
@@ -33,7 +35,7 @@ class HostBackend(Backend):
             memory = HostMemory(size)
         start = -memory.address % max(1, alignment)
         array = memory.array[start : start + nbytes]
-        weakref.finalize(array, memory.close).atexit = False  # views keep the memory mapped, not the descriptor open
+        weakref.finalize(array, memory.close).atexit = False  # views keep the memory mapped, but no descriptor open
         return int(array.ctypes.data), array, array
 
     def copy(self, target: int, source: int, nbytes: int) -> None:

@@ -29,7 +29,7 @@ logger: logging.Logger = logging.getLogger("gpunetio.kernel")
 LAUNCH_TIMEOUT = 60.0  # seconds: the longest that closing waits for kernels
 PATIENCE = 1.0  # seconds of waiting after which the log says for which kernel
 
-# Launches that the log has named, and launches for which a wait has ended in vain: nothing waits for these again.
+# Launches that the log has named, and launches for which a wait has failed: nothing waits for the latter again.
 _named: WeakSet[Launch] = WeakSet()
 _given_up: WeakSet[Launch] = WeakSet()
 
@@ -48,19 +48,19 @@ class RunningLaunches:
 
     @property
     def running(self) -> bool:
-        """Return whether any of them still runs."""
+        """Return whether any of these kernels still runs."""
         return any(not launch.ended for launch in self._launches)
 
     def check_none(self, what: str) -> None:
-        """Raise BadStateError if any of them still runs."""
+        """Raise BadStateError if any of these kernels still runs."""
         if self.running:
             raise BadStateError(f"{what} while a kernel uses it: let the kernel end first")
 
     def wait(self, timeout: float, what: str) -> None:
-        """Wait until all have ended. TimedOutError after `timeout` seconds.
+        """Wait until all kernels have ended. TimedOutError after `timeout` seconds.
 
-        A launch is waited for once: if that fails or is interrupted, the next object that the launch uses is refused
-        immediately. A `with` statement over several objects would otherwise wait for each of them.
+        Each launch is waited for only once. If that wait fails or is interrupted, the wait for the next object that the
+        launch uses fails immediately. A `with` statement over several objects would otherwise wait for each of them.
         """
         begin, running = time.monotonic(), []
         try:
@@ -87,10 +87,10 @@ def _check_patience(running: list[Launch], waited: float, timeout: float, what: 
 
 
 class Part(Closable, Protocol):
-    """What was made from a `Gpu`."""
+    """An object that was made from a `Gpu`."""
 
     def wait_idle(self) -> None:
-        """Wait until no kernel uses it. TimedOutError if a kernel does not end."""
+        """Wait until no kernel uses the object. TimedOutError if a kernel does not end."""
         ...
 
 
@@ -152,12 +152,12 @@ class GpuMemory(Closing, Droppable):
 
     @property
     def allocation(self) -> object:
-        """Return the memory's owner. A region holds it too, so that a NIC never writes to freed memory."""
+        """Return what keeps the memory allocated. A region holds it as well: a NIC never writes to freed memory."""
         return self._owner
 
     @property
     def is_cuda(self) -> bool:
-        """Return whether CUDA allocated it."""
+        """Return whether CUDA allocated the memory."""
         return self._backend.has_memory
 
     @property
@@ -177,8 +177,8 @@ class GpuMemory(Closing, Droppable):
     def as_array(self, shape: int | Sequence[int], dtype: DTypeLike = np.uint8) -> Any:
         """Return the memory from its first byte on as an array for kernels, without a copy.
 
-        On the host target it is NumPy's. Of a GPU it is an object with `__cuda_array_interface__`, which CuPy and
-        PyTorch take, too.
+        On the host target, this is a NumPy array. On a GPU, it is an object with `__cuda_array_interface__`, which CuPy
+        and PyTorch also take.
         """
         kind = np.dtype(dtype)
         lengths = tuple(whole("shape", length) for length in ((shape,) if isinstance(shape, int) else shape))
@@ -211,10 +211,10 @@ class GpuMemory(Closing, Droppable):
         return target
 
     def close(self) -> None:
-        """Free the memory (`doca_gpu_mem_free`), at once or when the last memory region over it is closed. Idempotent.
+        """Free the memory (`doca_gpu_mem_free`) now or when the last memory region over it is closed. Idempotent.
 
-        CUDA frees memory only when no kernel runs: until then it stays allocated and serves the next request of the
-        same size. Waits for kernels that were given the memory. TimedOutError if a kernel does not end.
+        Wait for kernels that were given the memory. TimedOutError if a kernel does not end. CUDA memory is freed only
+        when no kernel runs: until then it stays allocated and serves the next request of the same size.
         """
         if self._open:
             self.wait_idle()
@@ -246,7 +246,7 @@ class GpuMemory(Closing, Droppable):
 
 
 class _Array:
-    """Memory of a GPU as an array. While a kernel that has it runs, the memory stays open."""
+    """Memory of a GPU as an array. The memory stays open while a kernel that was given the array runs."""
 
     def __init__(self, memory: GpuMemory, shape: tuple[int, ...], dtype: np.dtype):
         self._memory, self._shape, self._dtype = memory, shape, dtype
@@ -259,7 +259,7 @@ class _Array:
         return self.described()
 
     def described(self) -> dict[str, object]:
-        """Return where it is, as NumPy's and CUDA's array interfaces say it."""
+        """Return the array's description for NumPy's and CUDA's array interfaces."""
         place = (self._memory.device_address, False)
         return {"shape": self._shape, "typestr": self._dtype.str, "data": place, "version": 3}
 
@@ -272,7 +272,7 @@ class _Array:
 
 
 class _HostArray:
-    """What NumPy makes an array of, which keeps the memory allocated."""
+    """An object that NumPy makes an array of. It keeps the memory allocated."""
 
     def __init__(self, array: _Array):
         self._array = array

@@ -29,16 +29,16 @@ from .proxy_loop import PROXY, PROXY_ROW, ask, forward, serve
 from .spans import Sender
 
 CAPACITY = 1 << 14  # queues per service
-SPIN_NS = 1_000_000  # after the last doorbell, while no known kernel runs
+SPIN_NS = 1_000_000  # how long the thread spins after the last doorbell while no known kernel runs
 SLEEP_MS = 1
 _ANSWER_TIMEOUT = 10.0
 _WORD_BYTES = 64  # kernels write a word that has its own cache line
 
 
 class Forwarding:
-    """What the CPU does for one queue: it reads the producer index, keeps the doorbell record and rings.
+    """The CPU's work for one queue: read the producer index, keep the doorbell record, and ring.
 
-    `word` is the host address of an index that kernels count anyway. Without `word`, kernels announce at
+    `word` is the host address of an index that kernels maintain anyway. Without `word`, kernels announce at
     `device_address`, a word that this object allocates.
     """
 
@@ -52,7 +52,7 @@ class Forwarding:
         self._word = self._memory.array[:8].view("<i8")
         self.row_address = int(self._row.ctypes.data)
         self._row["word"] = int(self._word.ctypes.data) if word is None else word
-        self._row["early"] = word is None  # otherwise kernels ring themselves, and the record follows later
+        self._row["early"] = word is None  # otherwise kernels ring, and the CPU writes the record later
         self._row["register"], self._row["qpn"] = qp.doorbell_register, qp.qpn
         if mode is not SendDbrModeExt.NO_DBR_HW:
             self._row["record"] = qp.dbr_address + QP_DBREC.snd
@@ -69,7 +69,7 @@ class Forwarding:
         return int(self._row["last"])
 
     def progress(self) -> bool:
-        """Forward what is new. Return whether anything was."""
+        """Forward a new producer index. Return whether there was one."""
         return bool(forward(self.row_address))
 
     def watch(self, word: int) -> None:
@@ -97,7 +97,7 @@ class Forwarded(Protocol):
 
     @property
     def forwarding(self) -> Forwarding:
-        """Return what the CPU does for it."""
+        """Return the CPU's work for the queue."""
         ...
 
 
@@ -106,13 +106,13 @@ _services: WeakValueDictionary[int, ProxyService] = WeakValueDictionary()  # by 
 
 @atexit.register
 def _stop_all() -> None:
-    """Stop the threads before Python ends, and takes the memory away where they look."""
+    """Stop the threads before Python ends and frees the memory that they poll."""
     for service in living(_services):
         service.close()
 
 
 def _observer(service: ProxyService) -> Callable[[int], None]:
-    """Return what tells a service of kernels, and does not keep it alive."""
+    """Return a function that reports kernels to a service without keeping the service alive."""
     known = ref(service)
 
     def tell(change: int) -> None:
@@ -125,8 +125,8 @@ def _observer(service: ProxyService) -> Callable[[int], None]:
 class ProxyService(Closing, Droppable, metaclass=Whole):
     """A thread that forwards the doorbells of many queues (`doca_gpu_verbs_create_service`).
 
-    While kernels launched by `@kernel` run, the thread spins, yielding its core. It sleeps when no kernel has announced
-    anything for a millisecond; then it looks once per millisecond.
+    While kernels launched by `@kernel` run, the thread spins, yielding its core. Otherwise, if no kernel has announced
+    anything for a millisecond, the thread sleeps and looks once per millisecond.
     """
 
     _kick_fd: int | None = None
@@ -150,7 +150,7 @@ class ProxyService(Closing, Droppable, metaclass=Whole):
             proxy["kick_fd"], proxy["spin_ns"], proxy["sleep_ms"] = kick_fd, SPIN_NS, SLEEP_MS
             proxy["yield_every"] = yield_every()
             proxy["stop"] = 1
-            serve(self._memory.address)  # compiles, or loads from the cache, and returns at once
+            serve(self._memory.address)  # compiles, or loads from the cache, and returns immediately
             proxy["stop"] = 0
             self._thread = ServiceThread("gpunetio proxy", functools.partial(serve, self._memory.address))
             self._thread.start()
@@ -168,7 +168,8 @@ class ProxyService(Closing, Droppable, metaclass=Whole):
         drop_root(self)
 
     def monitor(self, queue: Forwarded) -> None:
-        """Forward for this queue from now on (`doca_gpu_verbs_service_monitor_qp`), in place of any other service."""
+        """Forward this queue's doorbells from now on, in place of any other service
+        (`doca_gpu_verbs_service_monitor_qp`)."""
         self._check()
         forwarding = queue.forwarding
         if forwarding.service is self:
@@ -178,7 +179,7 @@ class ProxyService(Closing, Droppable, metaclass=Whole):
         self.add(forwarding)
 
     def forget(self, queue: Forwarded) -> None:
-        """Stop forwarding for this queue. When this returns, the thread no longer touches it."""
+        """Stop forwarding this queue's doorbells. When this returns, the thread no longer touches the queue."""
         self._check()
         if queue.forwarding.service is not self:
             raise InvalidValueError(f"{queue.qp} is not monitored by this service")
@@ -197,7 +198,7 @@ class ProxyService(Closing, Droppable, metaclass=Whole):
         self._kick()
 
     def drop(self, forwarding: Forwarding) -> None:
-        """Remove a queue. When this returns, the thread no longer touches it."""
+        """Remove a queue. When this returns, the thread no longer touches the queue."""
         with self._lock:
             at, last = self._served.index(forwarding), len(self._served) - 1
             self._served[at] = self._served[last]
@@ -221,7 +222,7 @@ class ProxyService(Closing, Droppable, metaclass=Whole):
 
     def launched(self, change: int) -> None:
         """Count a kernel that was launched (+1) or has ended (-1)."""
-        with self._kick_lock:  # kernels launched before the service started were not counted, but also end
+        with self._kick_lock:  # kernels launched before the service started were not counted, but their ends are told
             self._proxy["busy"] = max(0, int(self._proxy["busy"]) + change)
         if change > 0:
             self._kick()
@@ -236,18 +237,18 @@ class ProxyService(Closing, Droppable, metaclass=Whole):
 
     @property
     def running(self) -> bool:
-        """Whether the thread is at work."""
+        """Return whether the thread is running."""
         return self._thread.running
 
     @property
     def closed(self) -> bool:
-        """Whether `close()` was called."""
+        """Return whether `close()` was called."""
         return self._kick_fd is None
 
     @deferred()
     def close(self) -> None:
         """Stop the thread (`doca_gpu_verbs_destroy_service`). The doorbells of its queues are no longer forwarded."""
-        with self._ending:  # a thread that closes what nobody holds may be at it
+        with self._ending:  # a thread that closes dropped objects may be doing this already
             if self.open_here:
                 self._end()
 

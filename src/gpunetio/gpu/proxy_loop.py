@@ -110,7 +110,7 @@ def _must_watch(proxy):
 
 @engine_function
 def _sleep(proxy):
-    """Sleep until kicked, or for `sleep_ms`: a store of a kernel that the proxy was not told of wakes no thread."""
+    """Sleep until kicked, or for `sleep_ms`: no store of a kernel that the proxy was not told of wakes the thread."""
     p = proxy_at(proxy)
     if _poll(p.pollfd, 1, p.sleep_ms if ld_relaxed64(proxy + PROXY.count) != 0 else -1) > 0:
         _read(p.kick_fd, proxy + PROXY.drained, 8)
@@ -118,7 +118,7 @@ def _sleep(proxy):
 
 @engine_function
 def serve(proxy):
-    """Forward for all queues until told to stop. Stay awake while kernels run, and for `spin_ns` after a doorbell."""
+    """Forward doorbells until told to stop. Stay awake while kernels run, and for `spin_ns` after a doorbell."""
     p = proxy_at(proxy)
     idle = 0
     idle_since = 0

@@ -16,7 +16,7 @@ class QpError:
     """Why a queue pair has failed (`doca_gpu_verbs_qp_error_info`): the first error CQE, of a send or of a receive.
 
     `index` is None and both syndromes are 0 if there is no such CQE, for example on a responder that refused a request.
-    If the queue pair is not connected, `index` is the first request that waits for it, and both syndromes are 0.
+    If the queue pair is not connected, `index` is the first request that waits, and both syndromes are 0.
     `cause` is the device's explanation, or else the meaning of the syndrome.
     """
 

@@ -1,11 +1,11 @@
-"""Memory for the queues of `Gpu.create_qp`: GPU memory where the NIC reaches it, and how the NIC is told of it.
+"""Memory for the queues of `Gpu.create_qp`: GPU memory if the NIC reaches it, registered in one of these ways.
 
     dmabuf              GPU memory; the GPU's driver exports a dmabuf and the NIC's driver imports it
     nvidia-peermem      GPU memory by its address, which the kernel module of that name resolves for the NIC's driver
     by its address      GPU memory of a software NIC whose engine works on the GPU
     CPU_GPU memory      pinned host memory, which every NIC reaches
 
-If one of them fails, the log gives the reason and the next one is tried. A NIC that does not reach GPU memory, such as
+If one way fails, the log gives the reason and the next one is tried. A NIC that does not reach GPU memory, such as
 a software NIC whose engine works on the CPU, has its rings in host memory from the start; `verbs` allocates them.
 """
 
@@ -57,7 +57,7 @@ _Memory = TypeVar("_Memory", GpuMemory, HostMemory)
 
 @dataclass(frozen=True)
 class _Way:
-    """A kind of memory, and how a device is told of it. `name` is DOCA's, for the log."""
+    """A kind of memory, and how it is registered with a device. `name` is DOCA's, for the log."""
 
     name: str
     kind: MemType
@@ -76,9 +76,9 @@ _WAYS = {
 
 
 def ways(gpu: GpuDevice, ctx: Context, cpu_gpu: bool, asked: MemRegType) -> tuple[_Way, ...]:
-    """Return what to try for the rings of a queue, in this order; empty if `verbs` allocates them.
+    """Return the ways to try for the rings of a queue, in order; empty if `verbs` allocates them.
 
-    NotSupportedError when GPU memory was asked for by name and the queue cannot be there.
+    NotSupportedError when a way to register GPU memory was requested and the queue cannot be in GPU memory.
     """
     why = None
     if not gpu.backend.has_memory:
@@ -96,7 +96,7 @@ def ways(gpu: GpuDevice, ctx: Context, cpu_gpu: bool, asked: MemRegType) -> tupl
 
 
 class Rings:
-    """Places the rings of one queue. Its methods return the arguments for `verbs`.
+    """The rings of one queue. The methods allocate them, and return the arguments for `verbs`.
 
     A way that fails once is not tried again for the queue's other rings. `undo` frees everything.
     """
@@ -166,7 +166,7 @@ class Rings:
 
         def give_back() -> None:
             umem.close()
-            memory.close()  # has no effect if the device keeps it for a queue that it did not destroy
+            memory.close()  # frees nothing if the device keeps the memory for a queue that it did not destroy
 
         self._undo.callback(give_back)
         return umem

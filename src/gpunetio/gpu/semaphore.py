@@ -1,4 +1,4 @@
-"""Semaphores: items with a status, by which kernels and the CPU tell each other what is ready."""
+"""Semaphores: items with a status, through which kernels and the CPU tell each other what is ready."""
 
 from __future__ import annotations
 
@@ -29,27 +29,27 @@ _STATUS = 4  # bytes
 
 @engine_function
 def _load(address):
-    """Return a status. What was written before it is visible afterwards."""
+    """Return a status. Everything written before it is then visible."""
     return ld_acquire32(address)
 
 
 @engine_function
 def _store(address, status):
-    """Set a status behind all that was written before."""
+    """Set a status, after everything written before."""
     st_release32(address, status)
 
 
 class Semaphore(Closing, metaclass=Whole):
-    """`items` statuses in memory, each with room for packets or data of yours (`doca_gpu_semaphore`).
+    """`items` statuses in memory, each with room for packets or your own data (`doca_gpu_semaphore`).
 
-    Who fills an item sets it to READY when all else is written; who has used it sets it to DONE or FREE. Nothing
-    blocks: both sides look. Pass it to a kernel as an argument, or pass its `device_address`.
+    The producer fills an item, and sets it to READY last. The consumer sets it to DONE or FREE after use. Nothing
+    blocks: both sides poll. Pass the semaphore to a kernel as an argument, or pass its `device_address`.
 
     `items`        number of items
-    `memory`       where they lie: CPU_GPU if the CPU looks often, GPU if only kernels do, GPU_CPU for both
-    `info`         type of what an item carries besides, such as np.dtype([("address", "i8")]), or None
-    `info_memory`  where that lies; by default where the items do
-    `rings`        into how many rings `sem_take` and its relatives divide the items; it divides their number
+    `memory`       where they are: CPU_GPU if the CPU looks often, GPU if only kernels do, GPU_CPU for both
+    `info`         dtype of an item's own data, such as np.dtype([("address", "i8")]), or None
+    `info_memory`  where this data is; by default in the same kind of memory as the items
+    `rings`        number of rings into which `sem_take` and related functions divide the items; a divisor of `items`
     """
 
     items: int
@@ -103,9 +103,9 @@ class Semaphore(Closing, metaclass=Whole):
 
     @property
     def host_address(self) -> int:
-        """Return what kernels on host threads take, also beside a GPU. BadStateError for items in GPU memory."""
+        """Return the address for kernels on host threads, even with a GPU. BadStateError for items in GPU memory."""
         self._check()
-        with self._making:  # one image for all threads that ask: kernels use it
+        with self._making:  # all threads get the same image, which kernels use
             if self._for_host is None:
                 self._for_host = self._image(lambda memory: int(memory.array.ctypes.data))
             return int(self._for_host.ctypes.data)
@@ -129,7 +129,7 @@ class Semaphore(Closing, metaclass=Whole):
         return SemaphoreStatus(int(_load(int(self._items.array.ctypes.data) + at)))
 
     def set_status(self, index: int, status: SemaphoreStatus) -> None:
-        """Set the status of an item (`doca_gpu_semaphore_set_status`). What was written before is visible with it."""
+        """Set the status of an item, after everything written before (`doca_gpu_semaphore_set_status`)."""
         at, status = self._at(index), member("status", status, SemaphoreStatus)
         if self._in_gpu:
             self._items.write(np.array([status], "<u4").view(np.uint8), at)
@@ -137,22 +137,22 @@ class Semaphore(Closing, metaclass=Whole):
             _store(int(self._items.array.ctypes.data) + at, int(status))
 
     def packets(self, index: int) -> tuple[int, int]:
-        """Return how many packets an item names, and the index of the first one."""
+        """Return how many packets an item hands over, and the index of the first one."""
         row = SEMAPHORE_ITEM.at(self._items.read(self._at(index), SEMAPHORE_ITEM.size))
         return int(row["packets"]), int(row["first"])
 
     def read_info(self, index: int) -> np.ndarray:
-        """Return a copy of what an item carries, of shape () and type `info`."""
+        """Return a copy of an item's data, of shape () and dtype `info`."""
         memory, kind, at = self._info_at(index)
         return memory.read(at, kind.itemsize).view(kind)[0].copy()
 
     def write_info(self, index: int, value: object) -> None:
-        """Replace what an item carries."""
+        """Replace an item's data."""
         memory, kind, at = self._info_at(index)
         memory.write(np.array([value], kind).view(np.uint8).reshape(-1), at)
 
     def info_address(self, index: int) -> int:
-        """Return the address for kernels of what an item carries (`doca_gpu_semaphore_get_custom_info_addr`)."""
+        """Return the device address of an item's data (`doca_gpu_semaphore_get_custom_info_addr`)."""
         memory, _, at = self._info_at(index)
         return memory.device_address + at
 
@@ -175,7 +175,7 @@ class Semaphore(Closing, metaclass=Whole):
         self._structure.used_by(launch)
 
     def close(self) -> None:
-        """Free the semaphore (`doca_gpu_semaphore_destroy`). Idempotent. Waits for kernels that were given it."""
+        """Wait for kernels that were given the semaphore, then free it (`doca_gpu_semaphore_destroy`). Idempotent."""
         if not self.closed:
             self._structure.wait_idle()
             self._undo.close()

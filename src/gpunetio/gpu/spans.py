@@ -1,4 +1,4 @@
-"""Rings and records of queues as a GPU handle reaches them: mapped for kernels, read and written for the host."""
+"""Rings and records of queues, as a GPU handle accesses them: mapped for kernels, read and written by the host."""
 
 from __future__ import annotations
 

@@ -22,8 +22,8 @@ _WORD = 8  # bytes per slot in `done`
 class ExportedSrq:
     """The structure of an SRQ. The SRQ's first exported queue pair creates it, the last one frees it, under `lock`.
 
-    `image` is the structure's last content when it was freed before, because the NIC's counts go on. `forget` is called
-    before it is freed.
+    If the structure was freed before, `image` is its last content: the NIC's counts continue. `forget` is called before
+    the structure is freed.
     """
 
     srq: SRQ
@@ -79,9 +79,9 @@ class ExportedSrq:
         return self
 
     def release(self) -> None:
-        """Count one user less. The last one frees the structure."""
+        """Remove a user. The last one frees the structure."""
         with self._lock:
             self._users -= 1
             if self._users == 0:
-                with self._undo:  # also if that fails
+                with self._undo:  # frees the structure even if `forget` fails
                     self._forget(self)

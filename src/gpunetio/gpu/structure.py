@@ -1,4 +1,4 @@
-"""The QP structure that kernels hold a pointer to, and the side structure: where they lie, and how a QP fills them."""
+"""The QP structure that kernels have a pointer to, and the side structure: their places, and their initial contents."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def fill_sender(
     image: np.ndarray, side: np.ndarray, backend: Backend, queue: Sender, sends: Completions, handler: NicHandler,
     doorbell: int, timeout: float, undo: ExitStack,
 ) -> None:  # fmt: skip
-    """Fill what both structures of a queue say of its sends. Arguments are as in `images`."""
+    """Fill the fields of both structures that describe a queue's sends. Arguments are as in `images`."""
     q = DEV_QP.at(image)
     q["sq_num"], q["sq_num_shift8"] = queue.qpn, queue.qpn << 8 & 0xFFFF_FFFF
     q["sq_num_shift8_be"] = _be32(queue.qpn << 8)
@@ -127,7 +127,7 @@ def fill_cq(c: np.ndarray, backend: Backend, completions: Completions, undo: Exi
 
 
 def restart_sender(image: np.ndarray, side_image: np.ndarray, backend: Backend, queue: Sender) -> None:
-    """Let both structures count sends from 0, without errors, and empty the ring and the record."""
+    """Reset both structures, so that sends count from 0 and there is no error, and clear the ring and the record."""
     q, side = DEV_QP.at(image), DEV_SIDE.at(side_image)
     for name in ("sq_rsvd_index", "sq_ready_index", "sq_wqe_pi", "sq_lock"):
         q[name] = 0
@@ -138,7 +138,7 @@ def restart_sender(image: np.ndarray, side_image: np.ndarray, backend: Backend, 
 
 
 def restart_cq(completions: Completions, c: np.ndarray, least: int) -> None:
-    """Let completions go on from where the NIC is: `least` or more since the last restart."""
+    """Restart the count of completions where the NIC is now: `least` or more CQEs since the last restart."""
     c["cqe_rsvd"] += completions.produced(int(c["cqe_rsvd"]), least)
     c["cqe_ci"] = 0
     completions.forget()

@@ -15,7 +15,7 @@ from .host_backend import HostBackend
 
 
 class _Pages:
-    """Memory of the twin, given back with the last reference to this object."""
+    """Memory of the twin, freed with the last reference to this object."""
 
     def __init__(self, nbytes: int):
         memory = twin_memory()

@@ -18,11 +18,11 @@ class RegisterTable:
         self._backend = backend
         self._device: dict[int, int] = {}  # address of a register → its device address
         self._users: dict[int, list[int]] = {}  # device address → address of the register, users
-        self._near: set[int] = set()  # device addresses of registers that the GPU has itself
+        self._near: set[int] = set()  # device addresses of registers that are on the GPU itself
         self._lock = threading.Lock()
 
     def can_map(self, address: int) -> bool:
-        """Return whether the register can be mapped. Afterwards it is mapped only if it was before."""
+        """Return whether the register can be mapped. The call leaves it mapped only if it was before."""
         try:
             self.unexport(self.export(address))
         except DriverError:
@@ -32,7 +32,7 @@ class RegisterTable:
     def export(self, address: int, near: int | None = None) -> int:
         """Map the register or count another user, and return its device address. DriverError if it cannot be mapped.
 
-        `near` is that address where the GPU has the register itself, and nothing is mapped.
+        `near` is the device address of a register that is on the GPU itself; nothing is mapped then.
         """
         address = whole("address", address)
         if address <= 0 or address % _BYTES:
@@ -49,11 +49,11 @@ class RegisterTable:
             return device_address
 
     def is_near(self, device_address: int) -> bool:
-        """Return whether the GPU has the register at this device address itself."""
+        """Return whether the register at this device address is on the GPU itself."""
         return device_address in self._near
 
     def unexport(self, device_address: int) -> None:
-        """Count one user less. The last one unmaps the register."""
+        """Remove a user. The last one unmaps the register."""
         with self._lock:
             if device_address not in self._users:
                 raise InvalidValueError(f"nothing is mapped at {device_address:#x}: give what export_uar() returned")

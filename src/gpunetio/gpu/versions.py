@@ -1,6 +1,6 @@
 """Versions of the interface between host code and device code: the structures and protocols of GPUNetIO 2.0.
 
-They are `major << 16 | minor << 8 | patch`. The package's own version is `gpunetio.__version__`.
+A version is `major << 16 | minor << 8 | patch`. The package's own version is `gpunetio.__version__`.
 """
 
 from __future__ import annotations

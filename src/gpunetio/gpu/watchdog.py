@@ -1,4 +1,4 @@
-"""The watchdog. It reports kernels that make no progress: queue, index, last CQE, and who owes what.
+"""The watchdog reports kernels that make no progress: queue, index, last CQE, and which side has to act.
 
 It also repeats doorbells that a register may have lost (`ExportedQp.may_lose_rings`).
 """
@@ -21,7 +21,7 @@ logger: logging.Logger = logging.getLogger("gpunetio.watchdog")
 
 _LISTENING = (QpState.RTR, QpState.RTS)
 _OF_TIMEOUT = 0.8  # of a queue's own timeout: the report must come before its kernels give up
-_LOOKS = 10  # at least, in the time that a queue may stand still
+_LOOKS = 10  # minimum number of looks in the time that a queue may stand still
 _SHORTEST_PERIOD = 0.02
 _RING_PERIOD = 0.005  # between looks while a kernel may be waiting for a lost doorbell
 _SHARE = 20  # looks take at most this fraction (1/20) of a thread's time
@@ -42,7 +42,8 @@ class Watchdog:
     `stalls` keeps the messages. A queue stalls when it is owed a completion and nothing has moved for `patience`
     seconds, or for most of its own timeout if that is shorter; then looks are more frequent. The NIC owes the
     completions of WQEs whose doorbell has been rung; the CPU proxy owes the doorbell. A receive stalls only while a
-    kernel that was given the queue runs. A message that never comes is nobody's fault, so it is logged as information.
+    kernel that was given the queue runs. A message that never comes is no failure, so it is logged as information; if
+    the queue pair is in a state that receives nothing, it is a warning.
 
     The watchdog rings again for a queue whose register may lose doorbells, if the queue stands still from one look to
     the next and the NIC has not completed everything submitted. `rung_again` counts these doorbells. While kernels run,
@@ -147,7 +148,7 @@ class Watchdog:
 
 
 def _sent(exported: ExportedQp, i: dict[str, int]) -> int:
-    """Return how many sends the NIC has completed, seen by a kernel or not. At most one ring of them can be open."""
+    """Return how many sends the NIC has completed, seen by a kernel or not. At most one ring of sends is incomplete."""
     least = max(i["completed"], i["submitted"] - exported.qp.sq_entries)
     if least >= i["submitted"]:
         return least  # avoids reading the ring, which may be a copy from the GPU
@@ -155,9 +156,9 @@ def _sent(exported: ExportedQp, i: dict[str, int]) -> int:
 
 
 def _waits_for_a_ring(before: dict[str, int], now: dict[str, int]) -> bool:
-    """Return whether the NIC did nothing about submitted WQEs since the last look.
+    """Return whether there are submitted WQEs, and none was submitted or completed since the last look.
 
-    A newer doorbell announces older ones.
+    A newer doorbell also announces older WQEs.
     """
     stands = all(before[name] == now[name] for name in ("submitted", "sent"))
     return stands and now["submitted"] > now["sent"]

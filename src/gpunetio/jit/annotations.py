@@ -1,12 +1,12 @@
 """Annotations of compiled functions: the types of parameters and results, as type checkers read them.
 
-    Record      an address that knows its fields: an integer becomes one, and other structures are mistakes
-    int         an integer, also a boolean or an enumeration; of a structure, its address
+    Record      an address that knows its fields: an integer becomes one; other structures are mistakes
+    int         an integer, a boolean or an enumeration; for a structure, its address
     float       a float; np.float32 a float32
     None        nothing
-    tuple, |    of these
+    tuple, |    combinations of these
 
-Others are for type checkers only: a parameter without an annotation takes anything.
+Other annotations are for type checkers only. A parameter without an annotation takes anything.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ _NUMBERS: tuple[tuple[tuple[Any, ...], Scalar], ...] = (
 
 
 class Unfit(Exception):
-    """A value is not what an annotation says. The message says what is wanted."""
+    """A value does not fit an annotation. The message says what is wanted."""
 
 
 def annotations_of(fn: FunctionType) -> dict[str, Any]:
-    """Return the annotations of a function as they are written: objects or texts."""
+    """Return the annotations of a function as written: objects or strings."""
     if sys.version_info >= (3, 14):
         import annotationlib
 
@@ -48,7 +48,7 @@ def annotations_of(fn: FunctionType) -> dict[str, Any]:
 
 @functools.cache
 def code_of(text: str) -> CodeType | None:
-    """Return the code of an annotation that is a text."""
+    """Return the code of an annotation that is a string."""
     try:
         return compile(text, "<annotation>", "eval", dont_inherit=True)
     except SyntaxError:
@@ -56,7 +56,7 @@ def code_of(text: str) -> CodeType | None:
 
 
 def hints_of(fn: FunctionType) -> dict[str, Any]:
-    """Return what annotations mean. One with names that only type checkers know is left out."""
+    """Return the objects that annotations stand for. Leave out annotations with names that only type checkers know."""
     hints = annotations_of(fn)
     if not hints:
         return {}
@@ -78,7 +78,7 @@ def hints_of(fn: FunctionType) -> dict[str, Any]:
 
 
 def _around(fn: FunctionType) -> dict[str, Any]:
-    """Return the names of the functions around this one that it uses."""
+    """Return the variables of enclosing functions that this function uses."""
     cells = zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True)
     return {name: cell.cell_contents for name, cell in cells if _is_full(cell)}
 
@@ -92,7 +92,7 @@ def _is_full(cell: types.CellType) -> bool:
 
 
 def record_of(hint: Any) -> type[Record] | None:
-    """Return the record that an annotation names, alone or beside others; None if there is none."""
+    """Return the record that an annotation names, alone or in a union; None if there is none."""
     if isinstance(hint, type) and issubclass(hint, Record) and hint is not Record:
         return hint
     if typing.get_origin(hint) in _UNIONS:
@@ -101,7 +101,7 @@ def record_of(hint: Any) -> type[Record] | None:
 
 
 def fitting(kind: Any, hint: Any) -> Any:
-    """Return the type that a value of a type has under an annotation, which is as long in words. Unfit: it has none."""
+    """Return the type of a value of type `kind` under an annotation: it has as many words. Unfit if it does not fit."""
     origin, parts = typing.get_origin(hint), typing.get_args(hint)
     if origin is Annotated:
         return fitting(kind, parts[0])
@@ -127,7 +127,7 @@ def fitting(kind: Any, hint: Any) -> Any:
 
 
 def _one_of(kind: Any, hints: tuple[Any, ...]) -> Any:
-    """Return the type under one of several annotations: the first record that fits, or another one."""
+    """Return the type under one of several annotations: the first record that fits, else the first other that does."""
     wanted = []
     for hint in sorted(hints, key=lambda one: record_of(one) is None):
         try:
@@ -175,7 +175,7 @@ _CONVERT = {INT.words: ": convert it with int()", FLOAT64.words: ": convert it w
 
 
 def as_kind(value: Any, kind: Any) -> Any:
-    """Return a value as one of a type that `fitting` gave for it."""
+    """Return a value as one of the type that `fitting` returned for it."""
     if isinstance(kind, StructType):
         return At(kind, plain(value))
     if isinstance(value, Several):

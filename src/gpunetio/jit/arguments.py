@@ -23,7 +23,7 @@ _REGISTER = "register it with pd.register(), and pass mr.address and mr.lkey or 
 def checked(kernel: str, names: Sequence[str], args: Arguments, reaches_gpu_memory: bool) -> Arguments:
     """Return the arguments as kernels take them: 64-bit integers, and addresses of objects with a `device_address`.
 
-    InvalidValueError: a kernel cannot take the argument. BadStateError: it is closed. Both messages name the argument.
+    InvalidValueError if a kernel cannot take an argument, BadStateError if it is closed. Both messages name it.
     """
     named = (*names, *(f"number {n + 1}" for n in range(len(names), len(args))))
     return tuple(
@@ -43,7 +43,7 @@ def _plain(what: str, arg: Any, reaches_gpu_memory: bool) -> object:
     if isinstance(arg, _FLOATS):
         return arg if isinstance(arg, _FLOAT32) else float(arg)
     if isinstance(arg, tuple):
-        make = getattr(arg, "_make", tuple)  # a named tuple stays one
+        make = getattr(arg, "_make", tuple)  # a named tuple stays a named tuple
         return make(_plain(what, item, reaches_gpu_memory) for item in arg)
     if _in_cuda(arg):
         if reaches_gpu_memory:
@@ -71,12 +71,12 @@ def word(what: str, value: int) -> int:
 def _in_cuda(arg: object) -> bool:
     try:
         return getattr(arg, "__cuda_array_interface__", None) is not None
-    except (RuntimeError, TypeError, KeyError):  # some tensors refuse to give it
+    except (RuntimeError, TypeError, KeyError):  # some tensors refuse access to it
         return False
 
 
 def _cure(arg: object) -> str:
-    """Describe the object, and say what to pass instead."""
+    """Describe the object, and name what to pass instead."""
     if arg is None:
         return "None, which is not an address: pass 0 for no address"
     kind = type(arg).__name__
@@ -111,7 +111,7 @@ def kind_and_words(what: str, value: Any) -> tuple[Any, list[Any]]:
         dtype, shape = np.dtype(interface["typestr"]), tuple(interface["shape"])
         strides = interface.get("strides") or _strides(shape, dtype.itemsize)
         return _array(what, dtype, int(interface["data"][0]), shape, tuple(strides))
-    if is_tensor(value):  # of the caller, who keeps it
+    if is_tensor(value):  # owned by the caller, who keeps it
         return kind_and_words(what, array_of(what, value))
     raise InvalidValueError(f"{what} is {_cure(value)}")
 

@@ -13,7 +13,7 @@ _ATTRIBUTES = ("shape", "strides", "size", "ndim", "itemsize")
 
 
 def attribute(e: Any, array: Array, name: str) -> Any:
-    """Return an attribute of an array, as NumPy has it."""
+    """Return an attribute of an array, as NumPy defines it."""
     if name == "shape":
         return Several(array.shape)
     if name == "strides":
@@ -31,7 +31,7 @@ def attribute(e: Any, array: Array, name: str) -> Any:
 
 
 def place_of(e: Any, index: Any, length: str, node: ast.AST) -> str:
-    """Return which element an index stands for, of `length`. Negative indices count from the end."""
+    """Return the number of the element, of `length`, that an index stands for. Negative indices count from the end."""
     at = int_text(index)
     if not (isinstance(index, int) and index >= 0):
         negative = e.let(f"icmp slt i64 {at}, 0")
@@ -57,7 +57,7 @@ def _place(e: Any, array: Array, indices: list[Any], node: ast.AST) -> Any:
 
 
 def element(e: Any, array: Array, indices: list[Any], node: ast.AST) -> Any:
-    """Return an element, or with fewer indices than the array has, the array of those."""
+    """Return an element or, with fewer indices than the array has dimensions, a subarray."""
     address, count = _place(e, array, indices, node), len(indices)
     if count < array.kind.dims:
         kind = ArrayType(array.kind.dtype, array.kind.dims - count, array.kind.contiguous)

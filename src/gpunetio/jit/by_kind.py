@@ -13,7 +13,7 @@ from .signatures import signature_of
 
 
 class ByKind:
-    """A function that calls the one of `functions` whose number is its first argument, with the others.
+    """A function that calls one of `functions`: its first argument is the number, and the others are passed on.
 
     For a number that is not in the table, the result is 0. The calls are direct, so LLVM may inline them.
     """
@@ -28,7 +28,7 @@ class ByKind:
         self.signature = signature_of(stub)
 
     def freezes(self) -> tuple[object, tuple[FunctionType, ...]]:
-        """Return what decides about its code, and the functions whose code it contains (frozen.py)."""
+        """Return everything that determines its code, and the functions whose code it contains (frozen.py)."""
         called = tuple(one for function in self.functions.values() for one in function.freezes()[1])
         return (sorted(self.functions), str(self.signature)), called
 
@@ -39,7 +39,7 @@ class ByKind:
 
 
 def by_kind(functions: Mapping[int, DeviceFunction | None]) -> Callable[[Callable[..., object]], ByKind]:
-    """Make a compiled function that calls `functions[kind]`. It takes the place of the decorated one.
+    """Return a decorator that replaces a function by a compiled one, which calls `functions[kind]`.
 
     The decorated function has no body. Its first parameter is `kind`, and the rest are the arguments of all functions.
     """

@@ -1,4 +1,4 @@
-"""Compiled functions with C's calling convention, for code that is not Python's to call."""
+"""Compiled functions with C's calling convention, which native code can call."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from .roots import Root, root
 
 
 def c_function(function: DeviceFunction, *widths: int) -> int:
-    """Return the address of a function for C. It is there as long as the process.
+    """Return the address of a function for C, which is valid as long as the process lives.
 
-    `widths`: of its parameters, which are integers, in bits.
+    `widths`: the sizes of its integer parameters in bits.
     """
     return root_of(function, *widths).address
 

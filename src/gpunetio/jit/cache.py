@@ -1,7 +1,7 @@
-"""Where compiled code is kept: one folder, a file for each root, under a name that contains all that decides about it.
+"""The cache of compiled code: one folder, with a file for each root, named by everything that determines the code.
 
 A file that is damaged, not trusted or cannot be read counts as missing. If the folder cannot be written to, nothing is
-saved. Each of these is logged once. Of several processes that need a file at the same time, one compiles.
+saved. Each of these is logged once. If several processes need a file at the same time, one of them compiles.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _CURE = f"set {FOLDER} to a folder of yours that only you may write"
 # These errors are not the cache's fault. Compiling instead would hide the cause.
 _OF_THE_PROCESS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
-_KEPT = 2000  # files; of more, the oldest go
+_KEPT = 2000  # files; if there are more, the oldest are deleted
 
 
 @functools.cache  # log each message once
@@ -35,7 +35,7 @@ def _tell(message: str) -> None:
 
 
 def folder() -> Path | None:
-    """Return the folder of compiled code; None if this user has none."""
+    """Return the folder of compiled code, or None if this user has none."""
     if given := os.environ.get(FOLDER):
         return Path(given)
     base = users_folder()
@@ -43,7 +43,7 @@ def folder() -> Path | None:
 
 
 def _writable() -> Path | None:
-    """Return the folder, made if it is missing; None if it is not trusted or cannot be made."""
+    """Return the folder, and create it if it is missing. None if it is not trusted or cannot be created."""
     path = folder()
     try:
         if path is None:
@@ -60,27 +60,27 @@ def _writable() -> Path | None:
 
 
 def load(name: str) -> bytes | None:
-    """Return what is kept under a name; None if nothing is."""
+    """Return the contents stored under a name, or None if there are none."""
     path = folder()
     return None if path is None else load_from(path, name)
 
 
 def load_from(path: Path, name: str) -> bytes | None:
-    """Return what a folder keeps under a name; None if nothing."""
+    """Return the contents that a folder has under a name, or None if there are none."""
     try:
         return read_kept(path / name, cure=_CURE)
-    except (FileNotFoundError, NotADirectoryError):  # which `save` reports
+    except (FileNotFoundError, NotADirectoryError):  # `save` reports the latter
         return None
     except (OSError, DocaError, DamagedError) as error:
         _raise_if_of_the_process(error)
-        replaced = " and replaced" if path == folder() else ""  # what came with a wheel stays
+        replaced = " and replaced" if path == folder() else ""  # files of a wheel stay
         _tell(f"compiled code in {path} cannot be read ({_words(error)}): it is compiled again{replaced}")
         return None
 
 
 @contextlib.contextmanager
 def turn(name: str) -> Iterator[bytes | None]:
-    """Keep other processes from making what has this name, and yield it if another process has made it meanwhile."""
+    """Keep other processes from making the file of this name. Yield its contents if another process has made it."""
     path = _writable()
     if path is None:
         yield None
@@ -90,7 +90,7 @@ def turn(name: str) -> Iterator[bytes | None]:
 
 
 def save(name: str, contents: bytes) -> None:
-    """Keep contents under a name, if that is possible."""
+    """Store contents under a name, if that is possible."""
     path = _writable()
     if path is None:
         return
@@ -107,12 +107,12 @@ def save(name: str, contents: bytes) -> None:
 
 
 def _delete_old(path: Path) -> None:
-    """Delete all but the newest files: each edit, and each value that a program freezes, has files of its own."""
+    """Delete all but the newest files: each edit, and each value that a program freezes, adds files."""
     files = []
     for entry in os.scandir(path):
         if entry.name.startswith("."):  # a lock, or a file that is being written
             continue
-        with contextlib.suppress(FileNotFoundError):  # another process deletes them, too
+        with contextlib.suppress(FileNotFoundError):  # another process may have deleted it
             files.append((entry.stat().st_mtime_ns, entry.path))
     for _, file in sorted(files)[:-_KEPT]:
         Path(file).unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""What compiled code can call of Python and NumPy: built-in functions, `math`, and conversions."""
+"""Functions of Python and NumPy that compiled code can call: built-in functions, `math`, and conversions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _one(given: Given, name: str) -> Any:
 
 def _extreme(how: type[ast.cmpop], name: str) -> Callable[[Any, Given], Any]:
     def emit(e: Any, given: Given) -> Any:
-        """Return the first of the equals, as Python does: another one wins only if it is less, or greater."""
+        """Return the first of equal values, as Python does: a later value wins only if it is less, or greater."""
         if len(given) == 1 and isinstance(given[0], Several):
             given = list(given[0].values)
         if not given:
@@ -77,7 +77,7 @@ def _as(kind: Scalar, name: str) -> Callable[[Any, Given], Any]:
 
 def _narrow(bits: int, signed: bool, name: str) -> Callable[[Any, Given], Any]:
     def emit(e: Any, given: Given) -> Any:
-        """Return the low bits of an integer, as an integer with or without a sign."""
+        """Return the low bits of an integer, as a signed or unsigned integer."""
         value = converted(e, _one(given, name), INT)
         if isinstance(value, int):
             low = value & (1 << bits) - 1
@@ -112,7 +112,7 @@ def _float(e: Any, value: Any) -> Any:
 
 
 def _intrinsic(e: Any, name: str, *values: Any) -> Any:
-    """Call a function that LLVM has for all targets."""
+    """Call an intrinsic that LLVM has for all targets."""
     kind = kind_of(values[0])
     taken = ", ".join(f"{kind.llvm} {texts_of(value)[0]}" for value in values)
     return e.word(kind, f"call {kind.llvm} @llvm.{name}.{'f32' if kind is FLOAT32 else 'f64'}({taken})")
@@ -123,7 +123,7 @@ def _everywhere(name: str, intrinsic: str) -> Callable[[Any, Given], Any]:
 
 
 def _whole(name: str, intrinsic: str) -> Callable[[Any, Given], Any]:
-    """Round to an integer, which is one in Python, too."""
+    """Return a function that rounds to an integer, as Python does."""
     def emit(e: Any, given: Given) -> Any:
         value = number(_one(given, f"math.{name}"))
         return value if kind_of(value) is INT else converted(e, _intrinsic(e, intrinsic, _float(e, value)), INT)
@@ -168,7 +168,7 @@ def _is(name: str, test: str) -> Callable[[Any, Given], Any]:
     return emit
 
 
-# How many numbers the functions of the C library take that `math` has under the same name.
+# Functions of the C library that `math` has under the same name, with the number of their arguments.
 LIBRARY: dict[str, int] = {
     **dict.fromkeys((
         "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "exp", "exp2",

@@ -1,4 +1,4 @@
-"""What a target is to a kernel: how the kernel is compiled there, and how its threads are started.
+"""The interface of a target to a kernel: how the kernel is compiled there, and how its threads are started.
 
 Targets are host threads (host_threads.py) and CUDA (cuda_launch.py). The table of them is `CODE` in launch.py.
 """
@@ -41,16 +41,16 @@ class Launch(Protocol):
 
     @property
     def ended(self) -> bool:
-        """Return whether the kernel has ended, also if it has failed."""
+        """Return whether the kernel has ended, successfully or not."""
         ...
 
     @property
     def done(self) -> bool:
-        """Return whether the kernel has ended. Raises if it has failed."""
+        """Return whether the kernel has ended. Raise the error if it has failed."""
         ...
 
     def wait(self, timeout: float) -> bool:
-        """Wait at most `timeout` seconds for the kernel to end, and return whether it has. Raises if it has failed."""
+        """Wait at most `timeout` seconds for the kernel to end. Return whether it has. Raise the error if it failed."""
         ...
 
 
@@ -60,7 +60,7 @@ class Code(ABC):
     function: Callable[..., None]
     name: str
     names: tuple[str, ...]  # of its arguments
-    reaches_gpu_memory: bool  # whether arrays of CUDA can be arguments
+    reaches_gpu_memory: bool  # whether CUDA arrays can be arguments
 
     def __init__(self, function: Callable[..., None]):
         self.function, self.name = function, function.__name__
@@ -68,22 +68,22 @@ class Code(ABC):
 
     @abstractmethod
     def prepare(self, args: Arguments, threads: int) -> Any:
-        """Do what a launch must not do while others wait for the kernel, and return what it needs of the arguments.
+        """Do the work that must not delay a launch that others wait for. Return what `launch` needs of the arguments.
 
-        Raise what makes the launch impossible.
+        Raise the error that makes the launch impossible, if there is one.
         """
 
     def check_room(self, grid: int, place: Place) -> None:
-        """Raise InvalidValueError if a NIC for which the kernel may wait gets no room beside so many blocks."""
+        """Raise InvalidValueError if `grid` blocks may leave no room for a NIC that the kernel waits for."""
         return
 
     @abstractmethod
     def launch(self, prepared: Any, grid: int, block: int, place: Place, ended: Callable[[], None]) -> Launch:
-        """Start the threads. The last of them to end calls `ended`. Until then, the caller keeps the arguments."""
+        """Start the threads. The last thread to end calls `ended`. Until then, the caller keeps the arguments alive."""
 
     @contextlib.contextmanager
     def compiling(self, args: Arguments) -> Iterator[None]:
-        """Name the kernel, and its arguments that are not integers, in an error of the compiler."""
+        """Make errors of the compiler name the kernel, and those of its arguments that are not integers."""
         try:
             yield
         except CompileError as error:

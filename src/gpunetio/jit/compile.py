@@ -1,7 +1,7 @@
 """`@device_function` and `@engine_function`: functions that are compiled for CPU threads and for CUDA.
 
-A function is compiled for the types of its arguments, as part of each *root* that reaches it: what Python, C or a
-launch calls (roots.py).
+A function is compiled for the types of its arguments, as part of each *root* that reaches it. A root is a function that
+Python, C or a launch calls (roots.py).
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from .kinds import INT
 from .signatures import signature_of
 from .source import note_file
 
-# What programs call takes addresses, keys and counts. An array or a float in place of one is a mistake of the caller's.
+# The functions that programs call take addresses, keys and counts. An array or a float in their place is a mistake.
 _FOR_PROGRAMS = {PACKAGE / "device", PACKAGE / "jit"}
 
 
 class DeviceFunction:
-    """A function that is compiled for each root which calls it, for the types of the arguments that it gets there.
+    """A function that is compiled for each root that calls it, and for the types of the arguments that it gets there.
 
-    From Python, call it to run it on the host. `py_func` is the function itself.
+    A call from Python runs the compiled function on the host. `py_func` is the Python function.
     """
 
     py_func: Any  # a FunctionType, which pyright would take for a method
@@ -42,19 +42,19 @@ class DeviceFunction:
         functools.update_wrapper(self, fn)
         note_file(fn)
         self.py_func, self.inlined, self.takes_integers = fn, inlined, takes_integers
-        self.extension: Any = None  # of which it is part, if any (extension.py)
+        self.extension: Any = None  # the extension that it is part of, if any (extension.py)
         self.is_kernel = False
         self.watch = Watch(fn)
         self._signed: tuple[object, object, inspect.Signature] | None = None  # the signature for these defaults
         self._ours = is_ours(fn.__code__.co_filename)
-        self._quick: Any = None  # what its root for integers has frozen, and what calls that, if it cannot fail
+        self._quick: Any = None  # what its root for integers has frozen, and its plain call; None if it can fail
 
     def __repr__(self) -> str:
         return f"<compiled function {self.__qualname__}{self.signature}>"
 
     @property
     def signature(self) -> inspect.Signature:
-        """Its parameters, with the defaults that they have now."""
+        """Return its parameters, with their present defaults."""
         function: Any = self.py_func
         defaults, named = function.__defaults__, function.__kwdefaults__
         if self._signed is None or self._signed[0] is not defaults or self._signed[1] is not named:
@@ -62,7 +62,7 @@ class DeviceFunction:
         return self._signed[2]
 
     def freezes(self) -> tuple[object, tuple[FunctionType, ...]]:
-        """Return what decides about its code, and the functions whose code it contains (frozen.py)."""
+        """Return everything that determines its code, and the functions whose code it contains (frozen.py)."""
         return (self.inlined, self.takes_integers), (self.py_func,)
 
     def __call__(self, *given: Any, **named: Any) -> Any:
@@ -71,21 +71,21 @@ class DeviceFunction:
         if quick is not None and not named and quick[0] == self._frozen():
             try:
                 return quick[1](*given)
-            except (TypeError, OverflowError):  # others than integers, or not as many, or unsigned ones
+            except (TypeError, OverflowError):  # not integers, not the right number, or unsigned integers
                 pass
         return later("roots").call(self, given, named)
 
     def _frozen(self) -> object:
-        """Return what decides about a root for integers, and may change."""
+        """Return everything that determines a root for integers and may change."""
         return None if self._ours else (self.watch.now(), later("roots").checks_bounds())
 
     def interpret(self, *given: Any, **named: Any) -> Any:
-        """Run it as plain Python, on the host: the reference for what the compiled function does (interpret.py)."""
+        """Run it as plain Python, on the host: the reference for the compiled function (interpret.py)."""
         return later("interpret").interpreted(self.py_func)(*given, **named)
 
     def compile(self) -> Any:
         """Compile it for integers, or load it from the cache, and return the root. Idempotent."""
-        frozen = self._frozen()  # before: a value may change while this compiles
+        frozen = self._frozen()  # taken first: a value may change while this compiles
         made = later("roots").root(self, (INT,) * len(self.signature.parameters))
         self._quick = (frozen, made.plain) if made.plain else None
         return made
@@ -93,7 +93,7 @@ class DeviceFunction:
 
 @functools.cache
 def later(module: str) -> Any:
-    """Return a module that imports the one which asks. No fork meanwhile: half an import is one for ever."""
+    """Import and return a module that imports the caller's. No fork meanwhile: a child would keep half an import."""
     with compiling():
         return importlib.import_module(f"{__package__}.{module}")
 
@@ -110,9 +110,9 @@ def device_function(fn: Callable[..., object]) -> DeviceFunction:
 
 
 def engine_function(fn: Callable[..., object]) -> DeviceFunction:
-    """Compile like `device_function`, for big functions with several callers, which are not inlined into each.
+    """Compile like `device_function`, but do not inline the function into each caller. For big functions.
 
-    On the host, LLVM decides. On CUDA the function is called, whatever its size.
+    On the host, LLVM decides. On CUDA the function is always called, whatever its size.
     """
     return _compiled(fn, inlined=False)
 
@@ -128,5 +128,5 @@ def _compiled(fn: Any, inlined: bool) -> DeviceFunction:
 
 @functools.cache
 def helper(fn: FunctionType) -> DeviceFunction:
-    """Return a plain function of a program that a kernel calls."""
+    """Return the device function for a plain function of a program that a kernel calls."""
     return DeviceFunction(fn, inlined=True)

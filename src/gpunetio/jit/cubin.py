@@ -1,7 +1,7 @@
-"""Kernels for CUDA: PTX by LLVM or libNVVM, which nvJitLink assembles where it is installed, or else the driver.
+"""Compile kernels for CUDA: LLVM or libNVVM makes PTX, and nvJitLink, if installed, or else the driver assembles it.
 
-Cubins are kept (cache.py), with who has assembled them: another version of that assembles them again, but takes those
-of a wheel.
+Cubins are cached (cache.py) with the name of their assembler. Another version of the assembler assembles them again,
+but cubins that come with a wheel are taken from any.
 """
 
 from __future__ import annotations
@@ -30,28 +30,28 @@ from .unit import Unit
 
 Capability = tuple[int, int]
 REGISTERS, LINE_INFO = "-maxrregcount", "-lineinfo"  # options of nvJitLink
-LINES = "GPUNETIO_LINEINFO"  # if not empty, kernels have tables of their lines, which may change their code a little
+LINES = "GPUNETIO_LINEINFO"  # if not empty, kernels have line tables, which may change their code a little
 BACKEND = "GPUNETIO_CUDA_BACKEND"  # llvm, or nvvm: libNVVM, CUDA's own compiler
 _BACKENDS = "llvm", "nvvm"
-# A kernel is compiled for one of these numbers of threads in a block, and may use as many registers as so many threads
-# can have: a multiprocessor has 65,536 (CUDA C++ Programming Guide, "Technical Specifications").
+# A kernel is compiled for blocks of up to one of these numbers of threads. This limits the registers of a thread,
+# because a multiprocessor has 65,536 (CUDA C++ Programming Guide, "Technical Specifications").
 BLOCKS = (256, 512, 1024)
 _MOST_REGISTERS, _ALL_REGISTERS = 255, 65536
 
 
 def threads_of(block: int) -> int:
-    """Return for which number of threads a kernel is compiled whose blocks have so many."""
+    """Return the number of threads that a kernel with blocks of `block` threads is compiled for."""
     return next(threads for threads in BLOCKS if block <= threads)
 
 
 def limit_of(threads: int) -> tuple[str, ...]:
-    """Return the linker's option about registers, which also holds for functions that a kernel calls."""
+    """Return the linker's option for registers, which also applies to functions that a kernel calls."""
     return (f"{REGISTERS}={min(_MOST_REGISTERS, _ALL_REGISTERS // threads)}",) if threads else ()
 
 
 @dataclass(frozen=True)
 class Image:
-    """A compiled kernel: a cubin, the kernel's name in it, and what it may raise."""
+    """A compiled kernel: a cubin, the kernel's name in it, and the exceptions that it may raise."""
 
     code: bytes
     symbol: str
@@ -65,12 +65,12 @@ def _watch(function: FunctionType) -> Watch:
 
 @functools.cache
 def body_of(function: FunctionType) -> DeviceFunction:
-    """Return what a kernel does, as a function that is inlined into the entry."""
+    """Return the body of a kernel, as a function that is inlined into the entry."""
     return DeviceFunction(function, inlined=True)
 
 
 def digest_of(function: FunctionType) -> str:
-    """Return what identifies a kernel for CUDA, with the values that it freezes now."""
+    """Return the digest of a kernel for CUDA, with the values that it freezes now."""
     return _watch(function).now().digest
 
 
@@ -82,11 +82,11 @@ def symbol_of(function: FunctionType) -> str:
 def ptx_of(
     function: Any, kinds: Sequence[Any], capability: Capability, threads: int = 0, lines: bool = False, by: str = ""
 ) -> tuple[str, Unit]:
-    """Return a kernel as PTX for GPUs of a compute capability, which need not be here, and its unit.
+    """Return a kernel as PTX for GPUs of a compute capability, and its unit. No such GPU is needed.
 
-    The kernel has the name of the function (`symbol_of`). `threads`: those that a block may have, which limits the
-    registers; 0: that is not known. `lines`: whether the PTX says which lines of Python it is made from. `by`: the back
-    end, the environment's unless it is given.
+    The kernel has the name of the function (`symbol_of`). `threads`: the most threads of a block, which limits the
+    registers; 0: not known. `lines`: whether the PTX names the lines of Python that it is made from. `by`: the back
+    end; by default, the environment's.
     """
     body = body_of(getattr(function, "py_func", function))
     with compiling(), little_garbage_collection():
@@ -104,9 +104,9 @@ def ptx_of(
 
 
 def backend(preferred: str = _BACKENDS[0]) -> str:
-    """Return what makes PTX: what the environment names, or what is preferred if it is here.
+    """Return the back end that makes PTX: the one that the environment names, else `preferred` if it can be used.
 
-    InvalidValueError if the environment names something else.
+    InvalidValueError if the environment names an unknown one.
     """
     name = os.environ.get(BACKEND)
     if not name:
@@ -118,7 +118,7 @@ def backend(preferred: str = _BACKENDS[0]) -> str:
 
 @functools.cache
 def has_nvvm() -> bool:
-    """Whether libNVVM is here."""
+    """Return whether libNVVM is installed."""
     try:
         from cuda.bindings import nvvm  # type: ignore[attr-defined]
 
@@ -134,8 +134,8 @@ def image_of(
 ) -> Image:  # fmt: skip
     """Return a kernel for GPUs of a compute capability, compiled, from the cache, or from the wheel.
 
-    `options` are nvJitLink's. `preferred`: the back end that makes the faster code of it; a wheel's code is taken
-    where that is not here.
+    `options` are nvJitLink's. `preferred`: the back end that makes the faster code. If it is not installed, its code
+    may still come from the wheel.
     """
     options = *options, *limit_of(threads)
     if os.environ.get(LINES):
@@ -162,7 +162,7 @@ def image_of(
 
 
 def _if_assembled_here(contents: bytes | None) -> bytes | None:
-    """Return what is kept, unless another assembler has made it."""
+    """Return cached contents, unless another assembler has made them."""
     if contents is None or json.loads(contents.partition(b"\n")[0])["assembler"] != _assembler():
         return None
     return contents
@@ -181,7 +181,7 @@ def _compile(
 def cubin(
     kernel: Callable[..., None], capability: Capability, options: Sequence[str] = (), preferred: str = _BACKENDS[0]
 ) -> bytes:
-    """Return a kernel of integers as a cubin for GPUs of a compute capability. Arguments as of `image_of`."""
+    """Return a kernel of integers as a cubin for GPUs of a compute capability. Arguments as for `image_of`."""
     count = kernel.__code__.co_argcount  # type: ignore[attr-defined]
     kinds = (INT,) * count
     return image_of(kernel, kinds, capability, options, preferred=preferred).code  # type: ignore[arg-type]
@@ -199,7 +199,7 @@ def linker_version() -> str:
 
 
 def _assembler() -> str:
-    """Return what names who assembles PTX here."""
+    """Return the name and version of the assembler of PTX that is used here."""
     if version := linker_version():
         return f"nvJitLink {version}"
     from cuda.bindings import driver  # type: ignore[attr-defined]
@@ -208,9 +208,9 @@ def _assembler() -> str:
 
 
 def assemble_by_driver(ptx: str, options: Sequence[str] = ()) -> bytes:
-    """Return PTX as a cubin for the GPU whose context is current. DriverError if the driver refuses the PTX.
+    """Assemble PTX for the GPU whose context is current, and return the cubin. DriverError if the driver refuses it.
 
-    Of nvJitLink's options, the driver takes those about registers and lines.
+    Of nvJitLink's options, only those for registers and lines are used.
     """
     from cuda.bindings import driver  # type: ignore[attr-defined]
 
@@ -236,7 +236,7 @@ def assemble_by_driver(ptx: str, options: Sequence[str] = ()) -> bytes:
 
 
 def assemble(ptx: str, capability: Capability, options: Sequence[str] = ()) -> tuple[bytes, str]:
-    """Return PTX as a cubin, and what the linker says. DriverError if it refuses the PTX."""
+    """Assemble PTX. Return the cubin, and the linker's log. DriverError if the linker refuses the PTX."""
     from cuda.bindings import nvjitlink  # type: ignore[attr-defined]
 
     arch = "sm_{}{}".format(*capability)

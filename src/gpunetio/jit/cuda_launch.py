@@ -1,4 +1,4 @@
-"""Kernels on a GPU. They run concurrently, as kernels on host threads do."""
+"""Launch kernels on a GPU. They run concurrently, as kernels on host threads do."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _SETTINGS = {
     "CUDA_DEVICE_MAX_CONNECTIONS": "32",
 }
 _C_TYPES: dict[str, Any] = {"i64": ctypes.c_int64, "double": ctypes.c_double, "float": ctypes.c_float}
-_LOOK = 200e-6  # seconds between two looks at the kernels that run
+_LOOK = 200e-6  # seconds between two looks at the running kernels
 
 
 def set_up_cuda() -> None:
@@ -61,7 +61,7 @@ def cuda_runtime() -> ModuleType:
 
 
 def checked(result: tuple[Any, ...], what: str) -> Any:
-    """Return what a function of CUDA's runtime has returned beside its status. DriverError if that is not 0."""
+    """Return the results of a function of CUDA's runtime without its status. DriverError if the status is not 0."""
     error, *values = result
     if int(error) != 0:
         _, text = cuda_runtime().cudaGetErrorString(error)
@@ -71,7 +71,7 @@ def checked(result: tuple[Any, ...], what: str) -> Any:
 
 @contextlib.contextmanager
 def _current(ordinal: int) -> Iterator[None]:
-    """Make a device the thread's in the block. Usually it is, and changing it costs some µs."""
+    """Make a device current for the thread in the block. Usually it already is, and changing it costs some µs."""
     rt = cuda_runtime()
     before = checked(rt.cudaGetDevice(), "cudaGetDevice")
     if before != ordinal:
@@ -84,7 +84,8 @@ def _current(ordinal: int) -> Iterator[None]:
 
 
 def new_stream() -> Any:
-    """Return a new stream of the current device. The default stream, and so other libraries, does not wait for it."""
+    """Return a new non-blocking stream of the current device: the default stream, which other libraries use, does not
+    wait for it."""
     rt = cuda_runtime()
     return checked(rt.cudaStreamCreateWithFlags(rt.cudaStreamNonBlocking), "cudaStreamCreateWithFlags")
 
@@ -101,10 +102,11 @@ def cuda_available() -> bool:
 
 @dataclass(frozen=True)
 class _Stream:
-    """A stream, and the event that marks the end of its last kernel. Launches reuse them, for both cost much to make.
+    """A stream, and the event that marks the end of its last kernel. Both are expensive to create, so launches reuse
+    them.
 
-    The default stream does not wait for it: a kernel may run for as long as it waits for a peer, while PyTorch, which
-    uses that stream, goes on.
+    The default stream does not wait for this stream. So PyTorch, which uses the default stream, keeps running while a
+    kernel waits for a peer.
     """
 
     handle: Any
@@ -112,17 +114,17 @@ class _Stream:
 
     @staticmethod
     def make() -> _Stream:
-        """Return a new one, of the current device."""
+        """Return a new stream of the current device."""
         rt = cuda_runtime()
         event = checked(rt.cudaEventCreateWithFlags(rt.cudaEventDisableTiming), "cudaEventCreateWithFlags")
         return _Stream(new_stream(), event)
 
     def record(self, stream: Any) -> None:
-        """Have the event occur when what is in a stream by now has ended."""
+        """Record the event in a stream: it occurs when everything that is in the stream now has ended."""
         checked(cuda_runtime().cudaEventRecord(self.event, stream), "cudaEventRecord")
 
     def wait_for_default_stream(self) -> None:
-        """Let what follows see the results of work that is in the default stream by now, such as CuPy's."""
+        """Let later work see the results of work that is in the default stream now, such as CuPy's."""
         self.record(0)
         checked(cuda_runtime().cudaStreamWaitEvent(self.handle, self.event, 0), "cudaStreamWaitEvent")
 
@@ -139,12 +141,12 @@ class _Stream:
 
 @functools.cache
 def _idle_streams(ordinal: int) -> list[_Stream]:
-    """Return the streams of a device on which no kernel runs. Appending and popping are atomic."""
+    """Return the idle streams of a device. Appending and popping are atomic."""
     return []
 
 
 class LoadedKernel:
-    """A kernel in the memory of a GPU, which is the current device."""
+    """A kernel that is loaded on a GPU, the current device."""
 
     def __init__(self, image: Image):
         driver = cuda_driver_bindings()
@@ -157,7 +159,7 @@ class LoadedKernel:
             self._failed, self._failed_bytes = _driver(found, "cuModuleGetGlobal")
 
     def launch(self, grid: int, block: int, stream: Any, words: tuple[Any, ...], kinds: tuple[Any, ...]) -> None:
-        """Launch it. `words` are its arguments, of the types of ctypes `kinds`."""
+        """Launch the kernel. `words` are its arguments, of the ctypes types `kinds`."""
         driver, handle = cuda_driver_bindings(), int(stream)
         if self._failures:
             _driver(driver.cuMemsetD8Async(self._failed, 0, self._failed_bytes, handle), "cuMemsetD8Async")
@@ -165,7 +167,7 @@ class LoadedKernel:
         _driver(launched, "cuLaunchKernel")
 
     def failure(self, stream: Any) -> Exception | None:
-        """Return what a thread of the last launch, which has ended, has raised."""
+        """Return the exception that a thread of the last launch has raised. That launch has ended."""
         if not self._failures:
             return None
         number = ctypes.c_int64()
@@ -186,7 +188,7 @@ def cuda_driver_bindings() -> Any:
 
 
 def _driver(result: tuple[Any, ...], what: str) -> Any:
-    """Return what a function of CUDA's driver has returned beside its status. DriverError if that is not 0."""
+    """Return the results of a function of CUDA's driver without its status. DriverError if the status is not 0."""
     error, *values = result
     if int(error) != 0:
         _, text = cuda_driver_bindings().cuGetErrorString(error)
@@ -204,7 +206,7 @@ def capability_of(ordinal: int) -> tuple[int, int]:
 
 
 class CudaCode(Code):
-    """A kernel for CUDA. It is compiled, with all that it calls, at the first launch."""
+    """A kernel for CUDA. It is compiled, with everything that it calls, at the first launch."""
 
     reaches_gpu_memory = True
 
@@ -214,14 +216,14 @@ class CudaCode(Code):
         self._loading = threading.Lock()
 
     def prepare(self, args: Arguments, threads: int) -> Any:
-        """Return the arguments: a launch does not wait for kernels that run."""
+        """Return the arguments: a launch does not wait for running kernels."""
         return args
 
     def check_room(self, grid: int, place: Place) -> None:
         check_room(self.name, grid, place.ordinal)
 
     def loaded(self, kinds: tuple[Any, ...], block: int, ordinal: int) -> LoadedKernel:
-        """Return the kernel for arguments of these types, in the memory of a GPU, which is the current device."""
+        """Return the kernel for arguments of these types, loaded on a GPU, the current device."""
         threads = threads_of(block)
         key = digest_of(self.function), kinds, threads, ordinal  # type: ignore[arg-type]
         found = self._loaded.get(key)
@@ -266,7 +268,7 @@ def _check_reachable(what: str, arg: object) -> None:
 
 
 class CudaLaunch:
-    """A kernel that runs on a GPU, in a stream of its own. `wait(timeout)` returns whether it has ended.
+    """A kernel that runs on a GPU, in its own stream. `wait(timeout)` returns whether it has ended.
 
     A failure is logged, and `wait` and `done` raise it.
     """
@@ -280,9 +282,9 @@ class CudaLaunch:
         self._error: Exception | None = None  # of the driver
         self._raised: Exception | None = None  # by a thread
         self._ended = False
-        self._given_back = threading.Lock()  # taken by the first thread that sees the end, for good
+        self._given_back = threading.Lock()  # taken by the first thread that sees the end, and never released
         self._idle = _idle_streams(ordinal)
-        _watcher.start()  # before the kernel: the system may have no room for a thread
+        _watcher.start()  # before the kernel, because the system may have no room for a thread
         with _current(ordinal):
             self._loaded = load()
             try:
@@ -310,9 +312,9 @@ class CudaLaunch:
     def ended(self) -> bool:
         """Return whether the kernel has ended. An event that reports an error counts as ended: a kernel has failed.
 
-        Several threads may ask at once, and finalizers, so nobody waits for a lock. The first that sees the end notes
-        it before it gives the stream back. So an answer is about another launch only if the end is noted by then, and
-        that counts.
+        Several threads and finalizers may call this at once, so no caller waits for a lock. The first caller that sees
+        the end records it before it gives the stream back. So if a query is answered for a later launch in the stream,
+        the end of this one is already recorded, and the record is returned.
         """
         if self._ended:
             return True
@@ -359,15 +361,15 @@ class CudaLaunch:
 
 @dataclass(frozen=True)
 class _Watched:
-    """A launch on the device `ordinal`, and what is called when it has ended."""
+    """A launch on the device `ordinal`, and the function to call when it has ended."""
 
     launch: CudaLaunch
     ordinal: int
     ended: Callable[[], None]
 
     def look(self) -> bool:
-        """Return whether the launch runs. If it does not any more, tell that."""
-        cuda_runtime().cudaSetDevice(self.ordinal)  # for observers that call CUDA, which would open the first device
+        """Return whether the launch is running. If it has ended, report that."""
+        cuda_runtime().cudaSetDevice(self.ordinal)  # observers that call CUDA would otherwise open the first device
         if not self.launch.ended:
             return True
         self.launch.log_failure()
@@ -376,9 +378,9 @@ class _Watched:
 
 
 class _Watcher:
-    """The thread that sees kernels end, and tells it. It sleeps while none runs.
+    """The thread that notices and reports the ends of kernels. It sleeps while none runs.
 
-    There is one for all launches: to start a thread took longer than the rest of a launch.
+    One thread serves all launches: starting a thread would take longer than the rest of a launch.
     """
 
     def __init__(self) -> None:
@@ -387,7 +389,7 @@ class _Watcher:
         self._started = False
 
     def start(self) -> None:
-        """Start the thread, unless it runs."""
+        """Start the thread, unless it is already running."""
         if not self._started:
             with self._starting:
                 if not self._started:
@@ -412,7 +414,7 @@ class _Watcher:
     def _look(self, watched: _Watched) -> bool:
         try:
             return watched.look()
-        except BaseException:  # of an observer; it is reported as if it had ended a thread, and the others go on
+        except BaseException:  # raised by an observer: report it as an exception of a thread, and go on
             threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread())))
             return False
 
@@ -421,7 +423,7 @@ _watcher = _Watcher()
 
 
 def _after_fork() -> None:
-    """Forget the thread in a forked child, which does not have it, and the launches, which are the parent's."""
+    """In a forked child, forget the thread, which does not exist there, and the launches, which are the parent's."""
     global _watcher
     _watcher = _Watcher()
 

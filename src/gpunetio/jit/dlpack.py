@@ -1,7 +1,7 @@
-"""Arrays of other libraries by DLPack: their memory as it is, without a copy.
+"""Arrays of other libraries through DLPack, without a copy.
 
-On the host, NumPy reads them. Of a GPU, the tensor is read here and described by `__cuda_array_interface__`, which says
-the same (DLPack, "C API"; CUDA Array Interface, version 3).
+On the host, NumPy reads the tensor. On a GPU, this module reads it and describes it by `__cuda_array_interface__`,
+which has the same information (DLPack, "C API"; CUDA Array Interface, version 3).
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ import numpy as np
 from ..dlpack import BOOL, COMPLEX, CPU, CUDA, CUDA_HOST, CUDA_MANAGED, FLOAT, INT, UINT, DLTensor, tensor_in
 from ..errors import InvalidValueError
 
-_ON_THE_HOST = CPU, CUDA_HOST, CUDA_MANAGED  # what a CPU reaches
+_ON_THE_HOST = CPU, CUDA_HOST, CUDA_MANAGED  # memory that a CPU reaches
 _KINDS = {INT: "int", UINT: "uint", FLOAT: "float", COMPLEX: "complex"}
 
 
 class DeviceArray:
-    """An array of a GPU, which has the memory of a tensor. While this exists, so does the memory."""
+    """An array on a GPU that uses the memory of a tensor, and keeps this memory allocated."""
 
     def __init__(self, capsule: Any, tensor: DLTensor, dtype: np.dtype):
-        self._capsule = capsule  # its destructor gives the tensor back, as nobody takes it
+        self._capsule = capsule  # its destructor releases the tensor, because nothing consumes the capsule
         dims = tensor.ndim
         self.__cuda_array_interface__ = {
             "shape": tuple(tensor.shape[:dims]),
@@ -33,12 +33,12 @@ class DeviceArray:
 
 
 def is_tensor(arg: object) -> bool:
-    """Return whether an object gives its memory by DLPack. An array of NumPy need not."""
+    """Return whether an object provides its memory by DLPack. False for NumPy arrays, which do not need it."""
     return not isinstance(arg, np.ndarray) and hasattr(arg, "__dlpack__") and hasattr(arg, "__dlpack_device__")
 
 
 def array_of(what: str, tensor: Any) -> np.ndarray | DeviceArray:
-    """Return an array that has the memory of a tensor: NumPy's, or one of a GPU. `what` names it in errors."""
+    """Return an array that uses the memory of a tensor: a NumPy array, or one on a GPU. `what` names it in errors."""
     kind = type(tensor).__name__
     try:
         device, _ = tensor.__dlpack_device__()

@@ -1,4 +1,4 @@
-"""The text of a function in LLVM's intermediate representation, as it is written.
+"""Write a function as text in LLVM's intermediate representation.
 
 Variables are allocas, which LLVM turns into registers (mem2reg).
 """
@@ -21,8 +21,8 @@ class Emitter:
     def __init__(self) -> None:
         self.lines: list[str] = []
         self.allocas: list[str] = []
-        self.open: bool = True  # whether the current block goes on
-        self.at: str = ""  # what marks instructions as those of a line (lines.py)
+        self.open: bool = True  # whether the current block has not ended
+        self.at: str = ""  # marks instructions as those of a line (lines.py)
         self._numbers = itertools.count()
 
     def emit(self, text: str) -> None:
@@ -45,23 +45,23 @@ class Emitter:
         return f"L{next(self._numbers)}"
 
     def begin(self, label: str) -> None:
-        """Begin a block. The one before goes on with it."""
+        """Begin a block. The block before continues with it."""
         self.go(label)
         self.lines.append(f"{label}:")
         self.open = True
 
     def go(self, label: str) -> None:
-        """End the block, and go on with another one."""
+        """End the block with a branch to another one."""
         self.emit(f"br label %{label}")
         self.open = False
 
     def branch(self, condition: str, yes: str, no: str) -> None:
-        """End the block, and go on with one of two."""
+        """End the block with a branch to one of two."""
         self.emit(f"br i1 {condition}, label %{yes}, label %{no}")
         self.open = False
 
     def unreachable(self) -> None:
-        """End the block, which never gets here."""
+        """End the block, whose end is never reached."""
         self.emit("unreachable")
         self.open = False
 

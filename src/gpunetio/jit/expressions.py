@@ -1,4 +1,4 @@
-"""Compile expressions: from the syntax tree to values (values.py), emitting what the program calculates."""
+"""Compile expressions: from the syntax tree to values (values.py), emitting what is calculated at run time."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from .numbers import as_int, compared, int_text, truth
 from .source import meaning_of
 from .values import Array, At, Mistake, Several, Silent, Word, is_number, kind_of, of_python, plain, thing_in_words
 
-BROKEN = "broken"  # in place of a variable's type: a mistake that was reported
+BROKEN = "broken"  # in place of a variable's type, after a mistake that was reported
 _MISSING = object()
-_MOST_VALUES = 1000  # of a tuple, with those in its tuples
+_MOST_VALUES = 1000  # of a tuple, including those in nested tuples
 
 
 class Expressions(Emitter):
-    """Compiles the expressions of a function. `unit` knows all that it calls."""
+    """Compiles the expressions of a function. `unit` has everything that the function calls."""
 
     unit: Any
     fn: Any  # a FunctionType, which pyright would take for a method
-    scope: int  # of its lines; 0: none are wanted
+    scope: int  # of its lines; 0 without lines
     local: set[str]
     env: dict[str, Any]  # the types of the variables that have a value here
     read: set[tuple[str, Any]]  # variables that were read, with their types
@@ -36,7 +36,7 @@ class Expressions(Emitter):
         self.scope = unit.lines.function(fn) if unit.lines else 0
         self.local = set(fn.__code__.co_varnames) | set(fn.__code__.co_cellvars)
         self.env = {}
-        self.unsure: dict[str, str] = {}  # why another one has none, by name
+        self.unsure: dict[str, str] = {}  # why a variable has no value here, by name
         self.read = set()
         self._slots_of: dict[tuple[str, Any], list[str]] = {}
 
@@ -47,7 +47,7 @@ class Expressions(Emitter):
     # --- variables ----------------------------------------------------------------------------------------------------
 
     def assign_name(self, name: str, value: Any) -> None:
-        """Assign to a variable. If it gets another type, it is another variable from here on."""
+        """Assign to a variable. If its type changes, it is another variable from here on."""
         kind = kind_of(value)
         if (name, kind) not in self._slots_of:
             self._slots_of[name, kind] = self.slots(kind, name)
@@ -55,7 +55,7 @@ class Expressions(Emitter):
         self.store(value, self._slots_of[name, kind])
 
     def variable(self, name: str) -> Any:
-        """Return what a name means."""
+        """Return the value of a name."""
         kind = self.env.get(name, _MISSING)
         if kind is BROKEN:
             raise Silent
@@ -73,7 +73,7 @@ class Expressions(Emitter):
         return self.dispatch(node)
 
     def dispatch(self, node: ast.AST) -> Any:
-        """Compile a node. A Mistake is that of the innermost node."""
+        """Compile a node. A Mistake names the innermost node."""
         how, before = getattr(self, f"_{type(node).__name__}", None), self.at
         if self.scope and (line := getattr(node, "lineno", 0)):
             self.at = self.unit.lines.at(self.scope, line)
@@ -133,7 +133,7 @@ class Expressions(Emitter):
         return of_python(getattr(base, name))
 
     def field(self, base: At, name: str) -> Any:
-        """Return where a field of a structure lies."""
+        """Return the place of a field in a structure."""
         if name not in base.kind.fields:
             raise Mistake(f"the structure {base.kind.name} has no field {name}; it has {', '.join(base.kind.fields)}")
         return base.kind.fields[name]
@@ -172,7 +172,7 @@ class Expressions(Emitter):
         return self._chosen(base.values, index, node)
 
     def _chosen(self, values: tuple[Any, ...], index: Any, node: ast.AST) -> Any:
-        """Return the element of a tuple that the program chooses."""
+        """Return the element of a tuple that is chosen at run time."""
         if not values:
             raise Mistake("an empty tuple has no element")
         at = arrays.place_of(self, index, str(len(values)), node)
@@ -255,7 +255,7 @@ class Expressions(Emitter):
         return self._joined([(yes, lambda: self.value(node.body)), (no, lambda: self.value(node.orelse))])
 
     def _joined(self, ways: Sequence[tuple[str, Callable[[], Any]]]) -> Any:
-        """Return the value of one of several blocks, each with its label."""
+        """Return the value of whichever of several blocks runs. Each block has its label."""
         after, kind, slots = self.label(), None, []
         before = dict(self.env)
         for label, value_of in ways:
@@ -273,7 +273,7 @@ class Expressions(Emitter):
         return self.load(kind, slots)
 
     def _forget_new(self, before: dict[str, Any]) -> None:
-        """Forget the variables that only one way of an expression has assigned to (`:=`)."""
+        """Forget variables that only one branch of an expression has assigned to (`:=`)."""
         for name in self.env.keys() - before.keys():
             self.unsure[name] = f"{name} may have no value here: it is assigned to in one of two cases only"
         self.env = {name: kind for name, kind in self.env.items() if before.get(name) == kind}
@@ -281,7 +281,7 @@ class Expressions(Emitter):
     # --- conditions ---------------------------------------------------------------------------------------------------
 
     def known(self, node: ast.expr) -> bool | None:
-        """Return what a condition is if that is known now: then the other branch is not compiled."""
+        """Return a condition that is known at compile time, else None. The other branch is then not compiled."""
         if isinstance(node, ast.BoolOp):
             ends = isinstance(node.op, ast.Or)
             for one in node.values:
@@ -308,7 +308,7 @@ class Expressions(Emitter):
         return None if value is _MISSING else bool(value)
 
     def _is_nothing(self, node: ast.expr) -> bool | None:
-        """Return whether a variable is None, as its type says. None for other expressions."""
+        """Return whether a variable is None according to its type. None for other expressions."""
         kind = self.env.get(node.id) if isinstance(node, ast.Name) else None
         if kind is None or kind is BROKEN:
             return None
@@ -316,7 +316,7 @@ class Expressions(Emitter):
         return kind is NOTHING
 
     def _constant(self, node: ast.expr) -> Any:
-        """Return a number or None that is known now. Nothing is emitted."""
+        """Return a number or None that is known at compile time. Emit nothing."""
         if isinstance(node, ast.Constant):
             value = node.value
         elif isinstance(node, ast.Name) and node.id not in self.local:
@@ -331,7 +331,7 @@ class Expressions(Emitter):
         return value if isinstance(value, (int, float)) or value is None else _MISSING
 
     def _object(self, node: ast.expr) -> Any:
-        """Return the object of Python that names mean."""
+        """Return the Python object that a name, or an attribute of one, stands for."""
         if isinstance(node, ast.Name) and node.id not in self.local:
             return meaning_of(self.fn, node.id)
         if isinstance(node, ast.Attribute):
@@ -340,7 +340,7 @@ class Expressions(Emitter):
         return _MISSING
 
     def condition(self, node: ast.expr, yes: str, no: str) -> None:
-        """Go to `yes` or `no`."""
+        """Branch to `yes` or `no`."""
         known = self.known(node)
         if known is not None:
             self.go(yes if known else no)
@@ -361,7 +361,7 @@ class Expressions(Emitter):
         return str(known).lower() if isinstance(known, bool) else known
 
     def _compare_all(self, node: ast.Compare, yes: str, no: str) -> None:
-        """Compare a chain, `a < b < c`, of which each side is calculated once."""
+        """Compare a chain, `a < b < c`, and calculate each side once."""
         left = self.value(node.left)
         for i, (how, right_node) in enumerate(zip(node.ops, node.comparators, strict=True)):
             right, last = self.value(right_node), i == len(node.ops) - 1
@@ -379,7 +379,7 @@ class Expressions(Emitter):
             left = right
 
     def _one_of(self, left: Any, right: Any, yes: str, no: str) -> None:
-        """Go to `yes` if a value is in a tuple."""
+        """Branch to `yes` if a value is in a tuple, else to `no`."""
         if not isinstance(right, Several):
             raise Mistake(f"compiled code knows `in` of tuples only, not of {thing_in_words(right)}")
         for one in right.values:
@@ -457,7 +457,7 @@ _NOT_IN: dict[type, str] = {
 
 
 def _tuple_of(values: list[Any]) -> Several:
-    """Return a tuple. A Mistake if it is so big that the compiler would not end."""
+    """Return a tuple. Raise a Mistake if it is so big that compiling would take forever."""
     made = Several(tuple(values))
     if (count := _values_in(made)) > _MOST_VALUES:
         raise Mistake(f"a tuple with {count:,} values in it: {_MOST_VALUES:,} are the most")
@@ -465,5 +465,5 @@ def _tuple_of(values: list[Any]) -> Several:
 
 
 def _values_in(value: Any) -> int:
-    """Return how many values a tuple has, with those in its tuples; 1 for other values."""
+    """Return how many values a tuple has, including those in nested tuples; 1 for other values."""
     return sum(map(_values_in, value.values)) if isinstance(value, Several) else 1

@@ -1,4 +1,4 @@
-"""Compiled code that a process loads when it first needs it: nobody waits for the compiler for what others use."""
+"""Compiled code that a process loads only when it needs it, so that others do not wait for its compilation."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from .signatures import signature_of
 
 
 class Extension:
-    """Functions that are compiled together, when `load` is called, and not with their callers.
+    """Functions that are compiled together when `load` is called, rather than with their callers.
 
-    Until then, compiled code that calls one of them gets 0, and nothing happens. Callers reach the functions through
-    pointers in memory, so what runs already can call them from then on. On CUDA, calls are direct: a kernel is compiled
-    with all that it calls. `name` says to those who wait what is compiled.
+    Until then, a call of one of them from compiled code does nothing and returns 0. Callers reach the functions through
+    pointers in memory, so code that is already running can call them after `load`. On CUDA, calls are direct: a kernel
+    is compiled with everything that it calls. `name` tells users who wait what is being compiled.
     """
 
     def __init__(self, name: str):
@@ -30,7 +30,10 @@ class Extension:
         self._functions: list[tuple[DeviceFunction, ctypes.c_int64]] = []  # with its pointer
 
     def function(self, fn: Callable[..., object]) -> Any:
-        """Decorate a function of integers, which returns one or nothing: an `engine_function`."""
+        """Make a function of integers, which returns an integer or nothing, part of the extension. Use as a decorator.
+
+        It is compiled like an `engine_function`.
+        """
         compiled = engine_function(fn)
         compiled.extension = self
         pointer = ctypes.c_int64()
@@ -40,7 +43,7 @@ class Extension:
         return made
 
     def load(self) -> None:
-        """Compile the functions, or load them from the cache, and have calls reach them. Idempotent.
+        """Compile the functions, or load them from the cache, and make them callable. Idempotent.
 
         If this fails or is interrupted, some of the functions may be there; the next call completes it.
         """
@@ -50,7 +53,7 @@ class Extension:
 
 
 class ExtensionFunction(Op):
-    """A function of an extension as others call it: through its pointer on the host, and itself on CUDA."""
+    """A function of an extension as callers see it: called through its pointer on the host, and directly on CUDA."""
 
     symbol: str
     direct: DeviceFunction
@@ -64,7 +67,7 @@ class ExtensionFunction(Op):
         self.direct, self.py_func = direct, direct.py_func
 
     def freezes(self) -> tuple[object, tuple[Any, ...]]:
-        """Return what decides about its code, and the functions whose code it contains (frozen.py)."""
+        """Return everything that determines its code, and the functions whose code it contains (frozen.py)."""
         return self.symbol, ()
 
 

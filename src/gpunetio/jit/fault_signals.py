@@ -42,7 +42,7 @@ _raise = external("raise", 32, ret=32)
 def memory_of_handler(symbol: str, memory: Any) -> Any:
     """Return a function for compiled code that returns the address of a ctypes buffer, which outlives all handlers.
 
-    It finds the address by a symbol: the address itself would be frozen into code that other processes load.
+    The function finds the address by a symbol: the address itself would be frozen into code that other processes load.
     """
     binding.add_symbol(symbol, ctypes.addressof(memory))
 
@@ -58,7 +58,7 @@ def memory_of_handler(symbol: str, memory: Any) -> Any:
 
 @engine_function
 def by_fault(info):
-    """Return whether the thread faulted. Otherwise kill() or the like has sent the signal."""
+    """Return whether the thread faulted. Otherwise kill() or a similar call has sent the signal."""
     return 0 < ld32(info + _CODE) < 1 << 31
 
 
@@ -76,7 +76,7 @@ def address_of(info):
 
 @engine_function
 def pass_on(actions, number, info, context):
-    """Call the handler that was there before, whose actions are at `actions`, or let the system end the process."""
+    """Call the previous handler, whose actions are at `actions`, or let the system end the process."""
     before = actions + (_ACTION.size if number == _SIGBUS else 0)
     handler = ld64(before)
     if handler > _DEFAULT_OR_IGNORED:
@@ -87,7 +87,7 @@ def pass_on(actions, number, info, context):
         _raise(number)
 
 
-# Handlers are installed and removed one at a time: one that finds itself on top still is when it goes.
+# Handlers are installed and removed one at a time: a handler that finds itself on top stays there until it is removed.
 _changing = threading.Lock()
 
 
@@ -102,8 +102,8 @@ os.register_at_fork(after_in_child=_after_fork)
 class FaultHandler:
     """A handler: an engine function of a signal's number, siginfo_t and ucontext_t.
 
-    `actions` is the address of ACTIONS_BYTES for the actions that were there before. Keep the handler as long as the
-    process lives: handlers that are installed later may call it.
+    `actions` is the address of ACTIONS_BYTES for the previous actions. Keep the handler as long as the process lives:
+    handlers that are installed later may call it.
     """
 
     def __init__(self, function: DeviceFunction, actions: int):
@@ -111,7 +111,7 @@ class FaultHandler:
         self._installed = [False] * len(_SIGNALS)
 
     def install(self) -> None:
-        """Install it, unless a handler that was installed later still calls it."""
+        """Install the handler, unless a handler that was installed later still calls it."""
         ours = ctypes.create_string_buffer(_ACTION.size)
         action = _ACTION.at(memoryview(ours))
         action["handler"], action["flags"] = self._address, _SA_SIGINFO | _SA_ONSTACK
@@ -122,7 +122,7 @@ class FaultHandler:
                     self._installed[n] = True
 
     def uninstall(self) -> None:
-        """Remove it, unless a handler that was installed later may call it."""
+        """Remove the handler, unless a handler that was installed later may call it."""
         with _changing:
             for n, number in enumerate(_SIGNALS):
                 if self._is_on_top(number):

@@ -1,12 +1,13 @@
-"""What compiled code has frozen: the values that the compiler took for constants, and the source that it reached.
+"""Find everything that is frozen into compiled code: the values that are constants to it, and the source it reaches.
 
 Constants are the globals that a function names, its closure and its defaults, and attributes of modules, enumerations
-and other objects. `Frozen` follows a function to all of them, and to all that it calls. Its digest is part of the name
-of compiled code, so an edit or another value compiles what it reaches, and nothing else. Each launch of a program's
-kernel checks that the values are still the same.
+and other objects. `Frozen` follows a function to all of them, and to all functions that it calls. The digest is part of
+the name of compiled code, so an edit or another value causes only the code that it reaches to be compiled again. Each
+launch of a program's kernel checks that the values are still the same.
 
-Functions are compared by their bytecode. Those of programs also by their lines, which errors and debuggers show: one
-that has moved is compiled again. This package's are not, as a NIC takes seconds: its lines are those of then.
+Functions are compared by their bytecode. Functions of programs are also compared by their lines, which errors and
+debuggers show: a function that has moved is compiled again. Functions of this package are not, because compiling a NIC
+takes seconds: their lines are those of the time when they were compiled.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ _LOAD_GLOBAL, _EXTENDED_ARG = opcode.opmap["LOAD_GLOBAL"], opcode.opmap["EXTENDE
 
 @functools.cache
 def compiler_stamp() -> str:
-    """Return a hash of what compiles: this package's compiler and LLVM. Python's bytecode is Python's."""
+    """Return a hash of the compiler: the source of this package's compiler, and the versions of Python and llvmlite."""
     digest = hashlib.sha256(f"{sys.implementation.cache_tag}, llvmlite {llvmlite.__version__}".encode())
     for source in sorted((PACKAGE / "jit").rglob("*.py")):
         digest.update(source.name.encode() + source.read_bytes())
@@ -49,7 +50,7 @@ def compiler_stamp() -> str:
 
 @functools.cache
 def is_ours(file: str) -> bool:
-    """Return whether a file is one of this package."""
+    """Return whether a file belongs to this package."""
     return PACKAGE in Path(file).parents
 
 
@@ -65,7 +66,7 @@ class Frozen:
 
     @property
     def still_there(self) -> bool:
-        """Whether each name of the program has the very value that it had. If not, the new one may still be equal."""
+        """Return whether each name of the program has the same value object as before. A new one may still be equal."""
         for space, name, value in self._names:  # plain loops: every launch asks
             if space.get(name, _MISSING) is not value:
                 return False
@@ -82,7 +83,7 @@ class Frozen:
 
 
 class Watch:
-    """What a function freezes, now and later. `direct`: where functions of extensions are called directly."""
+    """What a function freezes, now and later. `direct`: functions of extensions are called directly."""
 
     def __init__(self, function: FunctionType, direct: bool = False):
         self._function, self._direct = function, direct
@@ -103,17 +104,17 @@ def _contents(cell: CellType) -> object:
 
 
 class _Names:
-    """What the code of a function does, and what it names."""
+    """A description of a function's code, and the names in it."""
 
     def __init__(self, code: CodeType):
         self.described = repr(_described(code)).encode()
         parts = list(_with_inner(code))
         self.globals = sorted({name for part in parts for name in _globals_of(part)})
-        self.all = frozenset(name for part in parts for name in part.co_names)  # with attributes of anything
+        self.all = frozenset(name for part in parts for name in part.co_names)  # including attributes of anything
 
 
 def _globals_of(code: CodeType) -> Iterator[str]:
-    """Yield the globals that bytecode loads. `dis` takes twenty times as long to find them."""
+    """Yield the globals that bytecode loads. `dis` would take twenty times as long."""
     operand = 0
     text = code.co_code
     for at in range(0, len(text), 2):
@@ -132,7 +133,7 @@ def _with_inner(code: CodeType) -> Iterator[CodeType]:
 
 
 def _described(code: CodeType) -> tuple[object, ...]:
-    """Return what the code does. Two processes describe the same code alike."""
+    """Return a description of what the code does. It is the same in all processes."""
     constants = tuple(
         _described(constant) if isinstance(constant, CodeType)
         else sorted(map(repr, constant)) if isinstance(constant, frozenset)
@@ -146,7 +147,7 @@ def _documented(code: CodeType) -> int:
     """Return 1 if the first constant is a docstring, which is not compiled."""
     if sys.version_info >= (3, 14):
         return int(bool(code.co_flags & _HAS_DOCSTRING))
-    # Before, it is a function's docstring or None, but not that of <lambda> and its like.
+    # Before 3.14, it is a function's docstring or None, except for <lambda> and similar code.
     return int(bool(code.co_consts) and isinstance(code.co_consts[0], str) and code.co_name[0] != "<")
 
 
@@ -166,14 +167,14 @@ class _Search:
         self._hash = hashlib.sha256(compiler_stamp().encode())
         self._todo: list[FunctionType] = []
         self._seen: dict[Any, int] = {}
-        self._kept: list[object] = []  # so that no other object gets the identity of one that was seen
+        self._kept: list[object] = []  # keeps what was seen, so that no other object gets its identity
 
     def digest(self) -> str:
-        """Return the hash of all that was added."""
+        """Return the hash of everything that was added."""
         return self._hash.hexdigest()
 
     def follow(self, function: FunctionType) -> None:
-        """Take a function in, with all that it reaches."""
+        """Add a function, with everything that it reaches."""
         self._function(function)
         while self._todo:
             self._take(self._todo.pop())
@@ -182,7 +183,7 @@ class _Search:
         self._hash.update(repr(what).encode())
 
     def _is_new(self, value: object, attributes: frozenset[str] = frozenset()) -> bool:
-        """Whether something that may contain itself is met for the first time."""
+        """Return whether an object that may contain itself is met for the first time."""
         key = id(value), attributes
         if key in self._seen:
             self._add(self._seen[key])
@@ -219,7 +220,7 @@ class _Search:
             self._value(tuple((function.__kwdefaults__ or {}).items()), names.all, watched)
 
     def _annotations(self, function: FunctionType, watched: bool) -> None:
-        """Take in the types of parameters and of the result."""
+        """Add the types of the parameters and of the result."""
         for name, hint in annotations_of(function).items():
             self._add(name, str(hint))
             if isinstance(hint, str):
@@ -240,7 +241,7 @@ class _Search:
         self._value(value, attributes, watched)
 
     def _value(self, value: Any, attributes: frozenset[str], watched: bool) -> None:
-        """Take a value in, and those of its attributes that the code may load."""
+        """Add a value, and those of its attributes that the code may load."""
         if isinstance(value, Record):
             self._record(type(value))
             self._add(int(value))
@@ -250,7 +251,7 @@ class _Search:
             self._add(type(value).__qualname__, value.name, value.value)
         elif isinstance(value, _PLAIN):
             self._add(type(value).__name__, value)
-        elif (freezes := getattr(type(value), "freezes", None)) is not None:  # what this package's compiler knows
+        elif (freezes := getattr(type(value), "freezes", None)) is not None:  # objects of this package's compiler
             what, functions = freezes(value)
             self._add(type(value).__name__, what)
             for function in functions:
@@ -284,7 +285,7 @@ class _Search:
             self._object(value, attributes, watched)
 
     def _record(self, record: type[Record]) -> None:
-        """Take in where the fields of a record lie."""
+        """Add the places of a record's fields."""
         for one in record.__mro__:
             if issubclass(one, Record) and one is not Record:
                 self._add(one.__name__, one.size, one.alignment, one.entry.dtype)
@@ -296,7 +297,7 @@ class _Search:
             self.arrays.append((array, contents))
 
     def _object(self, value: Any, attributes: frozenset[str], watched: bool) -> None:
-        """Take in what the code may read of a module, a class or another object. It can do nothing else with it."""
+        """Add the attributes that the code may read of a module, a class or another object. It can do nothing else."""
         name = getattr(value, "__name__", None) or type(value).__qualname__
         self._add("object", name, getattr(value, "_fields", ()))
         if not self._is_new(value, attributes):
@@ -316,7 +317,7 @@ class _Search:
 
 
 def _records_of(hint: object) -> Iterator[type[Record]]:
-    """Yield the records in an annotation that is no text."""
+    """Yield the records in an annotation that is not a string."""
     if isinstance(hint, type) and issubclass(hint, Record):
         yield hint
     for part in typing.get_args(hint):

@@ -1,7 +1,7 @@
 """Kernels on CPU threads: a CUDA thread is an OS thread that runs compiled code without the GIL.
 
-Each thread has a record of int64 words in pthread-specific data, which `ops.thread_idx()` and its relatives read. Each
-warp and each block has a barrier.
+Each thread has a record of int64 words in pthread-specific data, which `ops.thread_idx()` and similar functions read.
+Each warp and each block has a barrier.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class HostCode(Code):
         self.body.is_kernel = True
 
     def root(self, args: Arguments) -> tuple[Root, list[Any]]:
-        """Return the kernel for arguments of these types, compiled, and the arguments as words of C."""
+        """Return the kernel compiled for arguments of these types, and the arguments as words of C."""
         kinds, words = kinds_and_words(self.body, values_of(self.body, args))
         with self.compiling(args):
             made = root(self.body, kinds)
@@ -69,7 +69,7 @@ class HostCode(Code):
         return made, words
 
     def prepare(self, args: Arguments, threads: int) -> Any:
-        """Compile now, not while somebody waits for the kernel, and check that so many threads can run."""
+        """Compile before others wait for the kernel, and check that `threads` threads can run."""
         prepared = self.root(args)
         check_threads(threads, f"{self.name} of {threads} threads")
         return prepared
@@ -111,7 +111,7 @@ class HostLaunch:
             )
         warps = block // warp
         self._blocks, self._warps = _groups(grid, block), _groups(grid * warps, warp)
-        # A cache line more: an array begins where a GPU's would.
+        # One cache line more, because arrays have the alignment that they have on a GPU.
         self._shared = np.zeros((grid, shared_bytes + ALIGNMENT * (shared_bytes > 0)), np.uint8)
         for b in range(grid if shared_bytes else 0):
             start = self._shared[b].ctypes.data
@@ -138,7 +138,7 @@ class HostLaunch:
         self._start(threads)
 
     def _start(self, threads: Sequence[threading.Thread]) -> None:
-        """Start the threads. If the system has no room for all of them, the launch fails when the others have ended."""
+        """Start the threads. If the system has no room for all, the launch fails when the started ones have ended."""
         for started, thread in enumerate(threads):
             try:
                 thread.start()
@@ -159,12 +159,12 @@ class HostLaunch:
             self._end(1)
 
     def _end(self, count: int) -> None:
-        """Note that so many threads have ended. With the last one, the launch has."""
+        """Note that `count` threads have ended. With the last one, the launch has ended."""
         with self._lock:
             self._left -= count
             last = self._left == 0
         if last:
-            for group in self._blocks:  # of a kernel that was interpreted
+            for group in self._blocks:  # if the kernel was interpreted
                 forget(int(group.ctypes.data))
             try:
                 self._ended()
@@ -199,14 +199,16 @@ class HostLaunch:
 
     @property
     def done(self) -> bool:
-        """Return whether every thread has ended. Raises the first exception of a thread."""
+        """Return whether every thread has ended. Raise the first exception of a thread."""
         if self.ended and self._error is not None:
-            raise self._error.with_traceback(self._raised_at)  # or each raise would add its frames to the last one's
+            raise self._error.with_traceback(self._raised_at)  # otherwise each raise would add frames to the last one's
         return self.ended
 
     def wait(self, timeout: float) -> bool:
-        """Wait at most `timeout` seconds for every thread to end, and return whether they have. Raises like
-        `done`, and after `timeout` seconds also if a thread has raised and others have not ended."""
+        """Wait at most `timeout` seconds for every thread to end, and return whether they have.
+
+        Raise like `done`; after `timeout` seconds, also if a thread has raised and others have not ended.
+        """
         end = time.monotonic() + timeout
         while not self.ended and (left := end - time.monotonic()) > 0:
             self._over.acquire(timeout=min(left, _LOOK))  # one waiter gets the lock; others poll `ended`

@@ -1,12 +1,12 @@
-"""Run device code as plain Python: the reference for what compiled code does, for `pdb`, `print` and coverage.
+"""Run device code as plain Python: the reference for compiled code, and for use with `pdb`, `print` and coverage.
 
     work.interpret[grid, block, place](qp, n).wait(timeout=10)     # a kernel
     put.interpret(qp, raddr, rkey, laddr, lkey, nbytes)            # a device function
     GPUNETIO_INTERPRET=1 python program.py                         # all kernels on the host
 
-Lines and names stay those of the source. Only operators change: integers wrap at 64 bits, shifts take their count
-modulo 64, by 0 nothing is divided, and float32 stays one, as docs/kernel-language.md says. Structures and primitives
-read and write memory: a primitive is machine code (roots.py), as everywhere.
+Lines and names stay those of the source. Only operators change, as docs/kernel-language.md says: integers wrap at 64
+bits, shifts take their count modulo 64, division by 0 does not raise, and a float32 stays a float32. Structures and
+primitives access memory; a primitive is machine code (roots.py), as everywhere.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def wanted() -> bool:
 
 
 def interpreted(fn: FunctionType) -> FunctionType:
-    """Return a function of Python that does what the compiled function does."""
+    """Return a Python function that does what the compiled function does."""
     free = [cell.cell_contents for cell in fn.__closure__ or ()]
     names: dict[str, Any] = {}
     exec(_code(fn), fn.__globals__, names)
@@ -54,7 +54,7 @@ def interpreted(fn: FunctionType) -> FunctionType:
 
 @functools.cache
 def _code(fn: FunctionType) -> CodeType:
-    """Return code that makes the function, inside another one from which it has the names that are not its module's."""
+    """Return code that defines the function inside another one, which provides the names that are not its module's."""
     try:
         return _changed(fn)
     except RecursionError:
@@ -83,7 +83,7 @@ _MEANINGS, _RECORDS = "__meanings", "__records"
 
 
 def _records_of(fn: FunctionType) -> dict[str, Callable[[Any], Any]]:
-    """Return what makes a record of an argument, by the name of the parameter; for "return", of a result."""
+    """Return the functions that make records of arguments, by parameter; "return" is for the result."""
     found = {name: record_of(hint) for name, hint in hints_of(fn).items()}
     return {name: functools.partial(_as_record, fn.__name__, name, one) for name, one in found.items() if one}
 
@@ -101,7 +101,7 @@ def _as_record(function: str, name: str, record: type[Record], given: Any) -> An
 
 
 def _as_records(tree: ast.FunctionDef, records: dict[str, Any]) -> list[ast.stmt]:
-    """Return statements that begin a function: they make records of its arguments."""
+    """Return the first statements of a function, which make records of its arguments."""
     made: list[ast.stmt] = []
     for name in records.keys() - {"return"}:
         record = ast.Subscript(ast.Name(_RECORDS, ast.Load()), ast.Constant(name), ast.Load())
@@ -122,7 +122,7 @@ class _Operators(ast.NodeTransformer):
         return ast.copy_location(ast.Call(called, passed, []), node)  # type: ignore[arg-type]
 
     def _is_constant(self, node: ast.expr) -> bool:
-        """Whether the compiler knows what it is: then it takes the type of the other side."""
+        """Return whether a value is known at compile time. It then takes the type of the operator's other side."""
         if isinstance(node, ast.Name):
             return node.id not in self._local
         if isinstance(node, ast.Attribute):
@@ -145,7 +145,7 @@ class _Operators(ast.NodeTransformer):
             self.generic_visit(node)
             return ast.copy_location(ast.Call(ast.Name("int", ast.Load()), [node], []), node)
         nothing = ast.arguments(posonlyargs=[], args=[], kwonlyargs=[], kw_defaults=[], defaults=[])
-        rest = [ast.Lambda(nothing, self.visit(one)) for one in node.comparators]  # one that is not reached is not run
+        rest = [ast.Lambda(nothing, self.visit(one)) for one in node.comparators]  # run only if reached
         return self._call(node, "compared", self.visit(node.left), *(
             part for how, one in zip(node.ops, rest) for part in (SIGNS[type(how)], one)
         ))  # fmt: skip
@@ -195,11 +195,11 @@ _LEAST, _MOST = -(1 << 63), (1 << 63) - 1
 
 
 class _Meanings:
-    """What operators and functions mean in device code."""
+    """The meanings of operators and functions in device code."""
 
     @staticmethod
     def value(value: Any) -> Any:
-        """Return a number as compiled code holds it. A structure stays one."""
+        """Return a number as compiled code holds it. A structure stays a structure."""
         if isinstance(value, (Record, StructInMemory)):
             return value
         if isinstance(value, INTEGERS):
@@ -208,7 +208,7 @@ class _Meanings:
 
     @staticmethod
     def returned(records: dict[str, Any], value: Any) -> Any:
-        """Return the result of a function: a record, if its annotation says so."""
+        """Return the result of a function, as a record if its annotation says so."""
         made = records.get("return")
         return value if made is None else made(value)
 
@@ -261,7 +261,7 @@ class _Meanings:
 
     @staticmethod
     def function(called: Any) -> Any:
-        """Return what a function means: those of the package and of the program are interpreted, too."""
+        """Return what to call for a function. Functions of the package and of the program are also interpreted."""
         if isinstance(called, DeviceFunction):
             return interpreted(called.py_func)
         if isinstance(called, ByKind):
@@ -300,7 +300,7 @@ def _of_floats(sign: str, left: Any, right: Any, kind: Any) -> Any:
 
 
 def _int(value: Any = 0) -> int:
-    """Return a number as an integer, rounded towards zero: the nearest that there is, and 0 for not-a-number."""
+    """Return a number as an integer, rounded towards zero and clamped to 64 bits; 0 for not-a-number."""
     if isinstance(value, int):
         return wrapped(value)
     number = float(value)
@@ -314,7 +314,7 @@ def _rounded(how: Callable[[Any], Any]) -> Callable[[Any], int]:
 
 
 def _of_numpy(name: str) -> Callable[..., Any]:
-    """Return a function of `math` as the C library has it: it raises nothing."""
+    """Return a function of `math` that behaves as in the C library: it raises nothing."""
     function = getattr(np, {"asin": "arcsin", "acos": "arccos", "atan": "arctan", "asinh": "arcsinh",
                             "acosh": "arccosh", "atanh": "arctanh", "pow": "power", "atan2": "arctan2",
                             "sqrt": "sqrt"}.get(name, name), None) or np.vectorize(getattr(math, name))  # fmt: skip

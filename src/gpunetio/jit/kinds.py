@@ -1,8 +1,8 @@
-"""The types of compiled code, and how LLVM holds a value of each.
+"""The types of compiled code, and how LLVM represents their values.
 
     INT                 an integer of 64 bits, which wraps; also a boolean, 0 or 1, and a member of an enumeration
     FLOAT64, FLOAT32    floating-point numbers (IEEE 754)
-    NOTHING             what a function without a result returns
+    NOTHING             the result of a function that returns nothing
     StructType          a structure in memory, by its address
     ArrayType           an array in memory: its address, shape and strides
     TupleType           several values, perhaps with names
@@ -20,7 +20,7 @@ from ..formats.layout import FieldPlace
 
 @dataclass(frozen=True)
 class Scalar:
-    """A number. `words`: how it is described to the author of a program."""
+    """A number. `words`: its description in messages to the author of a program."""
 
     name: str
     llvm: str
@@ -34,9 +34,9 @@ NOTHING = Scalar("nothing", "void", "nothing")
 
 
 class StructType:
-    """A structure: its fields by name. `alignment` divides the address; `shared`: it is shared memory of a block.
+    """A structure: its fields by name. `alignment` divides the address; `shared`: it is in shared memory of a block.
 
-    `base`: the structure with whose fields it begins, if it can be passed in place of that (formats.layout.Record).
+    `base`: the structure whose fields this one begins with, if it can be passed in its place (formats.layout.Record).
     """
 
     base: StructType | None = None
@@ -53,7 +53,7 @@ class StructType:
         return f"{self.name}{tuple(self.fields)}"
 
     def is_a(self, other: StructType) -> bool:
-        """Return whether it can be passed in place of another structure."""
+        """Return whether this structure can be passed in place of another one."""
         return self is other or (self.base is not None and self.base.is_a(other))
 
     def __call__(self, address: int) -> StructInMemory:
@@ -93,7 +93,7 @@ class TupleType:
 
 
 class Element(NamedTuple):
-    """How an array's elements lie in memory, and as what they are read."""
+    """How an array's elements are stored in memory, and the type that they are read as."""
 
     llvm: str
     size: int
@@ -118,7 +118,7 @@ ELEMENTS: dict[str, Element] = {
 
 @dataclass(frozen=True)
 class ArrayType:
-    """An array of a type of NumPy's, by its name. `contiguous`: the last index varies fastest, without gaps."""
+    """An array of a NumPy type, by its name. `contiguous`: the last index varies fastest, without gaps."""
 
     dtype: str
     dims: int
@@ -126,7 +126,7 @@ class ArrayType:
 
     @property
     def element(self) -> Element:
-        """Return how an element lies in memory."""
+        """Return how an element is stored in memory."""
         return ELEMENTS[self.dtype]
 
 
@@ -134,7 +134,7 @@ MOST_DIMS = 3
 
 
 def words_of(kind: Any) -> tuple[str, ...]:
-    """Return the types of LLVM that a value of a type consists of."""
+    """Return the LLVM types that a value of a type consists of."""
     if isinstance(kind, Scalar):
         return () if kind is NOTHING else (kind.llvm,)
     if isinstance(kind, TupleType):
@@ -145,7 +145,7 @@ def words_of(kind: Any) -> tuple[str, ...]:
 
 
 def llvm_of(kind: Any) -> str:
-    """Return the type of LLVM of a function's result."""
+    """Return the LLVM type of a function's result."""
     words = words_of(kind)
     return "void" if not words else words[0] if len(words) == 1 else f"{{ {', '.join(words)} }}"
 

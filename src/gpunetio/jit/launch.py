@@ -7,9 +7,9 @@
     work[grid, block, gpu](qp, n).wait(timeout=10)   # on `gpu`
 
 Launched kernels run concurrently, also on a GPU: one may send what another receives. A kernel returns nothing.
-Arguments are 64-bit integers, floats, arrays of NumPy and of GPUs, and tuples of them. An object with
+Arguments are 64-bit integers, floats, arrays of NumPy and of GPUs, and tuples of them. An object with a
 `device_address` (an exported queue, memory of a `Gpu`) is passed as that address. The launch refuses other objects.
-It also compiles the kernel. Device functions take integers only, so an array in place of an address is refused, too.
+It also compiles the kernel. Device functions take integers only, so the compiler refuses an array as an address.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ Count = int | tuple[int, ...]
 MAX_GRID = (1 << 31) - 1  # blocks
 MAX_BLOCK = 1024  # threads
 
-# Called with +1 when a kernel is launched and with -1 when it has ended. While kernels run, a software NIC spins and
-# does not sleep.
+# Called with +1 when a kernel is launched and with -1 when it has ended. While kernels run, a software NIC spins
+# instead of sleeping.
 observers: list[Callable[[int], None]] = []
 _running = 0
 _counting = threading.Lock()
@@ -107,7 +107,7 @@ class Interpreted:
         self._kernel.code = {"cpu": InterpretedCode(kernel.py_func)}
 
     def __getitem__(self, config: Any) -> Callable[..., Launch]:
-        """Return what launches the kernel, as `Kernel.__getitem__` does. Without a place, it is the host."""
+        """Return a function that launches the kernel, as `Kernel.__getitem__` does. The default place is the host."""
         if isinstance(config, tuple) and len(config) == 2:
             config = (*config, _HOST)
         return self._kernel[config]
@@ -129,7 +129,7 @@ class Kernel:
 
     @property
     def interpret(self) -> Interpreted:
-        """The kernel as plain Python, for the host."""
+        """Return the kernel as plain Python, for the host."""
         return Interpreted(self)
 
     def __repr__(self) -> str:
@@ -172,7 +172,7 @@ class Kernel:
             raise InvalidValueError(f"{self.name} takes {takes} arguments ({', '.join(self._names)}), not {given}")
 
     def compile_for_the_host(self) -> None:
-        """Compile for host threads, with an integer for each argument, so that no launch has to."""
+        """Compile for host threads, with an integer for each argument, so that no launch needs to."""
         self.code["cpu"].prepare((0,) * len(self._names), threads=1)
 
     def _launch(self, grid: int, block: int, place: Place, *args: object) -> Launch:
@@ -185,12 +185,12 @@ class Kernel:
         checks = [check for used in args if (check := getattr(used, "check_launch", None))]
         for check in checks:
             check()
-        if checks:  # of queues
+        if checks:  # checks of queues
             code.check_room(grid, place)
         prepared = code.prepare(plain, grid * block)
         count_there = getattr(place, "count_kernel", None)
 
-        held = [place, *args, plain]  # until the kernel has ended, whoever lets go of them
+        held = [place, *args, plain]  # kept until the kernel has ended, even if the caller drops them
 
         def count(change: int) -> None:
             if change < 0:
@@ -215,7 +215,7 @@ class Kernel:
 def kernel(fn: Callable[..., None]) -> Kernel:
     """Make `fn` launchable (`__global__`).
 
-    `fn[grid, block, gpu](…)` returns at once. On a GPU, the kernel begins after what is in CUDA's default stream by
-    then, and nothing in that stream waits for it: `wait` of what is returned does.
+    `fn[grid, block, gpu](…)` returns a launch immediately. On a GPU, the kernel starts after the work that is in CUDA's
+    default stream at that time. Nothing in that stream waits for the kernel; call `wait` of the launch for that.
     """
     return Kernel(fn)

@@ -1,4 +1,4 @@
-"""CUDA's library of mathematical functions, as LLVM's bitcode: libdevice, which comes with CUDA's compilers."""
+"""libdevice: CUDA's library of mathematical functions, as LLVM bitcode. It comes with CUDA's compilers."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from llvmlite import binding as llvm
 
 from .values import CompileError
 
-PLACE = "GPUNETIO_LIBDEVICE"  # the path of libdevice.10.bc, where it is not found
+PLACE = "GPUNETIO_LIBDEVICE"  # the path of libdevice.10.bc, if it is not found otherwise
 _CURE = f"pip install 'gpunetio[cuda-compilers]', or name libdevice.10.bc in {PLACE}"
 
 
 def libdevice() -> Any:
-    """Return libdevice as a module. CompileError if it is not installed."""
+    """Return libdevice as an LLVM module. CompileError if it is not installed."""
     return llvm.parse_bitcode(bitcode())
 
 
 def bitcode() -> bytes:
-    """Return libdevice. CompileError if it is not installed."""
+    """Return the bitcode of libdevice. CompileError if it is not installed."""
     if given := os.environ.get(PLACE):
         path: str | None = given
     else:
@@ -33,8 +33,8 @@ def bitcode() -> bytes:
 
 
 def _found() -> str | None:
-    """Return the path of libdevice: in a wheel, or in a toolkit of CUDA."""
-    with contextlib.suppress(Exception):  # no such package, or a class of its own where there is no libdevice
+    """Return the path of libdevice: in a wheel, or in a CUDA toolkit."""
+    with contextlib.suppress(Exception):  # no such package, or its own class of exception if there is no libdevice
         from cuda.pathfinder import find_bitcode_lib  # type: ignore[attr-defined]
 
         return find_bitcode_lib("device")

@@ -1,6 +1,6 @@
-"""Which line of Python an instruction comes from, for gdb, perf and cuda-gdb (DWARF, as LLVM's metadata).
+"""Record which line of Python an instruction comes from, for gdb, perf and cuda-gdb (DWARF, as LLVM metadata).
 
-Lines of this package may have moved since its compiled code was kept (frozen.py).
+Lines of this package may have moved since its compiled code was cached (frozen.py).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _UNIT, _FILE, _TYPE, _VERSION, _DWARF = range(5)  # numbers of metadata
 
 
 class Lines:
-    """The lines of a unit. `whole`: as tables, or as directives in PTX, from which ptxas makes tables."""
+    """The lines of a unit. With `whole`, as tables; without, as directives in PTX, from which ptxas makes tables."""
 
     def __init__(self, whole: bool):
         kind = "LineTablesOnly" if whole else "DebugDirectivesOnly"
@@ -45,7 +45,7 @@ class Lines:
         return number
 
     def _file(self, path: str) -> int:
-        """Return the metadata of a file. Those of the package have no folder, which differs from machine to machine."""
+        """Return the metadata of a file. Files of the package have no folder, which differs from machine to machine."""
         if path not in self._files:
             file = Path(path)
             name = file.relative_to(PACKAGE.parent) if PACKAGE in file.parents else file
@@ -53,7 +53,7 @@ class Lines:
         return self._files[path]
 
     def function(self, fn: FunctionType) -> int:
-        """Return the number of a function."""
+        """Return the number of a function's metadata."""
         code = fn.__code__
         return self._add(
             f'distinct !DISubprogram(name: "{_quoted(fn.__qualname__)}", scope: !{_FILE}, '
@@ -62,16 +62,16 @@ class Lines:
         )
 
     def at(self, function: int, line: int) -> str:
-        """Return what marks an instruction as one of a line."""
+        """Return the suffix that marks an instruction as part of a line."""
         key = function, line
         if key not in self._locations:
             self._locations[key] = f", !dbg !{self._add(f'!DILocation(line: {line}, scope: !{function})')}"
         return self._locations[key]
 
     def of_entry(self, text: str, fn: FunctionType) -> str:
-        """Return the text of an entry's functions with the line of the function that they call.
+        """Return the text of an entry's functions, with calls marked with the line of the function that they call.
 
-        LLVM drops the lines of what it inlines into a function that has none.
+        LLVM drops the lines of code that it inlines into a function without lines.
         """
         parts = re.split(r"^(?=define )", text, flags=re.MULTILINE)
         return "".join(self._of_define(part, fn) if part.startswith("define ") else part for part in parts)

@@ -1,7 +1,7 @@
-"""Compile one function: its statements, and which variables have a value where.
+"""Compile one function: its statements, and where its variables have values.
 
-A variable has the type of what was last assigned to it. Where two ways meet, it has a value only if it has one of the
-same type on both. So what compiles never reads a variable that Python would call unbound.
+A variable has the type of the last value assigned to it. Where two paths meet, it has a value only if it has a value of
+the same type on both. So compiled code never reads a variable that Python would call unbound.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TOO_DEEP = (
 
 @dataclass
 class _Loop:
-    """A loop: where `continue` and `break` go, and which variables have values there."""
+    """A loop: the targets of `continue` and `break`, and the variables that have values there."""
 
     go_on: str
     after: str
@@ -38,12 +38,12 @@ class _Loop:
 
 
 class Lowering(Expressions):
-    """A function, for arguments of certain types, that becomes text."""
+    """A function that is compiled to text, for arguments of certain types."""
 
     def __init__(self, unit: Any, fn: FunctionType, kinds: tuple[Any, ...]):
         super().__init__(unit, fn)
-        self.result: Any = None  # its type; None: no return yet
-        self._returns = hints_of(fn).get("return", Any)  # what its annotation says
+        self.result: Any = None  # the type of the result; None: no return statement yet
+        self._returns = hints_of(fn).get("return", Any)  # the annotation of the result
         self._returned_at = 0
         self._loops: list[_Loop] = []
         self._mistakes: list[str] = []
@@ -74,7 +74,7 @@ class Lowering(Expressions):
         return "\n".join([head, "entry:", *self.allocas, first, *self.lines, "}\n"])
 
     def _at_the_end(self, tree: ast.FunctionDef) -> None:
-        """Return nothing, as Python does behind the last statement."""
+        """Return nothing, as Python does after the last statement."""
         if self.result in (None, BROKEN):
             try:
                 self._annotated(None)
@@ -91,7 +91,7 @@ class Lowering(Expressions):
 
     def _statements(self, statements: list[ast.stmt]) -> None:
         for statement in statements:
-            if not self.open:  # nothing gets here
+            if not self.open:  # not reachable
                 return
             try:
                 self.dispatch(statement)
@@ -100,10 +100,10 @@ class Lowering(Expressions):
                 self._break(statement)
             except Silent:
                 self._break(statement)
-            except CompileError as error:  # of a function that it calls
+            except CompileError as error:  # in a function that the statement calls
                 self._mistakes.append(str(error))
                 self._break(statement)
-            except RecursionError:  # this may occur again until a statement around has room to say it
+            except RecursionError:  # this may occur again until an enclosing statement has enough stack to report it
                 self._note(Mistake(TOO_DEEP), statement)
                 self._break(statement)
 
@@ -113,7 +113,7 @@ class Lowering(Expressions):
         self._mistakes.append(f"{place}: in {self.fn.__qualname__}(): {mistake}\n{shown(self.fn, node)}")
 
     def _break(self, statement: ast.stmt) -> None:
-        """Report nothing more of variables that a statement with a mistake would assign to, nor of what it returns."""
+        """After a mistake in a statement, report nothing about variables that it assigns to, nor about its result."""
         self.open = not isinstance(statement, ast.Return)
         for node in ast.walk(statement):
             if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
@@ -187,7 +187,7 @@ class Lowering(Expressions):
         self._return(value)
 
     def _annotated(self, value: Any) -> Any:
-        """Return a result as what the function's annotation says."""
+        """Return a result as the type of the function's annotation."""
         kind = kind_of(value)
         try:
             return as_kind(value, fitting(kind, self._returns))
@@ -251,7 +251,7 @@ class Lowering(Expressions):
             self.begin(after)
 
     def _meet(self, ways: list[Env], where: str) -> None:
-        """Go on where several ways meet, with the variables that have values of one type on all of them."""
+        """Continue where several paths meet, with the variables that have values of one type on all of them."""
         self.env = dict(ways[0]) if ways else {}
         for way in ways[1:]:
             for name in self.env.keys() | way.keys():
@@ -275,7 +275,7 @@ class Lowering(Expressions):
 
     @contextmanager
     def _loop(self, node: ast.stmt, go_on: str, after: str) -> Iterator[_Loop]:
-        """Compile the body of a loop, which begins with the variables of now, also when it begins again."""
+        """Compile the body of a loop. Each turn begins with the variables, and their types, that are there now."""
         loop, before, read = _Loop(go_on, after), dict(self.env), self.read
         self.read = set()
         self._loops.append(loop)
@@ -385,7 +385,7 @@ class Lowering(Expressions):
         self._after_loop([before, *loop.going_on, *loop.leaving], before, after)
 
     def _enters(self, first: str, end: str, by: str, step: Any) -> tuple[str, str]:
-        """Return whether a loop has a turn, and the size of its step. With a step of 0 it has none."""
+        """Return whether a loop has a first turn, and the size of its step. With a step of 0 it has no turn."""
         if isinstance(step, int):
             return self.let(f"icmp {'slt' if step > 0 else 'sgt'} i64 {first}, {end}"), str(abs(step))
         positive, negative = self.let(f"icmp sgt i64 {by}, 0"), self.let(f"icmp slt i64 {by}, 0")
@@ -395,7 +395,7 @@ class Lowering(Expressions):
         return self.let(f"or i1 {goes_up}, {goes_down}"), size
 
     def _goes_on(self, now: str, end: str, by: str, step: Any, size: str) -> str:
-        """Return whether there is another turn: whether the end is further than a step, which then cannot overflow."""
+        """Return whether there is another turn: the end is more than a step away, so the step cannot overflow."""
         up, down = f"sub i64 {end}, {now}", f"sub i64 {now}, {end}"
         if isinstance(step, int):
             left = self.let(up if step > 0 else down)

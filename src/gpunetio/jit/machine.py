@@ -1,4 +1,4 @@
-"""LLVM: its targets, what it makes of a unit, and machine code in this process."""
+"""LLVM: its targets, the optimized code of a unit, and machine code in this process."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from .targets import Cuda, CudaLibrary, Host
 from .unit import Unit
 from .values import CompileError
 
-# Up to which size LLVM inlines a device function into a kernel for the host. With LLVM's own 325, a kernel that posts
-# loses 7 % of its rate; with all inlined, it is as fast as with this, and takes three times as long to compile.
+# The largest size of a device function that LLVM inlines into a kernel for the host. With LLVM's own 325, a kernel that
+# posts loses 7 % of its rate. With all functions inlined, it is no faster, and takes three times as long to compile.
 _INLINED = 500
-# Instructions without a branch between them. LLVM takes 12 s for so many of one kind, and nothing that is written by
-# hand has so many: then instructions for the host are chosen as they come (FastISel), in no time, and run slowly.
+# Instructions without a branch between them. LLVM takes 12 s for this many of one kind, and code written by hand never
+# has so many. Code for the host with more is compiled by FastISel, which takes no time but makes slow code.
 _LONG = 5000
 
 
@@ -47,12 +47,12 @@ def _all_targets() -> None:
     llvm.initialize_all_asmprinters()
 
 
-_PTX_VERSIONS = {(8, 8): 90, (10, 3): 88, (11, 0): 90, (12, 1): 88}  # the oldest that has these GPUs
-_NEWEST = (12, 1)  # that LLVM knows; newer GPUs run PTX of older ones
+_PTX_VERSIONS = {(8, 8): 90, (10, 3): 88, (11, 0): 90, (12, 1): 88}  # the oldest that supports these GPUs
+_NEWEST = (12, 1)  # the newest that LLVM knows; newer GPUs run PTX for older ones
 
 
 def _ptx_version(capability: tuple[int, int]) -> int:
-    """Return a version of PTX that has a GPU and all its instructions. CUDA 12.7 and 12.8 read 86 and 87."""
+    """Return a version of PTX that supports a GPU and all its instructions. CUDA 12.7 and 12.8 read 86 and 87."""
     return _PTX_VERSIONS.get(capability, 87 if capability >= (10, 0) else 86)
 
 
@@ -75,7 +75,7 @@ def cuda_library(capability: tuple[int, int]) -> CudaLibrary:
 
 
 def optimized(unit: Unit, level: int = 3) -> Any:
-    """Return LLVM's module of a unit, optimized."""
+    """Return the optimized LLVM module of a unit."""
     module = llvm.parse_assembly(unit.text())
     _link_library(unit, module)
     _run_passes(unit, module, level)
@@ -90,7 +90,7 @@ def optimized(unit: Unit, level: int = 3) -> Any:
 
 def _run_passes(unit: Unit, module: Any, level: int) -> None:
     options = llvm.create_pipeline_tuning_options(speed_level=level)
-    options.loop_vectorization = unit.target.vectorizes  # of loops only: that of straight code gains nothing
+    options.loop_vectorization = unit.target.vectorizes  # loops only: vectorizing straight code gains nothing
     options.loop_unrolling = unit.target.unrolls
     builder = llvm.create_pass_builder(unit.target.machine, options)
     builder.getModulePassManager().run(module, builder)
@@ -121,7 +121,7 @@ def object_of(unit: Unit) -> bytes:
 
 
 def ptx_of(unit: Unit) -> str:
-    """Return a unit for CUDA as PTX. CompileError if that would take very long."""
+    """Return a unit for CUDA as PTX. CompileError if this would take very long."""
     module = optimized(unit)
     if _is_long(unit, module):
         raise CompileError(
@@ -132,8 +132,8 @@ def ptx_of(unit: Unit) -> str:
 
 
 def _is_long(unit: Unit, module: Any) -> bool:
-    """Return whether LLVM would take the square of a very long time to choose instructions (SelectionDAG)."""
-    if unit.longest < _LONG:  # counting takes longer
+    """Return whether LLVM's instruction selection (SelectionDAG), of quadratic complexity, would take very long."""
+    if unit.longest < _LONG:  # quicker than counting
         return False
     return any(sum(1 for _ in block.instructions) > _LONG for one in module.functions for block in one.blocks)
 
@@ -154,5 +154,5 @@ def load(image: bytes) -> None:
 
 
 def address_of(symbol: str) -> int:
-    """Return the address of a function that was loaded."""
+    """Return the address of a loaded function."""
     return _engine().get_function_address(symbol)

@@ -1,6 +1,7 @@
 """Arithmetic of compiled code. Integers wrap at 64 bits; floats follow IEEE 754.
 
-Constants are calculated here, as compiled code would. `promoted` says which type the two sides of an operator have.
+Operations on constants are calculated here, as compiled code would calculate them. `promoted` returns the type in which
+the two sides of an operator are calculated.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ SIGNS: dict[type, str] = {
     ast.Eq: "==", ast.NotEq: "!=", ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=",
 }  # fmt: skip
 
-# Of integers: LLVM's instruction, or a function of DIVISIONS.
+# For integers: LLVM's instruction, or a function of DIVISIONS.
 _INT_OPS: dict[type, str] = {
     ast.Add: "add i64 {}, {}", ast.Sub: "sub i64 {}, {}", ast.Mult: "mul i64 {}, {}",
     ast.BitAnd: "and i64 {}, {}", ast.BitOr: "or i64 {}, {}", ast.BitXor: "xor i64 {}, {}",
@@ -59,8 +60,8 @@ _FOLD_COMPARE: dict[type, Callable[[Any, Any], bool]] = {
     ast.LtE: lambda a, b: a <= b, ast.Gt: lambda a, b: a > b, ast.GtE: lambda a, b: a >= b,
 }  # fmt: skip
 
-# As Python rounds: towards minus infinity, and the rest has the sign of the divisor. By 0 it is 0. The quotient of the
-# least number and -1, which no instruction can calculate, wraps as sums do.
+# These round as Python does: the quotient towards minus infinity, and the remainder has the sign of the divisor.
+# Division by 0 returns 0. The quotient of the least number and -1, which no instruction can calculate, wraps.
 DIVISIONS = """
 define internal i64 @gpunetio.floor_div(i64 %a, i64 %b) alwaysinline nounwind {
   %none = icmp eq i64 %b, 0
@@ -134,7 +135,7 @@ def array_cure(value: Any) -> str:
 
 
 def number(value: Any) -> Any:
-    """Return a value, which is a number. A Mistake if it is none."""
+    """Return a value that is a number. Raise a Mistake if it is none."""
     value = plain(value)
     if not is_number(value):
         raise Mistake(f"a number is needed here, not {thing_in_words(value)}")
@@ -142,7 +143,7 @@ def number(value: Any) -> Any:
 
 
 def int_text(value: Any) -> str:
-    """Return an integer as an operand. A Mistake if the value is none."""
+    """Return an integer as an operand. Raise a Mistake if the value is not an integer."""
     value = plain(value)
     if isinstance(value, int) or (isinstance(value, Word) and value.kind is INT):
         return texts_of(value)[0]
@@ -152,9 +153,9 @@ def int_text(value: Any) -> str:
 
 
 def promoted(left: Any, right: Any) -> Scalar:
-    """Return the type in which two numbers are calculated: that of the wider one.
+    """Return the type in which two numbers are calculated: the type of the wider one.
 
-    A constant takes the type of the other side, so `x * 0.5` is a float32 where x is one.
+    A constant takes the type of the other side, so `x * 0.5` is a float32 if x is a float32.
     """
     left, right = number(left), number(right)
     kinds = {kind_of(left), kind_of(right)}
@@ -167,7 +168,7 @@ def promoted(left: Any, right: Any) -> Scalar:
 
 
 def converted(e: Emitter, value: Any, kind: Scalar) -> Any:
-    """Return a number as one of another type."""
+    """Return a number converted to another type."""
     value = number(value)
     has = kind_of(value)
     if has is kind:
@@ -181,7 +182,7 @@ def converted(e: Emitter, value: Any, kind: Scalar) -> Any:
     text = value.text
     if has is INT:
         return e.word(kind, f"sitofp i64 {text} to {kind.llvm}")
-    if kind is INT:  # towards zero; what does not fit is the nearest that does, and not-a-number is 0
+    if kind is INT:  # towards zero, clamped to 64 bits; not-a-number becomes 0
         bits = {FLOAT32: "f32", FLOAT64: "f64"}[has]
         return e.word(INT, f"call i64 @llvm.fptosi.sat.i64.{bits}({has.llvm} {text})")
     return e.word(kind, f"{'fpext' if kind is FLOAT64 else 'fptrunc'} {has.llvm} {text} to {kind.llvm}")
@@ -236,13 +237,13 @@ def _folded(kind: type, left: Any, right: Any, of: Scalar) -> Any:
 
 def _of_ints(e: Emitter, kind: type, left: Any, right: Any) -> Any:
     one, other = int_text(left), int_text(right)
-    if kind in _SHIFTS:  # the count is taken modulo 64, as processors take it
+    if kind in _SHIFTS:  # the count is taken modulo 64, as on processors
         other = str(right & 63) if isinstance(right, int) else e.let(f"and i64 {other}, 63")
     return e.word(INT, _INT_OPS[kind].format(one, other))
 
 
 def _float_division(e: Emitter, kind: type, one: str, other: str, of: Scalar) -> Any:
-    """Return quotient or rest as Python has them (float_floor_div, float_rem in Objects/floatobject.c)."""
+    """Return the quotient or remainder as Python defines it (float_floor_div, float_rem in Objects/floatobject.c)."""
     t = of.llvm
     bits = "f32" if of is FLOAT32 else "f64"
     rest = e.let(f'call {t} @"{e.math("fmod", of)}"({t} {one}, {t} {other})')  # type: ignore[attr-defined]
@@ -273,7 +274,7 @@ def unary(e: Emitter, how: ast.unaryop, value: Any) -> Any:
 
 
 def compared(e: Emitter, how: ast.cmpop, left: Any, right: Any) -> bool | str:
-    """Return whether `left how right`: now, or as a condition of LLVM's."""
+    """Return whether `left how right` is true: a boolean if known now, else a condition of LLVM."""
     kind, left, right = type(how), plain(left), plain(right)
     if kind not in COMPARE_INT:
         raise Mistake(f"compiled code cannot compare so ({kind.__name__})")
@@ -290,7 +291,7 @@ def compared(e: Emitter, how: ast.cmpop, left: Any, right: Any) -> bool | str:
 
 
 def truth(e: Emitter, value: Any) -> bool | str:
-    """Return whether a number is not 0: now, or as a condition of LLVM's."""
+    """Return whether a number is not 0: a boolean if known now, else a condition of LLVM."""
     value = plain(value)
     if value is None:
         return False

@@ -1,8 +1,8 @@
-"""A unit for CUDA by CUDA's own compiler, libNVVM: LTO-IR, which the linker inlines into code of others, and PTX.
+"""Compile a unit for CUDA with CUDA's own compiler, libNVVM: to LTO-IR, which the linker inlines into callers, or PTX.
 
 libNVVM reads two dialects of LLVM's intermediate representation (NVVM IR Specification, "Dialects"): up to sm_90 that
 of LLVM 7, in which pointers have types, and from sm_100 on that of a newer LLVM. A unit is written for a still newer
-one. It is rewritten here, before any optimization has put in what the others do not know.
+LLVM. It is rewritten here, before any optimization adds constructs that the other dialects do not have.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ _INSTEAD = {
     "llvm.smax.i64": ("i64 %a, i64 %b", "icmp sgt i64 %a, %b", "%b"),
     "llvm.abs.i64": ("i64 %a, i1 %b", "icmp sge i64 %a, 0", "%minus"),
 }
-# Attributes of functions, as both dialects know them. The others are hints.
+# Attributes of functions, as both dialects write them. All others are hints.
 _KNOWN = {
     **{name: name for name in ("alwaysinline", "noinline", "nounwind", "convergent", "noreturn", "cold")},
     "memory(none)": "readnone", "memory(inaccessiblemem: readwrite)": "inaccessiblememonly",
 }  # fmt: skip
 
 _LATER = re.compile(r'^declare [^@]*@"?op\..*\n', re.MULTILINE)
-_OTHERS = re.compile(r"^(?:;|source_filename|target ).*\n", re.MULTILINE)  # comments, and what the head says
+_OTHERS = re.compile(r"^(?:;|source_filename|target ).*\n", re.MULTILINE)  # comments, and lines that the head replaces
 _ATTRIBUTE = re.compile(r'"[^"]*"(?:="[^"]*")?|\w+(?:\([^)]*\))?')
 _GLOBAL = re.compile(r"^(@[^ ]+) = .*?\b(?:global|constant) (\[[^\]]*\]|\w+)[ ,]")
 _KERNEL = re.compile(r"^define ptx_kernel void (@[\w.$]+)\((.*?)\)", re.MULTILINE)
@@ -78,7 +78,7 @@ def _compile(unit: Unit, capability: tuple[int, int], *more: str) -> bytes:
         from cuda.bindings import nvvm  # type: ignore[attr-defined]
 
         program = nvvm.create_program()
-    except (ImportError, RuntimeError) as error:  # no bindings, or no library: a class of cuda.pathfinder's
+    except (ImportError, RuntimeError) as error:  # no bindings; or no library, a class of cuda.pathfinder
         raise NotSupportedError(f"CUDA's libNVVM is not here ({error}): {_CURE}") from None
     with compiling():
         text = text_of(unit, typed=capability < _MODERN).encode()
@@ -113,7 +113,7 @@ def text_of(unit: Unit, typed: bool) -> str:
         text = re.sub(rf"^declare .*@{re.escape(name)}\(.*\n", "", text, flags=re.MULTILINE)
         text = text.replace(f"@{name}(", f"@{name.replace('llvm', 'gpunetio')}(")
     text += "".join(itertools.starmap(_instead, _INSTEAD.items()))
-    text = _OTHERS.sub("", str(llvm.parse_assembly(text)))  # as LLVM writes it: in one way, whoever wrote it
+    text = _OTHERS.sub("", str(llvm.parse_assembly(text)))  # LLVM writes it in one uniform way
     kernels = list(_kernels(unit, text, typed))
     text = text.replace("define ptx_kernel ", "define ")
     lines = [_attributes(line) if line.startswith("attributes #") else line for line in text.splitlines()]
@@ -123,7 +123,7 @@ def text_of(unit: Unit, typed: bool) -> str:
 
 
 def _kernels(unit: Unit, text: str, typed: bool) -> Iterator[str]:
-    """Yield what says which functions are kernels (NVVM IR Specification, "Global Property Annotation")."""
+    """Yield the lines that declare functions as kernels (NVVM IR Specification, "Global Property Annotation")."""
     assert isinstance(unit.target, Cuda)
     number = itertools.count(1)
     for name, parameters in _KERNEL.findall(text):
@@ -143,10 +143,10 @@ def _instead(name: str, how: tuple[str, str, str]) -> str:
 
 
 def _attributes(line: str) -> str:
-    """Return a group of attributes without those that a dialect may not know."""
+    """Return a group of attributes without those that a dialect may not support."""
     head, _, rest = line.partition("{")
     words: list[str] = _ATTRIBUTE.findall(rest)
-    known = [_KNOWN[word] for word in words if word in _KNOWN] or ["nounwind"]  # an empty group is a mistake
+    known = [_KNOWN[word] for word in words if word in _KNOWN] or ["nounwind"]  # an empty group is an error
     return f"{head}{{ {' '.join(known)} }}"
 
 
@@ -173,7 +173,7 @@ def _with_types(lines: list[str]) -> Iterator[str]:
         elif access := _ACCESS.fullmatch(line):
             kind, space, head = access["kind"] or access["next"], access["space"] or "", access["head"]
             place, moves, rest = f"%as.{next(numbers)}", access["how"] == "getelementptr", access["rest"]
-            if access["how"] in ("cmpxchg", "atomicrmw"):  # which are aligned
+            if access["how"] in ("cmpxchg", "atomicrmw"):  # these are aligned
                 rest = _ALIGN.sub("", rest)
             yield f"  {place} = bitcast i8{space}* {access['place']} to {kind}{space}*"
             if moves:

@@ -1,10 +1,10 @@
-"""Names and lines of compiled functions for perf(1), which `GPUNETIO_PERF=1` writes where perf looks for them.
+"""Names and lines of compiled functions for perf(1). `GPUNETIO_PERF=1` writes them where perf looks for them.
 
     /tmp/perf-PID.map    addresses and names, for `perf report` (tools/perf/Documentation/jit-interface.txt in Linux)
     /tmp/jit-PID.dump    the code and its lines, for `perf inject --jit` (jitdump-specification.txt there)
 
-Names are those of functions in Python, with their modules; what LLVM has inlined counts for the function around it, but
-for its lines.
+Names are those of Python functions, with their modules. Code that LLVM has inlined counts for the function around it,
+but has its own lines.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from ..errors import NotSupportedError
 
 SWITCH = "GPUNETIO_PERF"
 
-# A jitdump's header: magic, version, size, e_machine, process, time, flags. A record's: kind, size, time. What follows
-# in one of code: process, thread, address twice, size, index; in one of lines: address, number of lines; and for each
-# of those: address, line, discriminator.
+# A jitdump's header: magic, version, size, e_machine, process, time, flags. The header of a record: kind, size, time.
+# What follows in a record of code: process, thread, address twice, size, index; in a record of lines: address, number
+# of lines; for each line: address, line, discriminator.
 _HEADER, _RECORD = struct.Struct("<IIIIIIQQ"), struct.Struct("<IIQ")
 _CODE, _LINES, _LINE = struct.Struct("<IIQQQQ"), struct.Struct("<QQ"), struct.Struct("<QII")
 _E_MACHINE = struct.Struct("<18xH")  # ELF-64 Object File Format
@@ -67,7 +67,7 @@ def functions(image: bytes) -> Iterator[Function]:
 
 
 def _lines(dwarf: Any) -> Iterator[tuple[int, str, int]]:
-    """Yield the lines of an object file, in which all code is in one section."""
+    """Yield the lines of an object file whose code is all in one section."""
     for unit in dwarf.iter_CUs():
         program = dwarf.line_program_for_CU(unit)
         files, folders = program["file_entry"], program["include_directory"]
@@ -80,9 +80,9 @@ def _lines(dwarf: Any) -> Iterator[tuple[int, str, int]]:
 
 
 def tell(image: bytes, symbol: str, address: int, name: str) -> None:
-    """Tell perf of the functions of a loaded object file, if the environment asks for that.
+    """Report the functions of a loaded object file to perf, if the environment asks for that.
 
-    The one with this symbol is at an address, and has a name.
+    The function with this symbol is at `address`, and is shown as `name`.
     """
     if not os.environ.get(SWITCH):
         return
@@ -100,18 +100,18 @@ def tell(image: bytes, symbol: str, address: int, name: str) -> None:
 
 
 def _shown(symbol: str, root: str, name: str) -> str:
-    """Return the name of a function in a root with a symbol, with which the others begin, and a name."""
+    """Return the name to show for a function. All symbols begin with `root`, whose function is shown as `name`."""
     rest = symbol.removeprefix(root)
     return rest[1:] if "." in rest[1:] else name + rest
 
 
 class _Dump:
-    """The file with code and lines. perf sees that it is mapped, and so knows of it."""
+    """The file with code and lines. perf learns of the file because it is mapped."""
 
     def __init__(self, machine: int):
         self._lock, self._count = threading.Lock(), 0
         path = Path(f"/tmp/jit-{os.getpid()}.dump")
-        self._file: BinaryIO = path.open("w+b", buffering=0)  # as long as the process
+        self._file: BinaryIO = path.open("w+b", buffering=0)  # open as long as the process lives
         self._file.write(_HEADER.pack(_MAGIC, _VERSION, _HEADER.size, machine, 0, os.getpid(), time.monotonic_ns(), 0))
         self._mapped = mmap.mmap(self._file.fileno(), _HEADER.size, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_EXEC)
 
@@ -135,5 +135,5 @@ class _Dump:
 
 @functools.cache
 def _dump_of(process: int, machine: int) -> _Dump:
-    """Return the file of a process, of which a fork makes another."""
+    """Return the file of a process. A forked child is another process."""
     return _Dump(machine)

@@ -1,8 +1,8 @@
 """Compiled code that comes with a wheel, so that the first program need not wait for the compiler.
 
 `hatch_build.py` compiles it when it builds a wheel, for every processor with the features of a baseline, such as
-x86-64-v3. The code lies in the package's folder `_prebuilt`, beside a description of what it was compiled for and with.
-Without the folder, or where the description does not fit, everything is compiled for this machine.
+x86-64-v3. The code is in the package's folder `_prebuilt`, with a description of its target and of the tools that made
+it. Without the folder, or if the description does not fit, everything is compiled for this machine.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ class Target:
 
     triple: str  # architecture, operating system and C library, as LLVM names them
     cpu: str  # as LLVM names it
-    features: str  # of the processor: "+avx,+avx2,…"; LLVM may use all that have a plus
-    versions: dict[str, str]  # of whatever decides what is in a file of the cache
-    baseline: str = ""  # the name of `cpu` and `features` together, for people
-    compiler: str = ""  # the stamp of the compiler; names of files contain what else decides
+    features: str  # of the processor: "+avx,+avx2,…"; LLVM may use those with a plus
+    versions: dict[str, str]  # of everything that determines the contents of a file of the cache
+    baseline: str = ""  # a name of `cpu` and `features` together, for people
+    compiler: str = ""  # the stamp of the compiler; names of files contain everything else that determines the code
 
     def why_not(self, here: Target) -> str:
         """Return why code for this target does not run here; "" if it does."""
@@ -52,13 +52,13 @@ class Target:
         return f"this processor lacks {', '.join(sorted(missing))}" if missing else ""
 
     def cure(self, here: Target) -> str:
-        """Return how to have the compiler that the code was compiled with; "" if that is the one here."""
+        """Return how to install the compiler that the code was compiled with; "" if it is the one here."""
         other = [name for name in ("llvmlite",) if self.versions.get(name) != here.versions.get(name)]
         wanted = " ".join(f"{name}=={self.versions.get(name)}" for name in other)
         return f" (to use it: pip install {wanted})" if wanted else ""
 
     def key(self) -> tuple[str, str, str]:
-        """Return what names of files contain of the target."""
+        """Return the parts of the target that names of files contain."""
         return self.triple, self.cpu, self.features
 
 
@@ -69,7 +69,7 @@ def _names(features: str) -> set[str]:
 @functools.cache
 def here() -> Target:
     """Return what this process compiles for and with."""
-    with compiling():  # no fork meanwhile: LLVM is asked, which has locks
+    with compiling():  # no fork meanwhile: this calls LLVM, which has locks
         return Target(
             triple=llvm.get_default_triple(), cpu=cpu_name(), features=cpu_features(),
             versions={"Python": str(sys.implementation.cache_tag), "llvmlite": llvmlite.__version__},
@@ -78,7 +78,7 @@ def here() -> Target:
 
 @functools.cache
 def found() -> Target | None:
-    """Return what the wheel's code was compiled for; None if there is none."""
+    """Return the target of the wheel's code; None if there is no such code."""
     file = FOLDER / DESCRIPTION
     try:
         return Target(**json.loads(file.read_text()))
@@ -91,7 +91,7 @@ def found() -> Target | None:
 
 @functools.cache
 def usable() -> Target | None:
-    """Return what the wheel's code was compiled for if it runs here; else None."""
+    """Return the target of the wheel's code if it runs here, else None."""
     target = found()
     if target is None or os.environ.get(IGNORED):
         return None
@@ -100,13 +100,13 @@ def usable() -> Target | None:
     return None if why_not else target
 
 
-@functools.cache  # say it once
+@functools.cache  # log it once
 def tell_why_not() -> None:
     """Log why the wheel's code is not used, now that something has to be compiled instead."""
     target = found()
     if target is None or os.environ.get(IGNORED):
         return
-    if why_not := target.why_not(here()):  # else it is used, for what is in it
+    if why_not := target.why_not(here()):  # otherwise the wheel's code is used, as far as it goes
         logger.warning(
             "the compiled code that came with gpunetio is not used: %s; it is compiled for this machine, once%s",
             why_not, target.cure(here()),
@@ -115,7 +115,7 @@ def tell_why_not() -> None:
 
 @contextlib.contextmanager
 def ignored() -> Iterator[None]:
-    """Compile everything for this machine, here and in processes that are started meanwhile."""
+    """Compile everything for this machine, in this process and in those that it starts meanwhile."""
     usable.cache_clear()
     os.environ[IGNORED] = "1"
     try:
@@ -126,7 +126,7 @@ def ignored() -> Iterator[None]:
 
 
 def report() -> tuple[str, str]:
-    """Return the baseline of the wheel's code, and why that is not used; an empty string if there is none."""
+    """Return the baseline of the wheel's code, and why the code is not used; each is "" if there is none."""
     target = found()
     if target is None:
         return "", ""

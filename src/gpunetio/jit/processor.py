@@ -1,4 +1,4 @@
-"""The processor of the host to compile for."""
+"""The host processor to compile for."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 
 from llvmlite import binding as llvm
 
-# To compile for another processor than this one: a processor's name and features, as LLVM has them.
+# To compile for a processor other than this one: its name and features, as LLVM writes them.
 CPU_NAME, CPU_FEATURES = "GPUNETIO_CPU_NAME", "GPUNETIO_CPU_FEATURES"
 
 

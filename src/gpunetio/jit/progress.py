@@ -1,7 +1,7 @@
 """Report on stderr while the user waits for the compiler.
 
-If a root takes longer than a second, a line goes to stderr and to the log, at INFO, and then another one every 15
-seconds. A non-empty GPUNETIO_QUIET keeps the lines off stderr.
+If a root takes longer than a second, a line goes to stderr and to the log, at INFO, and another one every 15 seconds
+after that. A non-empty GPUNETIO_QUIET keeps the lines off stderr.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _NIC = Path(__file__).parents[1] / "nic"
 
 @contextmanager
 def told(function: Any) -> Iterator[None]:
-    """Report inside the block that a function is compiled."""
+    """Report, inside the block, that a function is being compiled."""
     over = threading.Event()
     line = f"compiling {_name(function)}; once for this machine"
     threading.Thread(target=_tell, args=(line, over), name="gpunetio compiling", daemon=True).start()

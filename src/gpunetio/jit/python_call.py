@@ -1,7 +1,7 @@
-"""Machine code as a built-in function of Python, which takes a fifth of the time of a call by ctypes.
+"""Machine code as a built-in function of Python, which takes a fifth of the time of a call through ctypes.
 
-The code has an entry with the ABI of built-in functions (Python/C API Reference Manual, METH_FASTCALL). It lets other
-threads of Python run meanwhile.
+The code has an entry with the ABI of built-in functions (Python/C API Reference Manual, METH_FASTCALL). The entry lets
+other Python threads run meanwhile.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ _API = {
     "PyEval_SaveThread": "ptr ()", "PyFloat_AsDouble": "double (ptr)", "PyLong_AsLongLong": "i64 (ptr)",
     "Py_BuildValue": "ptr (ptr, ...)",
 }  # fmt: skip
-# By the type of a word: what converts an object, and what that returns after an error, but not only then.
+# By the type of a word: the function that converts an object, and the result that may mean an error.
 _CONVERTED = {
     "i64": ("i64", "PyLong_AsLongLong", "icmp eq i64 {}, -1"),
     "double": ("double", "PyFloat_AsDouble", "fcmp oeq double {}, -1.0"),
     "float": ("double", "PyFloat_AsDouble", "fcmp oeq double {}, -1.0"),
 }
-_LETTERS = {"i64": "L", "double": "d", "float": "d"}  # of Py_BuildValue(), which gets floats as doubles
+_LETTERS = {"i64": "L", "double": "d", "float": "d"}  # for Py_BuildValue(), which takes floats as doubles
 _METH_FASTCALL = 0x80  # methodobject.h
 
 
@@ -38,10 +38,11 @@ class _PyMethodDef(ctypes.Structure):
 
 
 def entry(symbol: str, parameters: list[str], result: Any, fails: bool) -> str:
-    """Return the text of an entry for Python, `symbol`.python, to a function that takes words, and returns a type.
+    """Return the text of `symbol`.python, the entry for Python to a function that takes words and returns a type.
 
-    It returns what Python has for the type. One that `fails` returns a pair: the number of its exception or 0, and
-    that. The entry raises TypeError for other arguments, and OverflowError for an integer of more than 64 bits, signed.
+    The entry returns the Python object for the result. If the function `fails`, the entry returns a pair: the number of
+    its exception or 0, and the result. The entry raises TypeError for other arguments, and OverflowError for an integer
+    that does not fit into 64 bits, signed.
     """
     results = words_of(result)
     body = [f"  %fits = icmp eq i64 %count, {len(parameters)}", "  br i1 %fits, label %a0, label %wrong"]
@@ -106,7 +107,7 @@ def entry(symbol: str, parameters: list[str], result: Any, fails: bool) -> str:
 
 
 def _built(kind: Any, words: Iterator[str]) -> tuple[str, list[str]]:
-    """Return the format of Py_BuildValue() for a value, and which words it takes. An `s` without a text is None."""
+    """Return the format of Py_BuildValue() for a value, and the words that it takes. An `s` with a null is None."""
     if kind is NOTHING:
         return "s", ["ptr null"]
     if isinstance(kind, TupleType):
@@ -118,9 +119,9 @@ def _built(kind: Any, words: Iterator[str]) -> tuple[str, list[str]]:
 
 
 def function(name: str, address: int) -> Callable[..., Any]:
-    """Return the function of Python whose entry is loaded at an address."""
+    """Return the Python function whose entry is loaded at an address."""
     method = ctypes.py_object(_PyMethodDef(name.encode(), address, _METH_FASTCALL, None))
-    ctypes.pythonapi.Py_IncRef(method)  # for ever: the function reads it when it ends, which may be the last that does
+    ctypes.pythonapi.Py_IncRef(method)  # never released: the function still reads it when it is freed
     make = ctypes.pythonapi.PyCFunction_NewEx
     make.argtypes, make.restype = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p), ctypes.py_object
     return make(ctypes.addressof(method.value), None, None)

@@ -1,7 +1,7 @@
-"""SMs of GPUs that kernels must leave to NICs which make their turns there (nic/gpu/gpu_place.py).
+"""SMs that kernels must leave free for NICs that run on the GPU (nic/gpu/gpu_place.py).
 
-A kernel whose blocks are on all SMs, and wait for such a NIC, would wait in vain: no block of a kernel makes room for
-another one. Blocks are spread over all SMs before a second one goes to any of them.
+If a kernel has blocks on all SMs, and they wait for such a NIC, the NIC never runs: a block does not make room for
+another one. Blocks are spread over all SMs before an SM gets a second one.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ..errors import InvalidValueError
 
 @dataclass
 class Room:
-    """The SMs of a GPU, and how many of them NICs need."""
+    """The number of SMs of a GPU, and how many of them NICs need."""
 
     sms: int
     needed: int = 0

@@ -1,6 +1,6 @@
-"""Roots: what Python, C and launches call on the host. A root is one object file with all that it reaches.
+"""Roots: functions that Python, C and launches call on the host. A root is one object file with all that it reaches.
 
-It is compiled once for this machine and kept (cache.py), under a name that contains all that decides about it.
+A root is compiled once for this machine and cached (cache.py), under a name made from everything that determines it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .progress import told
 from .targets import FAIL_KEY_SYMBOL
 from .unit import Unit
 
-CHECKS_BOUNDS = "GPUNETIO_BOUNDS"  # if not empty, an index outside of an array raises IndexError
+CHECKS_BOUNDS = "GPUNETIO_BOUNDS"  # if not empty, an index outside an array raises IndexError
 
 
 class DeviceCodeError(RuntimeError):
@@ -38,21 +38,21 @@ class DeviceCodeError(RuntimeError):
 
 @dataclass(frozen=True)
 class Root:
-    """Loaded machine code. `call` calls it from Python (python_call.py); None if integers have other widths than 64."""
+    """Loaded machine code. `call` calls it from Python (python_call.py); None if a parameter is not 64 bits wide."""
 
     address: int
     returns: bool
     failures: tuple[tuple[str, str, str], ...]
-    shared_bytes: int  # of shared arrays, which a block needs
+    shared_bytes: int  # the bytes of shared arrays that a block needs
     call: Callable[..., Any] | None
 
     @property
     def plain(self) -> Callable[..., Any] | None:
-        """Return what calls it, if it cannot fail, and needs no block."""
+        """Return the function that calls it, if it cannot fail and needs no block."""
         return None if self.failures or self.shared_bytes else self.call
 
     def run(self, words: list[Any]) -> Any:
-        """Call it. Raise what it raises."""
+        """Call it. Raise the exception that it raises."""
         assert self.call is not None
         if not self.failures:
             return self.call(*words)
@@ -63,7 +63,7 @@ class Root:
 
 
 def exception_of(failure: tuple[str, str, str]) -> Exception:
-    """Return the exception that compiled code has raised. A note says where."""
+    """Return the exception that compiled code has raised, with a note that says where."""
     kind, message, place = failure
     found, said = getattr(builtins, kind, None), (message,) if message else ()
     error = found(*said) if isinstance(found, type) else DeviceCodeError(": ".join((kind, *said)))
@@ -71,11 +71,11 @@ def exception_of(failure: tuple[str, str, str]) -> Exception:
     return error
 
 
-_roots: dict[Any, Root] = {}  # by all that decides
+_roots: dict[Any, Root] = {}  # by everything that determines them
 
 
 def name_of(function: DeviceFunction, kinds: tuple[Any, ...], widths: tuple[int, ...], target: tuple[str, ...]) -> str:
-    """Return the name of the file of a root, in which is whatever decides about its contents."""
+    """Return the name of a root's file, made from everything that determines its contents."""
     itself = function.freezes()[0], function.extension is not None, function.is_kernel
     decides = (function.watch.now().digest, itself, kinds, widths, target, checks_bounds())
     digest = hashlib.sha256(repr(decides).encode()).hexdigest()
@@ -90,8 +90,8 @@ def checks_bounds() -> bool:
 def root(function: DeviceFunction, kinds: tuple[Any, ...], widths: tuple[int, ...] = ()) -> Root:
     """Return a function for arguments of these types, compiled or loaded from the cache.
 
-    `widths`: of its parameters in C, in bits, if they are integers of other widths than 64. CompileError if it does not
-    compile.
+    `widths`: the sizes in bits of its parameters in C, if they are integers of other sizes than 64. CompileError if it
+    does not compile.
     """
     key = function, function.watch.now().digest, kinds, widths, checks_bounds()
     found = _roots.get(key)
@@ -130,9 +130,9 @@ def _compile(function: DeviceFunction, kinds: tuple[Any, ...], widths: tuple[int
     """Return the contents of a root's file: a line that describes it, and the object file."""
     symbol = f"root_{name.rpartition('-')[2].removesuffix('.o')}"
     with told(function), little_garbage_collection():
-        # With all device functions inlined, the engine is a quarter faster than where LLVM decides. Kernels gain
-        # nothing.
-        # Ethernet frames take a tenth less time with it, and RDMA, in the root of all other services, a tenth more.
+        # With all device functions inlined, the engine is a quarter faster than if LLVM decides. Kernels gain nothing.
+        # With `inlines_last_call`, Ethernet frames take a tenth less time, and RDMA, in the root of all other services,
+        # a tenth more.
         unit = Unit(
             machine.host(), f"{symbol}.", inlines_last_call=function.extension is not None,
             checks_bounds=checks_bounds(), inlines=not function.is_kernel,
@@ -201,7 +201,7 @@ def call(function: DeviceFunction, given: tuple[Any, ...], named: dict[str, Any]
 
 
 def values_of(function: DeviceFunction, args: tuple[Any, ...]) -> list[Any]:
-    """Return the value of each parameter for positional arguments. One that is left out has its default."""
+    """Return the value of each parameter for positional arguments. A missing argument gets its default."""
     values: list[Any] = []
     for at, parameter in enumerate(function.signature.parameters.values()):
         if parameter.kind is parameter.VAR_POSITIONAL:

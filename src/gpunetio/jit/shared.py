@@ -1,6 +1,6 @@
 """Arrays in the shared memory of a block (`__shared__`): `shared_array(shape, dtype)` in a kernel.
 
-On the host, each block has such memory beside the record of its threads (host_threads.py).
+On the host, each block has such memory next to the records of its threads (host_threads.py).
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ ALIGNMENT = 128
 def shared_array(shape: int | tuple[int, ...], dtype: Any) -> Any:
     """Return an array that the threads of a block share, with indeterminate contents (`__shared__`).
 
-    `shape` and `dtype`, a type of NumPy's, are constants. Each place in the source where it is called is one array.
-    Threads that read what others have written wait for them first: `block_sync()`.
+    `shape` and `dtype`, a NumPy type, are constants. Each call in the source is one array. Threads that read what other
+    threads have written must wait for them first: `block_sync()`.
     """
-    caller = sys._getframe(1)  # this is what a kernel does that is interpreted
+    caller = sys._getframe(1)  # only an interpreted kernel gets here
     if thread_record() == 0:
         raise RuntimeError("shared_array() is for kernels: this thread belongs to no block")
     key = block_group(), caller.f_code.co_filename, caller.f_lineno
@@ -39,7 +39,7 @@ _making = threading.Lock()
 
 
 def forget(group: int) -> None:
-    """Drop the arrays of a block that was interpreted, by the address of its group."""
+    """Drop the arrays of an interpreted block, which is given by the address of its group."""
     with _making:
         for key in [key for key in _interpreted if key[0] == group]:
             del _interpreted[key]

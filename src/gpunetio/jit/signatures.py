@@ -11,7 +11,7 @@ from typing import Any
 def signature_of(function: Callable[..., Any]) -> inspect.Signature:
     """Return the parameters of a function.
 
-    Since Python 3.14, annotations are evaluated when somebody asks for them, and may name what only type checkers have.
+    Since Python 3.14, annotations are evaluated on request, and may contain names that only type checkers know.
     """
     if sys.version_info >= (3, 14):
         from annotationlib import Format

@@ -1,4 +1,4 @@
-"""The syntax tree of a function, and what the names in it mean."""
+"""The syntax tree of a function, and the meaning of its names."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _lines(file: str) -> list[str]:
     return linecache.getlines(file)
 
 
-# Files as they were when the first function in them was decorated, by path: time of change, and size.
+# The state of files when the first function in them was decorated, by path: time of modification, and size.
 _seen: dict[str, tuple[int, int] | None] = {}
 
 
@@ -34,7 +34,7 @@ def _status(file: str) -> tuple[int, int] | None:
 
 
 def note_file(fn: FunctionType) -> None:
-    """Remember what the file of a function is like while it is imported."""
+    """Remember the state of a function's file while the file is being imported."""
     file = fn.__code__.co_filename
     if file not in _seen:
         _seen[file] = _status(file)
@@ -43,8 +43,8 @@ def note_file(fn: FunctionType) -> None:
 def tree_of(fn: FunctionType) -> ast.FunctionDef:
     """Return the syntax tree of a function, with the line numbers of its file.
 
-    CompileError if the file says something else by now: compiled code is kept under a name that stands for what Python
-    has imported.
+    CompileError if the function has changed in the file meanwhile: the name of cached code stands for the function that
+    Python has imported.
     """
     file, first = fn.__code__.co_filename, fn.__code__.co_firstlineno - 1
     if file in _seen and _seen[file] != _status(file):
@@ -70,7 +70,7 @@ _CURE = "the file has changed since it was imported, or the function is a lambda
 
 
 def _line_now(fn: FunctionType) -> int:
-    """Return where in its file, which was changed, a function is that has not."""
+    """Return the line of an unchanged function in a file that has changed."""
     linecache.checkcache(fn.__code__.co_filename)
     _lines.cache_clear()
     with contextlib.suppress(SyntaxError, ValueError):
@@ -92,15 +92,15 @@ def _codes(code: CodeType) -> list[CodeType]:
 
 
 def _does(code: CodeType) -> tuple[object, ...]:
-    """Return what code does, wherever it is in its file."""
+    """Return what code does, independently of its lines."""
     constants = [one for one in code.co_consts if not isinstance(one, CodeType)]
     return code.co_code, code.co_names, code.co_varnames, constants, [*map(_does, _codes(code))]
 
 
 def _own_lines(lines: list[str], first: int) -> list[str]:
-    """Return the lines of the function that begins at `first`, up to the next that is indented as little as it is.
+    """Return the lines of the function that begins at `first`, up to the next line with the same or less indentation.
 
-    `inspect.getblock` splits them into tokens, which takes longer than to parse them.
+    `inspect.getblock` splits the lines into tokens, which takes longer than parsing them.
     """
     indent = len(lines[first]) - len(lines[first].lstrip())
     end, body = first, False
@@ -115,11 +115,11 @@ def _own_lines(lines: list[str], first: int) -> list[str]:
 
 
 def _parsed(lines: list[str], first: int) -> ast.FunctionDef | None:
-    """Return the function in these lines, with the lines and columns of its file. None if there is none."""
+    """Return the function in these lines, with the line numbers of its file. None if there is none."""
     indented = lines[0][0].isspace()
     try:
         module = ast.parse(("if True:\n" if indented else "") + "".join(lines))
-    except SyntaxError:  # a line of a text in it is indented less, or it is part of a larger statement
+    except SyntaxError:  # a line of a string in it is indented less, or it is part of a larger statement
         return None
     body: list[ast.stmt] = getattr(module.body[0], "body", []) if indented else module.body
     tree = body[0] if len(body) == 1 else None
@@ -143,7 +143,7 @@ def _names(fn: FunctionType) -> list[str]:
 
 
 def meaning_of(fn: FunctionType, name: str) -> Any:
-    """Return what a name means in a function where nothing is assigned to it."""
+    """Return the object that a name stands for in a function that does not assign to it."""
     if name in fn.__code__.co_freevars and fn.__closure__:
         try:
             return fn.__closure__[fn.__code__.co_freevars.index(name)].cell_contents
@@ -157,7 +157,7 @@ def meaning_of(fn: FunctionType, name: str) -> Any:
 
 
 def shown(fn: Callable[..., object], node: ast.AST) -> str:
-    """Return the line of a node, and a line that points at the node."""
+    """Return the source line of a node, and a line that points at the node."""
     lines, number = _lines(fn.__code__.co_filename), getattr(node, "lineno", 0)
     if not 0 < number <= len(lines):
         return ""

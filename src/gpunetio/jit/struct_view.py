@@ -1,8 +1,8 @@
 """Struct views: `struct_view(ENTRY)(address)` is the structure at that address, in compiled code, at no cost.
 
-Fields are read and written as attributes. They are integers in the order of the host, whatever their width and byte
-order in memory: `ip.total_length` swaps the bytes of a be16. raw[2] … raw[8], such as a MAC, are an integer that begins
-with the most significant byte; of raw[16], `NAME_high` and `NAME_low` are the halves. Other arrays are not attributes.
+Fields are read and written as attributes. They are integers in host byte order, whatever their width and byte order in
+memory: `ip.total_length` swaps the bytes of a be16. raw[2] … raw[8], such as a MAC, are an integer that begins with the
+most significant byte. The halves of raw[16] are `NAME_high` and `NAME_low`. Other arrays are not attributes.
 
 Fields that other agents change at the same time are not read through a view, but with `ops`, at
 `address + ENTRY.field`.
@@ -33,11 +33,11 @@ _struct = functools.cache(StructType)  # two views of the same structure have th
 
 
 def struct_view(entry: Entry, alignment: int = 8, shared: bool = False) -> View:
-    """Return what turns an address into a structure with the fields of `entry`, in compiled code.
+    """Return a function that turns an address into a structure with the fields of `entry`, in compiled code.
 
-    `alignment`: the address is a multiple of it, in bytes. A GPU does not load a word from an address that is not a
-    multiple of its size, so headers in a packet, for example, need 2. `shared`: on a GPU it is an address of the
-    block's shared memory, where a load takes one instruction instead of three.
+    `alignment`: the address is a multiple of this many bytes. A GPU does not load a word from an address that is not a
+    multiple of its size, so headers in a packet, for example, need 2. `shared`: on a GPU, the address is in the block's
+    shared memory, where a load takes one instruction instead of three.
     """
     return cast(View, _struct(type(entry).__name__, tuple(places_of(entry)), alignment, shared))
 

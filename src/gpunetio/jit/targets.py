@@ -1,4 +1,4 @@
-"""What differs from target to target: attributes of functions, fields of structures, entries, failures, mathematics."""
+"""The differences between targets: attributes of functions, fields of structures, entries, failures, mathematics."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SHARED_SPACE = 3  # LLVM's address space of shared memory (NVPTX)
 
 
 def pieces(field: FieldPlace) -> Iterator[tuple[int, int, int]]:
-    """Yield offset, bits and shift of the loads or stores of a field: one, if its size is a power of two."""
+    """Yield offset, bits and shift of each load or store of a field: only one if its size is a power of two."""
     at = 0
     while at < field.size:
         size = 1 << (field.size - at).bit_length() - 1
@@ -90,20 +90,20 @@ class Target(ABC):
 
     @abstractmethod
     def print_values(self, e: Any, values: list[Any]) -> None:
-        """Print texts and numbers on a line."""
+        """Print strings and numbers on a line."""
 
     @abstractmethod
     def entry(self, symbol: str, inner: str, kinds: tuple[Any, ...], result: Any, fails: bool, widths: Any) -> str:
-        """Return the text of a function that others call, which calls a function of the unit."""
+        """Return the text of a function that outside code calls, and that calls a function of the unit."""
 
     @abstractmethod
     def failing(self) -> str:
-        """Return the text of what ends a thread with an exception, by its number."""
+        """Return the text of the function that ends a thread with an exception, by its number."""
 
 
 # A failure leaves all of a thread's compiled frames at once: none has anything to clean up. An entry that may fail has
-# a record on its stack, where the number goes, and what setjmp() saves, which takes less than this (sys/setjmp.h: 200
-# bytes on x86-64, 312 on 64-bit Arm). The thread finds it by a key of pthreads.
+# a record on its stack, for the number and for what setjmp() saves, which takes less than this (sys/setjmp.h: 200 bytes
+# on x86-64, 312 on 64-bit Arm). The thread finds the record by a key of pthreads.
 FAIL_KEY_SYMBOL = "gpunetio_fail_key"
 _RECORD = "[64 x i64]"
 
@@ -117,7 +117,7 @@ class Host(Target):
         return name + ("f" if kind is FLOAT32 else "")
 
     def print_values(self, e: Any, values: list[Any]) -> None:
-        """Print by the C library, to the standard output."""
+        """Print to standard output, through the C library."""
         shape, given = [], []
         for value in map(plain, values):
             if isinstance(value, str):
@@ -144,7 +144,7 @@ class Host(Target):
             head.append("ptr %out")
         for i, (word, width) in enumerate(zip(words, widths, strict=True)):
             head.append(f"{word if width == 64 else f'i{width}'} %a{i}")
-            if width < 64:  # what is above in the register is anybody's
+            if width < 64:  # the upper bits of the register are undefined
                 body.append(f"  %w{i} = sext i{width} %a{i} to i64")
             passed.append(f"{word} %{'a' if width == 64 else 'w'}{i}")
         call = f'call {llvm_of(result)} @"{inner}"({", ".join(passed)})'
@@ -160,7 +160,7 @@ class Host(Target):
         return plain + (self._guarded(symbol, head, returned) if fails else "")
 
     def _guarded(self, symbol: str, head: list[str], returned: str) -> str:
-        """Return the text of an entry that stores at `failed` with which number the function has failed, or 0."""
+        """Return the text of an entry that stores at `failed` the number of the function's exception, or 0."""
         passed = ", ".join(head)
         return f"""
 define {returned} @"{symbol}.guarded"({", ".join(["ptr %failed", *head])}) nounwind {{
@@ -202,27 +202,27 @@ define internal void @gpunetio.fail(i64 %number) noinline cold noreturn nounwind
 """
 
 
-# Swaps the bytes of a word, by its bits: a byte permutation takes half the instructions of llvm.bswap.
+# PTX that swaps the bytes of a word, by its bits: a byte permutation takes half the instructions of llvm.bswap.
 SWAP_PTX = {32: "prmt.b32 $0, $1, 0, 0x0123;", 64: (
     "{.reg .b32 l, h; mov.b64 {l, h}, $1; prmt.b32 l, l, 0, 0x0123; prmt.b32 h, h, 0, 0x0123; mov.b64 $0, {h, l};}"
 )}  # fmt: skip
 # To LLVM, inline PTX without `sideeffect` reads and writes any memory, unless it says so.
 PURE_PTX = "nounwind willreturn memory(none)"
-FAILED_SYMBOL = "gpunetio_failed"  # a word in a GPU's memory: with which number the first thread has failed
+FAILED_SYMBOL = "gpunetio_failed"  # a word in a GPU's memory: the number of the first exception of a thread
 
 
 class Cuda(Target):
-    """A GPU of NVIDIA. Blocks of its entries have `threads` threads at most; 0: that is not known."""
+    """An NVIDIA GPU. Blocks of its entries have at most `threads` threads; 0: not known."""
 
     name = "cuda"
     attributes = "nounwind convergent"
     called = "noinline"
-    # LLVM takes `convergent` from functions in which nothing needs it. Then it gives lane 0, which has something to do
-    # before and after a call, a call of its own, and the other lanes another one: they run one after the other.
+    # LLVM removes `convergent` from functions in which nothing needs it. It then splits a call in two: one for lane 0,
+    # which has work before and after the call, and one for the other lanes. The two run one after the other.
     first_of_called = '  call void asm sideeffect "", ""() nounwind convergent memory(inaccessiblemem: readwrite)'
     vectorizes = False
     capability: tuple[int, int]
-    unrolls = False  # ptxas does. Twice makes kernels a fifth longer, and takes more registers
+    unrolls = False  # ptxas unrolls. Doing it twice makes kernels a fifth longer, and takes more registers
 
     def __init__(self, machine: Any, capability: tuple[int, int], threads: int = 0):
         super().__init__(machine)
@@ -231,7 +231,7 @@ class Cuda(Target):
     def place(self, e: Any, base: At, offset: int) -> str:
         if not base.kind.shared:
             return super().place(e, base, offset)
-        # The base first, so that offsets are part of instructions.
+        # Convert the base first, so that offsets become part of instructions.
         generic = e.let(f"inttoptr i64 {texts_of(base.address)[0]} to ptr")
         near = e.let(f"addrspacecast ptr {generic} to ptr addrspace({SHARED_SPACE})")
         at = e.let(f"getelementptr i8, ptr addrspace({SHARED_SPACE}) {near}, i64 {offset}")
@@ -279,7 +279,7 @@ define internal void @gpunetio.fail(i64 %number) noinline noreturn nounwind conv
 class CudaLibrary(Cuda):
     """A GPU, for functions of integers that device code of other compilers calls. Their result is an integer.
 
-    Of a structure, it is the address.
+    For a structure, it is the address.
     """
 
     def entry(self, symbol: str, inner: str, kinds: tuple[Any, ...], result: Any, fails: bool, widths: Any) -> str:

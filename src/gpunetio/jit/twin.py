@@ -1,10 +1,10 @@
-"""The twin of a GPU: host threads with memory that nobody else reaches.
+"""The twin of a GPU: host threads with memory that only they reach.
 
-Memory of a GPU cannot be touched by the CPU. The twin shows on a machine without a GPU whether anything relies on it
-nevertheless: its memory is mapped without any right, except while a kernel runs on the twin, or a slice of an engine
-(nic/gpu/slices.py). Whoever touches it at another time dies of SIGSEGV.
+The CPU cannot access a GPU's memory. The twin reproduces this on machines without a GPU: its memory is mapped without
+any permission, except while a kernel runs on the twin, or a slice of an engine (nic/gpu/slices.py). A thread that
+accesses the memory at any other time gets SIGSEGV.
 
-Twins of other processes of the same user may map the memory and write to it, as CUDA lets them with that of a GPU.
+Twins of other processes of the same user may map the memory and write to it, as CUDA allows for GPU memory.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .ops import exchange64, pause, st_release64
 from .ops.calls import external
 from .struct_view import View, struct_view
 
-ARENA = 1 << 30  # bytes of address space; memory is taken as it is used
+ARENA = 1 << 30  # bytes of address space; the system allocates memory as it is used
 
 # How many kernels and slices run, and what they reach.
 TWIN = Entry("twin", 64, """
@@ -49,7 +49,7 @@ _FAILED = -1
 
 @engine_function
 def count_user(twin, change):
-    """Count kernels and slices that begin (+1) or have ended (-1). The first opens the memory, the last closes it."""
+    """Count kernels and slices that start (+1) or have ended (-1). The first opens the memory, the last closes it."""
     while exchange64(twin + TWIN.lock, 1) != 0:
         pause()
     t = twin_at(twin)
@@ -61,7 +61,7 @@ def count_user(twin, change):
 
 
 class TwinMemory:
-    """The memory of the twin, given out in whole pages of `room` bytes. `record` is the address of its TWIN."""
+    """The memory of the twin: `room` bytes, allocated in whole pages. `record` is the address of its TWIN."""
 
     record: int
 
@@ -78,32 +78,32 @@ class TwinMemory:
         (record,) = self._memory.view(TWIN.dtype)
         record["address"], record["nbytes"] = self._base, self._room
         self._free = {0: self._room}  # offset → size
-        self._left: deque[tuple[int, int]] = deque()  # offsets and sizes that were given back since
+        self._left: deque[tuple[int, int]] = deque()  # offsets and sizes that were freed since
         self._lock = threading.Lock()
         count_user.compile()
 
     def close(self) -> None:
-        """Give the address space back. Nobody uses the memory."""
+        """Release the address space. Nothing may use the memory any more."""
         reserved.remove(range(self._base, self._base + self._room))
         _libc.munmap(ctypes.c_void_p(self._base), ctypes.c_size_t(self._room))
         os.close(self._fd)
         self._memory.close()
 
     def contains(self, address: int, nbytes: int) -> bool:
-        """Return whether a range is the twin's."""
+        """Return whether a range is in the twin's memory."""
         return self._base <= address and address + nbytes <= self._base + self._room
 
     def share(self) -> tuple[int, int, int]:
-        """Return address and size of all of the memory, and a new descriptor of it for another process."""
+        """Return address and size of the whole memory, and a new descriptor of it for another process."""
         return self._base, self._room, os.dup(self._fd)
 
     def count_user(self, change: int) -> None:
-        """Do what the function of this name does."""
+        """Count kernels and slices, like the function of this name."""
         count_user(self.record, change)
 
     @contextlib.contextmanager
     def open(self) -> Iterator[None]:
-        """Let the caller touch the memory inside the block, as a copy of a GPU's driver does."""
+        """Let the caller access the memory inside the block, as a GPU's driver does for a copy."""
         self.count_user(1)
         try:
             yield
@@ -111,7 +111,7 @@ class TwinMemory:
             self.count_user(-1)
 
     def alloc(self, nbytes: int) -> int:
-        """Return the address of zeroed pages. NoMemoryError if there are none left in one piece."""
+        """Return the address of zeroed pages. NoMemoryError if not enough contiguous pages are left."""
         size = round_up(nbytes, PAGE)
         with self._lock:
             while self._left:
@@ -125,9 +125,9 @@ class TwinMemory:
         return self._base + offset
 
     def free(self, address: int, nbytes: int) -> None:
-        """Take pages back, and give them back to the system: they are zeros when they are given out again.
+        """Free pages, and return them to the system, so that they are zeros when they are allocated again.
 
-        Finalizers call this, and they run anywhere: also in `alloc`, whose thread would wait for its own lock.
+        This takes no lock: finalizers call it, even inside `alloc`, whose thread would wait for its own lock.
         """
         size = round_up(nbytes, PAGE)
         _libc.madvise(ctypes.c_void_p(address), ctypes.c_size_t(size), _REMOVE)

@@ -1,4 +1,4 @@
-"""A unit: functions that are compiled together, each once for its types of arguments, for one target."""
+"""A unit: functions that are compiled together for one target, each once for each combination of argument types."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from .values import (
 )  # fmt: skip
 
 _I64: Any = ir.IntType(64)
-_READNONE = "readnone"  # llvmlite's only word for what PURE_PTX says
+_READNONE = "readnone"  # the only attribute of llvmlite for what PURE_PTX says
 _FLOATS = ("f32", "float"), ("f64", "double")
 _INTRINSICS = {
     **{f"llvm.bswap.i{bits}": f"i{bits} @llvm.bswap.i{bits}(i{bits})" for bits in (16, 32, 64)},
@@ -60,15 +60,15 @@ class Failure(NamedTuple):
 
 
 class Unit:
-    """Functions for a target, and their IR. `name` begins the symbols.
+    """Functions for a target, and their IR. `name` is the prefix of symbols.
 
-    `inlines`: whether device functions are inlined wherever they are called, or where LLVM decides.
+    `inlines`: whether device functions are inlined wherever they are called; otherwise LLVM decides.
     """
 
     target: Target
     checks_bounds: bool
     lines: Lines | None
-    shared_bytes: int  # of shared arrays, which a block needs
+    shared_bytes: int  # the bytes of shared arrays that a block needs
 
     def __init__(
         self, target: Target, name: str = "", inlines_last_call: bool = False, checks_bounds: bool = False,
@@ -76,14 +76,14 @@ class Unit:
     ):  # fmt: skip
         self.target, self._name, self.checks_bounds, self.lines = target, name, checks_bounds, lines
         self._inlined = "alwaysinline" if inlines else "inlinehint"
-        # LLVM inlines an internal function where it is called, if that is one place, whatever its size. On CUDA, where
-        # none is inlined, it learns from calls which arguments are constants, and from the function what it returns.
+        # LLVM inlines an internal function with a single call, whatever its size. On CUDA, where such functions are not
+        # inlined, LLVM learns from the calls which arguments are constants, and from the function what it returns.
         self._linkage = "internal" if inlines_last_call or isinstance(target, Cuda) else "linkonce_odr hidden"
-        self._module = self._new_module()  # of primitives, which llvmlite writes
-        # Those that are pure PTX. While LLVM optimizes, they are declared only, and as speculatable, which inline PTX
-        # cannot be: so they leave loops. Then they are inlined. Loads of what does not change are among them: a put
-        # with completion takes 2.4 µs with that and 3.4 without it, on an H200, and kernels that receive packets take
-        # up to twice as many registers.
+        self._module = self._new_module()  # the primitives, which llvmlite writes
+        # The primitives that are pure PTX. While LLVM optimizes, they are only declared, as speculatable, which inline
+        # PTX cannot be: so LLVM moves them out of loops. They are inlined afterwards. Loads of constant fields are
+        # among them. On an H200, a put with completion takes 2.4 µs instead of 3.4 µs. In return, kernels that receive
+        # packets take up to twice as many registers.
         self._late = self._new_module()
         self.failures: list[Failure] = []
         self.shared_bytes = 0
@@ -107,14 +107,14 @@ class Unit:
     # --- functions ----------------------------------------------------------------------------------------------------
 
     def need(self, function: Function, kinds: tuple[Any, ...]) -> tuple[str, Any]:
-        """Return the symbol of a function, and the type of its result. It is compiled unless it is there."""
+        """Return the symbol of a function, and the type of its result. Compile the function unless it already is."""
         kinds = taken(function.py_func, function.signature, kinds)
         key = function, kinds
         if key in self._broken:
             raise Silent
         found = self._functions.get(key)
         if found is None:
-            self._functions[key] = "", None  # for one that calls itself
+            self._functions[key] = "", None  # detects a function that calls itself
             try:
                 lowered = Lowering(self, function.py_func, kinds)
             except CompileError:
@@ -132,7 +132,7 @@ class Unit:
         return found
 
     def entry(self, function: Function, symbol: str, kinds: tuple[Any, ...], widths: tuple[int, ...] = ()) -> Any:
-        """Add what others call, with the ABI of C or as a kernel of CUDA. Return the type of its result."""
+        """Add a function for outside callers, with the ABI of C or as a CUDA kernel. Return the type of its result."""
         with target_of_ops(self.target):
             try:
                 inner, result = self.need(function, kinds)
@@ -146,7 +146,7 @@ class Unit:
         return result
 
     def primitive_entry(self, primitive: Any, symbol: str) -> None:
-        """Add a primitive operation for others to call."""
+        """Add a primitive operation for outside callers."""
         with target_of_ops(self.target):
             constant = self.constant(primitive)
         given = ", ".join(f"i64 %a{i}" for i in range(len(primitive.widths)))
@@ -155,7 +155,7 @@ class Unit:
         self._texts.append(f'define i64 @"{symbol}"({given}) nounwind {{\n{called}\n  ret i64 {result}\n}}\n')
 
     def add(self, text: str, fn: FunctionType | None = None) -> None:
-        """Add the text of a function. What it calls, and LLVM may inline, has lines of `fn`."""
+        """Add the text of a function. Its calls, which LLVM may inline, have the line of `fn`."""
         self._texts.append(self.lines.of_entry(text, fn) if self.lines and fn else text)
 
     def _symbol(self, name: str) -> str:
@@ -175,7 +175,7 @@ class Unit:
     # --- calls --------------------------------------------------------------------------------------------------------
 
     def call(self, e: Lowering, callee: Any, given: list[Any], named: dict[str, Any]) -> Any:
-        """Emit a call of what compiled code can call: return its value."""
+        """Emit a call of anything that compiled code can call. Return its value."""
         if isinstance(self.target, Cuda):  # a kernel is compiled with the functions of extensions that it calls
             callee = getattr(callee, "direct", callee)
         if callee is shared_array:
@@ -270,7 +270,7 @@ class Unit:
         return value.constant if isinstance(value.constant, int) else None
 
     def _define(self, module: Any, primitive: Any, symbol: str) -> tuple[Any, Any]:
-        """Return the function of a primitive, and the value that it was made of."""
+        """Return the LLVM function of a primitive, and the value that it returns."""
         function = ir.Function(module, ir.FunctionType(_I64, [_I64] * len(primitive.widths)), symbol)
         function.attributes.add("alwaysinline")
         function.attributes.add("nounwind")
@@ -295,11 +295,11 @@ class Unit:
         return self._constants.setdefault(numbers, f"@table.{len(self._constants)}")
 
     def text_constant(self, text: str) -> str:
-        """Return the symbol of a text of C."""
+        """Return the symbol of a C string."""
         return self._constants.setdefault(text, f"@text.{len(self._constants)}")
 
     def shared(self, nbytes: int) -> str:
-        """Return where a shared array lies: its symbol on CUDA, its offset in the block's memory on the host."""
+        """Return the place of a shared array: its symbol on CUDA, its offset in the block's memory on the host."""
         before, self.shared_bytes = self.shared_bytes, self.shared_bytes + -(-nbytes // ALIGNMENT) * ALIGNMENT
         if not isinstance(self.target, Cuda):
             return str(before)
@@ -308,7 +308,7 @@ class Unit:
         return symbol
 
     def math(self, name: str, kind: Any) -> str:
-        """Return the symbol of a mathematical function, which the target has."""
+        """Return the symbol of a mathematical function of the target."""
         symbol = self.target.math(name, kind)
         self.library[symbol] = f"{kind.llvm} ({', '.join([kind.llvm] * LIBRARY[name])})"
         return symbol
@@ -325,7 +325,7 @@ class Unit:
         return str(self._late).replace(_READNONE, PURE_PTX)
 
     def text(self) -> str:
-        """Return the IR of all."""
+        """Return the IR of the whole unit."""
         parts = [str(self._module).replace(_READNONE, PURE_PTX), DIVISIONS, *map(_constant, *_unzip(self._constants))]
         if self.failures:
             parts.append(self.target.failing())
@@ -352,7 +352,7 @@ def _unzip(constants: dict[Any, str]) -> tuple[list[Any], list[str]]:
 
 
 def _constant(value: Any, symbol: str) -> str:
-    """Return the definition of a constant: numbers, or a text of C."""
+    """Return the definition of a constant: numbers, or a C string."""
     if isinstance(value, str):
         contents = value.encode() + b"\0"
         escaped = "".join(f"\\{byte:02X}" for byte in contents)
@@ -366,7 +366,7 @@ def _no_number(table: ByKind) -> Any:
 
 
 def _mark_pure(function: Any) -> bool:
-    """Mark the inline PTX of a primitive that has no side effect. Return whether the primitive is nothing else."""
+    """Mark the inline PTX of a primitive that has no side effects. Return whether the primitive is nothing else."""
     alone, some = True, False
     for block in function.blocks:
         for instruction in block.instructions:

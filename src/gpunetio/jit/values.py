@@ -1,13 +1,13 @@
-"""What an expression is while a function is compiled.
+"""The values of expressions while a function is compiled.
 
 A value is
-- an `int` or a `float` of Python: a constant,
+- a Python `int` or `float`: a constant,
 - `None`: nothing,
-- a `Word`: a number that the program has when it runs,
+- a `Word`: a number that is known only at run time,
 - an `At`: a structure in memory, by its address,
 - an `Array`: an array in memory,
 - a `Several`: a tuple,
-- any other object of Python: a module, an enumeration, a function, a text. Code can name its attributes or call it.
+- any other Python object: a module, an enumeration, a function, a string. Code can name its attributes or call it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class CompileError(InvalidValueError):
 
 
 class Mistake(Exception):
-    """What is wrong with the statement that is being compiled. The compiler goes on with the next one."""
+    """A mistake in the statement that is being compiled. The compiler continues with the next statement."""
 
 
 class Silent(Exception):
@@ -44,7 +44,7 @@ class Silent(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """A number: an operand of LLVM, such as %7."""
+    """A number: an LLVM operand, such as %7."""
 
     kind: Scalar
     text: str
@@ -52,7 +52,7 @@ class Word:
 
 @dataclass(frozen=True, slots=True)
 class At:
-    """A structure of a kind at an address: a constant or a Word. Where an integer is needed, it is the address."""
+    """A structure at an address, which is a constant or a Word. Where an integer is needed, it is the address."""
 
     kind: StructType
     address: Any
@@ -82,12 +82,12 @@ def wrapped(number: int) -> int:
 
 
 def of_python(thing: Any) -> Any:
-    """Return an object of Python as a value. A Mistake if it is an integer of more than 64 bits."""
+    """Return a Python object as a value. Raise a Mistake if it is an integer of more than 64 bits."""
     if isinstance(thing, float) or thing is None or isinstance(thing, (Word, At, Array, Several)):
         return thing
     if isinstance(thing, Record):
         return At(kind_of_record(type(thing)), wrapped(int(thing)))
-    if isinstance(thing, INTEGERS):  # members of enumerations, too
+    if isinstance(thing, INTEGERS):  # includes members of enumerations
         number = int(thing)
         if not -_WORD // 2 <= number < _WORD:
             raise Mistake(f"{number:#x} has more than 64 bits")
@@ -102,12 +102,12 @@ def of_python(thing: Any) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """Return the address of a structure, which is an integer, and any other value as it is."""
+    """Return the address of a structure as an integer, and any other value unchanged."""
     return value.address if isinstance(value, At) else value
 
 
 def is_constant(value: Any) -> bool:
-    """Return whether a value is a number that is known now."""
+    """Return whether a value is a number that is known at compile time."""
     return isinstance(value, (int, float))
 
 
@@ -135,14 +135,14 @@ def kind_of(value: Any) -> Any:
 
 
 def float_text(number: float, kind: Scalar) -> str:
-    """Return a constant as LLVM writes it: the bits of the double, also of a narrower type."""
+    """Return a constant as LLVM writes it: the bits of a double, even for a narrower type."""
     if kind is FLOAT32:
         number = float(np.float32(number))
     return "0x" + struct.pack(">d", number).hex().upper()
 
 
 def texts_of(value: Any) -> list[str]:
-    """Return a value as operands of LLVM, one for each of its words."""
+    """Return a value as LLVM operands, one for each of its words."""
     if isinstance(value, int):
         return [str(value)]
     if isinstance(value, Word):

@@ -1,6 +1,6 @@
-"""What NCCL's GIN interface consists of: its structures and numbers, and what differs between its versions.
+"""NCCL's GIN interface: its structures and numbers, and the differences between its versions.
 
-Offsets are bytes on x86-64. Names are those of NCCL's headers.
+Offsets are in bytes, on x86-64. Names are those of NCCL's headers.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ DEVICE_HANDLE = Entry("ncclNetDeviceHandle_v11_t", 32, """
     size               16  u64
     needsProxyProgress 24  i32
 """)
-# vProps is {int ndevs; int devs[]}, with 4 elements in v11 and 8 in v12. Up to there, both are alike.
+# vProps is {int ndevs; int devs[]}, with 4 elements in v11 and 8 in v12. The structures are alike up to there.
 _PROPERTIES = """
     name                  0  u64
     pciPath               8  u64
@@ -166,4 +166,4 @@ VERSIONS = {version.number: version for version in (
     Version(13, PROPERTIES_V12, CONFIG_V13, DEV_QP,     DEV_CQ,     _ONE,  200),
     Version(14, PROPERTIES_V12, CONFIG_V14, DEV_QP,     DEV_CQ,     _BOTH, 200),
 )}  # fmt: skip
-NET = 0  # what plugin.c passes in place of a version when the NET plugin of NCCL 2.28 is asked
+NET = 0  # plugin.c passes this in place of a version for calls of NCCL 2.28's NET plugin

@@ -1,7 +1,7 @@
-"""What plugin.c calls: the functions of NCCL's GIN interface, whose arguments are numbers and addresses.
+"""The functions that plugin.c calls: those of NCCL's GIN interface, whose arguments are numbers and addresses.
 
-Objects are known to NCCL by numbers, which it takes for pointers. A function returns an ncclResult_t, after it has
-written an error to NCCL's log.
+NCCL knows objects by numbers, which it takes for pointers. A function returns an ncclResult_t. Before it returns an
+error, it writes the error to NCCL's log.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _RESULTS: tuple[tuple[type[Exception], Result], ...] = (
 )  # fmt: skip
 
 DEVICES = 1  # one NIC serves all GPUs of a process, so a communicator has one connection
-# Not the name of a NET device: NCCL would take both for one (`ncclTopoFillNet`).
+# Not the name of a NET device: NCCL would take both for the same device (`ncclTopoFillNet`).
 NAME = b"gpunetio0"
 _GUID = int.from_bytes(b"gpunetio", "big")
 _MBITS, _MOST_COMMS, _MOST_BYTES = 10_000, 1 << 20, 1 << 40  # for NCCL's model of the machine
@@ -61,11 +61,11 @@ _Kind = TypeVar("_Kind")
 
 
 class Session:
-    """What `init` makes for a communicator. NCCL 2.28 leaves it out of later calls, so it holds nothing."""
+    """The result of `init` for a communicator. NCCL 2.28 does not pass it to later calls, so it holds nothing."""
 
 
 class Opened:
-    """A group of contexts, and the structure that tells NCCL of them."""
+    """A group of contexts, and the structure that describes them to NCCL."""
 
     def __init__(self, ranks: Collective, contexts: Contexts, description: bytes):
         self.ranks, self.contexts, self.told = ranks, contexts, False
@@ -73,7 +73,7 @@ class Opened:
 
 
 class Calls:
-    """The functions, and the objects that NCCL has, by number. `say` writes a line to NCCL's log."""
+    """The functions, and NCCL's objects by number. `say` writes a line to NCCL's log."""
 
     def __init__(self, say: Callable[[LogLevel, str], None]):
         self._say = say
@@ -105,7 +105,7 @@ class Calls:
         _store(ctx, "ctx", self._add(Session()))
 
     def finalize(self, ctx: int) -> None:
-        if ctx:  # NCCL 2.28 has none for communicators after the first
+        if ctx:  # NCCL 2.28 passes none for communicators after the first
             self._take(Session, "ctx", ctx)
 
     def devices(self, count: int) -> None:
@@ -118,7 +118,8 @@ class Calls:
         ctypes.memmove(properties, filled, GIN_PROPERTIES.size)
 
     def properties(self, version: int, dev: int, properties: int) -> None:
-        """Fill all members, as NCCL's memory is uninitialised. `version` is NET for the NET plugin of NCCL 2.28."""
+        """Fill all members, because NCCL's memory is uninitialised. `version` is NET for the NET plugin of NCCL 2.28.
+        """
         _need(properties, "props")
         self._check_device(dev)
         layout = PROPERTIES_V11 if version == NET else VERSIONS[version].properties
@@ -190,7 +191,7 @@ class Calls:
         _close_part(opened.ranks, opened.contexts)
 
     def progress(self, number: int) -> None:
-        """Do nothing: gpunetio has threads of its own. NCCL 2.28 and 2.29 pass the collComm, others the ginCtx."""
+        """Do nothing, since gpunetio has its own threads. NCCL 2.28 and 2.29 pass the collComm, others the ginCtx."""
         if not isinstance(self._objects.get(number), Opened | Collective):
             raise _not_open("the object", number)
 
@@ -229,13 +230,13 @@ class Calls:
     # --- results
 
     def guarded(self, name: str) -> Callable[..., int]:
-        """Return a function of this name that returns a result in place of an exception."""
+        """Return the function of this name, changed to return a result instead of raising an exception."""
         function: Callable[..., None] = getattr(self, name)
 
         def call(*arguments: int) -> int:
             try:
                 function(*arguments)
-            except KeyboardInterrupt:  # in a program's main thread; it would be lost on the way through C
+            except KeyboardInterrupt:  # in a program's main thread; C would lose it
                 self._say(LogLevel.WARN, f"{name}: interrupted (Ctrl+C)")
                 return Result.SYSTEM_ERROR
             except Exception as error:
@@ -269,7 +270,7 @@ def _store(address: int, name: str, value: int) -> None:
 
 
 _int, _address = ctypes.c_int, ctypes.c_uint64
-# As in plugin.c, and in that order.
+# In the order of plugin.c.
 TYPES: dict[str, tuple[type, ...]] = {
     "init":            (_address,),
     "devices":         (_address,),
@@ -291,7 +292,7 @@ _kept: list[object] = []
 
 
 def install(table: int, started: int, say: int) -> None:
-    """Fill the table of functions in plugin.c, and say that it is filled."""
+    """Fill the table of functions in plugin.c, and set `started` when it is filled."""
     if not logger.parent or not logger.parent.handlers:
         log.configure()
     to_nccl = ctypes.CFUNCTYPE(None, _int, ctypes.c_char_p)(say)

@@ -1,6 +1,6 @@
-"""How ranks meet. A rank listens, NCCL hands its handle to all ranks, and each rank connects with the handles of all.
+"""How ranks meet. A rank listens, NCCL passes its handle to all ranks, and each rank connects with the handles of all.
 
-All ranks connect to rank 0, and exchange values over it (`TcpRendezvous`).
+All ranks connect to rank 0, and exchange values through it (`TcpRendezvous`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .settings import Settings
 
 _MAGIC, _PROTOCOL = b"gpunetio", 1
 _KEY_BYTES = 16
-# What NCCL carries to the other ranks: where this one listens, and what a caller must know.
+# The handle that NCCL passes to the other ranks: where this rank listens, and the key that a caller must know.
 HANDLE = Entry("handle", HANDLE_BYTES, f"""
     magic     0  raw[8]
     protocol  8  be32
@@ -40,9 +40,10 @@ class Part(Protocol):
 
 
 class Listener:
-    """What `listen` makes: an open device, and a socket to which other ranks connect if this one becomes rank 0.
+    """The result of `listen`: an open device, and a socket to which other ranks connect if this one becomes rank 0.
 
-    `handle` is what the other ranks need. NotSupportedError if the NIC's address cannot be told to them.
+    `handle` is what the other ranks need. NotSupportedError if the NIC has no address of this host, where ranks could
+    meet.
     """
 
     handle: bytes
@@ -82,7 +83,7 @@ class Listener:
             self._device.close()
 
     def close(self) -> None:
-        """Close the socket, and the device if nothing has connected. Idempotent."""
+        """Close the socket, and the device if no collective uses it. Idempotent."""
         self._undo.close()
 
 
@@ -104,7 +105,7 @@ def _place(rank: int, handle: bytes) -> tuple[str, int, str]:
 
 
 class Collective:
-    """What `connect` makes: the ranks of a communicator that have found each other.
+    """The result of `connect`: the connected ranks of a communicator.
 
     `parts` are its open contexts and windows, which `close` closes.
     """
@@ -134,7 +135,8 @@ class Collective:
 
     @contextmanager
     def telling(self, call: str) -> Iterator[None]:
-        """Prepare for `gather` in this block. If that fails, the call fails on all ranks, which need not wait."""
+        """Prepare for `gather` in this block. If that fails, the call fails on all ranks, so that they need not wait.
+        """
         try:
             yield
         except DocaError as error:
@@ -143,7 +145,7 @@ class Collective:
             raise
 
     def gather(self, call: str, **values: object) -> list[Message]:
-        """Return the values of all ranks, which make the same call. PeerError if one of them fails, or has ended."""
+        """Return the values of all ranks, which make the same call. PeerError if one of them fails or has ended."""
         found = []
         for rank, value in enumerate(self._exchange({"call": call, **values})):
             if not isinstance(value, dict):
@@ -161,7 +163,7 @@ class Collective:
         self._exchange(None)
 
     def _exchange(self, value: object) -> Sequence[object]:
-        """Return the values of all ranks. After a rank has ended or was too late, each call fails for that reason."""
+        """Return the values of all ranks. Once a rank has ended or was too late, each call fails for that reason."""
         if self._failed is not None:
             raise again(self._failed)
         try:
@@ -172,7 +174,7 @@ class Collective:
 
     @property
     def failure(self) -> DocaError | None:
-        """Return why the ranks can no longer work together: one has ended, or was too late. None if they can."""
+        """Return why the ranks can no longer work together, or None if they can: one has ended, or was too late."""
         return self._failed or self.ranks.failure
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Contexts: queues to all ranks, signals and counters, and the structures by which NCCL's kernels find them."""
+"""Contexts: queues to all ranks, signals and counters, and the structures through which NCCL's kernels find them."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from .connection import Collective
 from .settings import DEVICE, ON_GPU
 from .window import packed_keys
 
-DEPTH = 128  # slots of a send queue, if NCCL leaves that to the plugin
+DEPTH = 128  # slots of a send queue, if NCCL leaves the number to the plugin
 _WORD = 8  # bytes of a signal or a counter
 _MOST_WORDS = 1 << 28
 _MOST_CONTEXTS = 1 << 12
-_LOOK_SECONDS = 1.0  # between two looks at the states of all queues, each of which takes a command
-_MIN_RNR_TIMER = 12  # 0.64 ms (IBTA 9.7.5.2.8), as NCCL sets it for its own queues
+_LOOK_SECONDS = 1.0  # seconds between two checks of the states of all queues, each of which takes a command
+_MIN_RNR_TIMER = 12  # 0.64 ms (IBTA 9.7.5.2.8), which NCCL sets for its own queues
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """What NCCL asks for: signals and counters of each context, contexts, slots of a queue, its traffic class.
+    """The sizes that NCCL asks for: signals and counters per context, contexts, slots of a queue, its traffic class.
 
     `backend` is the layout of `ncclGinGdakiGPUContext` that the program's kernels were compiled for.
     """
@@ -45,7 +45,7 @@ class Sizes:
 
     @classmethod
     def of(cls, version: Version, config: bytes) -> Sizes:
-        """Return the sizes in a structure of NCCL. InvalidValueError and NotSupportedError name what is wrong."""
+        """Return the sizes in NCCL's structure. InvalidValueError and NotSupportedError say what is wrong with them."""
         found = version.config.at(config)
         limits = {
             "nSignals": _MOST_WORDS, "nCounters": _MOST_WORDS, "nContexts": _MOST_CONTEXTS, "queueDepth": MAX_SLOTS,
@@ -85,7 +85,7 @@ class _Words:
             self.address, self.lkey, self.rkey = memory.device_address, region.lkey, region.rkey
 
     def fields(self, name: str, context: int, each: int, rkeys: int) -> dict[str, int]:
-        """Return the members of a context's table, with `rkeys` the address of all ranks' keys."""
+        """Return the members of a context's table; `rkeys` is the address of all ranks' keys."""
         if not self.address:
             return {}
         first = context * each
@@ -96,7 +96,7 @@ class _Words:
 
 
 class Contexts:
-    """What `createContext` makes. `device_address` is the array of `ncclGinGdakiGPUContext`."""
+    """The result of `createContext`. `device_address` is the array of `ncclGinGdakiGPUContext`."""
 
     device_address: int
 
@@ -125,7 +125,7 @@ class Contexts:
             self._undo = undo.pop_all()
 
     def _create_queues(self, undo: ExitStack) -> tuple[list[ExportedQp], list[ExportedQp]]:
-        """Return the queues, and their companions if there are counters: index context · ranks + rank."""
+        """Return the queues, and their companions if there are counters. The index is context · ranks + rank."""
         device, depth = self._ranks.device, self._sizes.depth
         mains, companions = [], []
         for _ in range(self._sizes.contexts * self._ranks.size):
@@ -140,7 +140,7 @@ class Contexts:
         return mains, companions
 
     def _connect(self, told: list[Message]) -> None:
-        """Connect each queue to the peer's, and companions, which add to this rank's counters, to themselves."""
+        """Connect each queue to the peer's. Connect companions, which add to this rank's counters, to themselves."""
         size, own, sizes = self._ranks.size, self._ranks.rank, self._sizes
         endpoints = []
         for message in told:
@@ -185,25 +185,25 @@ class Contexts:
                 fields["last_issued_get"] = gets.device_address + 2 * context * size * _WORD
                 fields["last_visible_get"] = fields["last_issued_get"] + size * _WORD
             entries.append(layout.pack(**fields))
-        # Also without contexts, NCCL wants an address of its own.
+        # NCCL wants an address of its own even without contexts.
         return device.constant(b"".join(entries) or bytes(layout.size), undo).device_address
 
     def _array(self, queues: list[ExportedQp], undo: ExitStack) -> int:
-        """Return the address of the queues' structures, one behind the other; 0 without queues."""
+        """Return the address of an array of the queues' structures, or 0 without queues."""
         if not queues:
             return 0
         array = self._ranks.device.gpu.export_qps(queues)
         undo.callback(array.close)
         if self._version.qp is DEV_QP:
             return array.device_address
-        # The copies are what kernels work with. Rings, records and doorbells stay those of the exported queues.
+        # Kernels work with the copies. Rings, records and doorbells stay those of the exported queues.
         images = [_in_layout(queue.place.read(), self._version) for queue in queues]
         return self._ranks.device.constant(b"".join(images), undo).device_address
 
     # --- errors, end -------------------------------------------------------------------------------------------------
 
     def error(self) -> str:
-        """Return why kernels cannot go on, or an empty string. The states of queues are looked at once per second."""
+        """Return why kernels cannot continue, or an empty string. The states of queues are checked once per second."""
         if not self._error and (failure := self._ranks.failure) is not None:
             self._error = str(failure)
         now = time.monotonic()
@@ -222,7 +222,7 @@ class Contexts:
 
 
 def _check_nics(told: list[Message]) -> None:
-    """Raise InvalidValueError if two processes have opened the same software NIC, so that they have one address."""
+    """Raise InvalidValueError if two processes have opened the same software NIC: both would have one address."""
     first: dict[str, tuple[int, int]] = {}
     for rank, message in enumerate(told):
         process = message.integer("process", 1, 1 << 32)
@@ -235,7 +235,7 @@ def _check_nics(told: list[Message]) -> None:
 
 
 def _in_layout(image: np.ndarray, version: Version) -> bytes:
-    """Return a queue's structure as the version has it."""
+    """Return a queue's structure in the layout of this version."""
     older = bytearray(version.qp.size)
     for source, target in (
         (DEV_QP.at(image), version.qp.at(older)),

@@ -14,7 +14,7 @@ from .settings import Settings
 
 @contextmanager
 def _on_all_cores() -> Iterator[None]:
-    """Let threads that start in this block run where the process's first thread may.
+    """Let threads that start in this block run on all cores of the process's first thread.
 
     NCCL pins its threads to cores near their GPU, and threads that they start inherit that.
     """
@@ -53,7 +53,7 @@ class Device:
             self._undo = undo.pop_all()
 
     def constant(self, data: bytes, undo: ExitStack) -> GpuMemory:
-        """Return memory that kernels read, with this content. Closing `undo` frees it."""
+        """Return memory for kernels to read, with this content. Closing `undo` frees it."""
         memory = self.gpu.alloc(max(1, len(data)))
         undo.callback(memory.close)
         if data:
@@ -61,5 +61,5 @@ class Device:
         return memory
 
     def close(self) -> None:
-        """Close GPU and NIC, and all that was made from them. Idempotent."""
+        """Close the GPU, the NIC and everything made from them. Idempotent."""
         self._undo.close()

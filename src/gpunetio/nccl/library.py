@@ -7,7 +7,7 @@ from pathlib import Path
 from ..embed import building, python
 
 NAME = "libnccl-gin-gpunetio.so"
-# NCCL may unload the library while threads of Python run.
+# Threads of Python may still run when NCCL unloads the library.
 _OPTIONS = ("-fvisibility=hidden", "-Wl,-z,nodelete")
 
 

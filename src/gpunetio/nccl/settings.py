@@ -1,4 +1,4 @@
-"""What the environment says of NCCL's plugin."""
+"""The settings of NCCL's plugin, from the environment."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Settings:
 
     @classmethod
     def of_environment(cls) -> Settings:
-        """Return the settings of this process. InvalidValueError for a timeout that is no positive number."""
+        """Return the settings of this process. InvalidValueError if the timeout is not a positive number."""
         text = os.environ.get(SECONDS, "") or str(TIMEOUT)
         try:
             timeout = float(text)

@@ -1,4 +1,4 @@
-"""The kernel that accepts connections, a thread of the CPU for each queue."""
+"""The kernel that accepts connections, in one thread of the CPU per queue."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from .counts import WORK, note_turn, wait_for_packets
 from .handshake import HANDED_OVER, look_at_ends, take_frame
 
 DEPTH, BURST = 2048, 128  # packets: of the queue, and of a turn
-PLACE_BYTES = 2048  # a segment that is taken fits, with all options of its headers
+PLACE_BYTES = 2048  # room for the longest segment that is accepted, with all options of its headers
 _RIGHT = int(RxChecksum.L3_OK | RxChecksum.L4_OK)
 _PATIENCE_NS = 20_000_000
 
 
 @device_function
 def _wake_lanes(acceptor):
-    """Wake the lanes of the server that the queue has."""
+    """Wake the server's lanes for this queue."""
     number, queues = ld_fixed64(acceptor + ACCEPTOR.number), ld_fixed64(acceptor + ACCEPTOR.queues)
     for lane in range(number, ld_fixed64(acceptor + ACCEPTOR.lanes_num), queues):
         dev.wake(ld_fixed64(acceptor + ACCEPTOR.lanes) + lane * LANE.size + LANE.nap)
@@ -28,9 +28,9 @@ def _wake_lanes(acceptor):
 
 @kernel
 def accept_tcp(stop, acceptor, rxq, txq, attrs, answer, work):
-    """Take segments for the CPU until the word at `stop` is not 0, or a queue fails. `attrs` has room for BURST.
+    """Process the CPU's segments until the word at `stop` is not 0, or a queue fails. `attrs` has room for BURST.
 
-    Answers are made at `answer`. What belongs to a connection goes to the server.
+    Answers are built at `answer`. Segments of connections go to the server.
     """
     received, status = 0, dev.OK
     while status >= 0 and dev.ld_relaxed64(stop) == 0:

@@ -1,14 +1,14 @@
-"""What the CPU knows of the HTTP server's connections: which client has which slot, and which slots are free.
+"""The CPU's view of the HTTP server's connections: which client has which slot, and which slots are free.
 
-A slot is in one of two lists, or in none: it is free; or its client has not answered the SYN-ACK, and the connection is
-half-open. Other slots have a connection that the server has begun. Clients are found by a hash of their address and
-ports, whose key is secret, so nobody can choose clients that collide.
+A slot may be in one of two lists: it is free, or its client has not answered the SYN-ACK, and the connection is
+half-open. Slots in no list have a connection that the server has begun. Clients are found by a hash of their address
+and ports, whose key is secret, so nobody can choose clients that collide.
 
-A thread of the CPU for each queue, which runs `accept_tcp`, has slots and memory of its own. It tells the thread that
-makes flow rules which connections should have one, and that thread tells it which have:
+Each queue has a thread of the CPU, which runs `accept_tcp`, and has slots and memory of its own. That thread tells the
+thread that makes flow rules which connections should have one, and is told which connections have:
 
-    wanted[slot]   tag << 1 | 1: this connection is to have a rule. tag << 1: no longer
-    made[slot]     the word of `wanted` that was last attended to; a slot is not used again before that is the last one
+    wanted[slot]   tag << 1 | 1: this connection should have a rule. tag << 1: it no longer should
+    made[slot]     the last word of `wanted` that was processed; a slot is not reused until that is the current one
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from .counts import TCP_COUNTS
 from .siphash import siphash
 from .station import Station
 
-HALF_OPEN = SLOTS // 4  # connections of all queues whose client has not answered the SYN-ACK
-CLIENT_SLOTS = SLOTS // 4  # connections of all queues that one client has, without those that are half-open
-_CLIENTS = 4 * SLOTS  # clients are told apart by as many values of a hash
+HALF_OPEN = SLOTS // 4  # half-open connections of all queues: their clients have not answered the SYN-ACK
+CLIENT_SLOTS = SLOTS // 4  # connections of one client in all queues, except half-open ones
+_CLIENTS = 4 * SLOTS  # size of the table that counts clients' connections by a hash
 _ADDRESS_MASK = (1 << 32) - 1
 WANTED = 1  # of a word of `wanted`
 ANSWERED, FREE = 0, -1
@@ -55,7 +55,7 @@ HELD = Entry("held", 64, """
     scales      56  i64
 """)
 
-# What belongs to a queue. `mac`, `address` and `mtu` are the station's, `mss` is what we announce; `key_low` and
+# The data of a queue. `mac`, `address` and `mtu` are the station's, `mss` is what we announce; `key_low` and
 # `key_high` are the secret of the hash. Addresses follow, then lists: the first and the last slot of each. Counts are
 #
 #     syns      connections that clients have begun
@@ -101,7 +101,7 @@ COUNTS = ("syns", "refused", "expired", "dropped", "resets")
 
 
 class SlotTable:
-    """The slots of all queues, the words by which they get flow rules, and how many connections each client has.
+    """The slots of all queues, the words that ask for flow rules, and the number of connections per client.
 
     `clients` are counts by a hash of the client's address, whose key is `secret`. All queues add to them.
     """
@@ -147,7 +147,7 @@ class Acceptor:
             append(self.address, ACCEPTOR.free, slot)
 
     def counts(self) -> dict[str, int]:
-        """Return what was counted so far; `half_open` are connections of this moment."""
+        """Return the counts so far. `half_open` are connections at this moment."""
         return {name: int(self.row[name]) for name in (*COUNTS, "half_open")}
 
     def tcp_counts(self) -> dict[str, int]:
@@ -170,13 +170,16 @@ def held_row(acceptor, slot):
 
 @device_function
 def hash_of(acceptor, key):
-    """Return 64 bits that nobody can guess who does not know the secret."""
+    """Return 64 bits that nobody can predict without the secret."""
     return siphash(ld_fixed64(acceptor + ACCEPTOR.key_low), ld_fixed64(acceptor + ACCEPTOR.key_high), key)
 
 
 @device_function
 def _bucket(acceptor, key):
-    """Return the address of the first slot in the chain of a key. Sequence numbers show the lower bits of the hash."""
+    """Return the address of the first slot in the chain of a key. It uses the upper bits of the hash.
+
+    Sequence numbers reveal the lower bits.
+    """
     return ld_fixed64(acceptor + ACCEPTOR.buckets) + 8 * (hash_of(acceptor, key) >> 32 & SLOTS - 1)
 
 
@@ -199,7 +202,7 @@ def bind(acceptor, slot, key):
 
 @device_function
 def unbind(acceptor, slot):
-    """Let a client no longer be found. Its key stays, for a rule that may just be made."""
+    """Remove a client from the hash. Its key stays, because its flow rule may be under construction."""
     h = held_at(held_row(acceptor, slot))
     link = _bucket(acceptor, h.key)
     while dev.ld64(link) != slot + 1:
@@ -209,20 +212,20 @@ def unbind(acceptor, slot):
 
 @device_function
 def _client(acceptor, key):
-    """Return the address of how many connections a client has."""
+    """Return the address of the number of a client's connections."""
     client = hash_of(acceptor, key >> 32 & _ADDRESS_MASK) >> 32 & _CLIENTS - 1
     return ld_fixed64(acceptor + ACCEPTOR.clients) + 8 * client
 
 
 @device_function
 def has_share(acceptor, key):
-    """Return whether a client has as many connections as one may have."""
+    """Return whether a client has reached the limit of connections per client."""
     return dev.ld_relaxed64(_client(acceptor, key)) >= CLIENT_SLOTS
 
 
 @device_function
 def count_connection(acceptor, slot, count):
-    """Count a connection of a client that is no longer half-open, or with -1 one that ends."""
+    """Add `count` to a client's connections: 1 when a connection is no longer half-open, -1 when it ends."""
     dev.fetch_add_sys64(_client(acceptor, held_at(held_row(acceptor, slot)).key), count)
 
 

@@ -2,8 +2,8 @@
 
     1. resources    device, GPU, receive queues of UDP, TCP and ICMP, a send queue for answers
     2. steering     pipes lead each protocol to its queues, spread by RSS
-    3. data path    one kernel for each queue. It hands its counts to the CPU through a semaphore
-    4. end          Ctrl+C sets a word that the kernels look at after each burst. A kernel whose queue fails ends alone
+    3. data path    one kernel per queue. It hands its counts to the CPU through a semaphore
+    4. end          Ctrl+C sets a word that the kernels check after each burst. A kernel whose queue fails ends alone
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ from .statistics import REPLAY, RULES, QueueCounts, Report
 from .steering import Steering
 from .worker import Worker
 
-TURN_SECONDS = 0.05  # of the CPU: between two looks at semaphores and kernels
+TURN_SECONDS = 0.05  # of the CPU: between two checks of semaphores and kernels
 _COMPILE_SECONDS = 600.0
 
-# What is called with a report every so many seconds.
+# Functions to call with a report, and the seconds between two calls of each.
 Watchers = Sequence[tuple[float, Callable[[Report], None]]]
 
 _log = logging.getLogger(__name__)
@@ -109,12 +109,12 @@ class Application:
             self.http.start(self.steering.connections, tcp_queues, undo)
 
     def other_addresses(self) -> list[str]:
-        """Return the addresses that the options give to the port, and where nobody is answered."""
+        """Return the addresses that the options give to the port, but at which nothing answers."""
         given = self.options.nic_port.addresses if self.options.nic_port else ()
         return [address for address in given if ip_address(address) != self.address]
 
     def _warm_up(self) -> None:
-        """Launch each kernel with nothing to do: a GPU loads no kernel while others run."""
+        """Launch each kernel with nothing to do, because a GPU loads no kernel while others run."""
         stopped = StopWord(self.gpu)
         stopped.set()
         for worker in self.workers:
@@ -123,9 +123,9 @@ class Application:
                 raise TimedOutError(f"the kernel of {worker.name} did not end within {_COMPILE_SECONDS:g} s")
 
     def run(self, watchers: Watchers) -> Report:
-        """Run until Ctrl+C, SIGTERM, the end of the time or file, or the end of all kernels. Return what was counted.
+        """Run until Ctrl+C, SIGTERM, the end of the time or file, or the end of all kernels. Return the counts.
 
-        Each watcher gets a report every so many seconds, and the last one. An error in the file is in the last one.
+        Each watcher gets a report at its interval, and the last one. An error in the file is in the last one.
         """
         with on_signals(self.stop.set):
             try:
@@ -142,7 +142,7 @@ class Application:
         return report
 
     def _source(self) -> AbstractContextManager[Player | None]:
-        """Return what lets packets come that are in a file."""
+        """Return a context in which the packets of the file arrive, if there is a file."""
         if self.options.replay is None:
             return nullcontext()
         nic, rqns = self.ctx.provider.nic, [queue.rxq.rqn for queue in self.queues]  # type: ignore[attr-defined]
@@ -198,7 +198,8 @@ class Application:
         return Report(time.monotonic() - self._start, queues, failures, http, kernels, self.ctx.name, replay)
 
     def _dropped(self, rqn: int) -> int | None:
-        """Return the packets that the NIC has dropped for want of room. None if it does not tell: it is a card."""
+        """Return the packets that the NIC has dropped for lack of room, or None for a card, which does not report them.
+        """
         if self._nic is None:
             return None
         counts = self._nic.queues["rq", rqn]
@@ -208,7 +209,7 @@ class Application:
 def _receiver(
     gpu: Gpu, queue: ReceiveQueue, kernel: Kernel, *more: object, txq: EthTxq | None = None
 ) -> Worker:  # fmt: skip
-    """Return the kernel of a queue. `more` are arguments that others do not have."""
+    """Return the kernel of a queue. `more` are arguments that only this kernel has."""
 
     def explain() -> object:
         return queue.rxq.last_error() or (txq and txq.last_error())
@@ -241,7 +242,7 @@ def address_of(ctx: Context) -> IPv4Address:
 
 
 def run(options: Options, watchers: Watchers = ()) -> Report:
-    """Run the application. Return what was counted, and what has failed."""
+    """Run the application. Return the counts and the failures."""
     _log.info("gpunetio version: %s", __version__)
     _log.info(
         "Options enabled:\n\tGPU %s\n\tNIC %s\n\tGPU Rx queues %d\n\tGPU HTTP server enabled %s",

@@ -1,13 +1,13 @@
-"""Connections of the HTTP server: what the CPU and the kernels tell each other about them, and who writes what.
+"""Connections of the HTTP server: the data that the CPU and the kernels share, and who writes which.
 
 A connection has a slot, and the flow tag `generation << SLOT_BITS | slot`. Slot s belongs to lane s % lanes, and lane l
-to queue l % queues. One thread of the CPU, one receive kernel and one warp of the server share the slots of a queue
-with nobody else. So no table has a lock.
+to queue l % queues. Only one thread of the CPU, one receive kernel and one warp of the server use the slots of a queue.
+So no table has a lock.
 
-    CONNECTION   the CPU writes it, before packets can carry its tag: what the handshake has agreed on
-    SERVED       the server writes it, in its own memory: all that happens to a connection later
-    state word   the server writes it: whether it has seen the connection, and whether that has ended. The CPU looks
-    SEGMENT      what the producers of the server's rings, receive kernels and the CPU, hand over
+    CONNECTION   written by the CPU, before packets can carry its tag: the result of the handshake
+    SERVED       written by the server, in its own memory: everything that happens to a connection later
+    state word   written by the server, read by the CPU: whether the server has seen the connection, and its end
+    SEGMENT      written by receive kernels and the CPU, into the server's rings
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ RING_ITEMS = 1024  # of all lanes of a queue
 HEADER_BYTES = 54  # Ethernet, IPv4 and TCP without options
 TAG_ROOM = 8  # bytes for VLAN tags
 
-# What the server says of a slot: `generation << 2`, and one of these.
+# The state that the server publishes for a slot: `generation << 2`, and one of these.
 UNKNOWN, OPEN, ENDED = 0, 1, 2
 STATE_MASK, STATE_SHIFT = 3, 2
 
@@ -50,16 +50,16 @@ CONNECTION = Entry("connection", 128, """
 # TCP's variables are those of RFC 9293 3.3.1. Sequence numbers are below 2^32. Times are of the kernel's clock.
 #
 #     snd_max     the highest snd_nxt so far: after a loss, snd_nxt goes back
-#     recover     duplicate acknowledgements below this have led to a retransmission already
+#     recover     duplicate acknowledgements below this have already led to a retransmission
 #     base        sequence number of the first byte of the response; `total` bytes follow
 #     head, body  addresses of its two parts
-#     progress    when the client has last acknowledged something new, or the last response was complete
-#     sent        when the retransmission timer has started
+#     progress    when the client last acknowledged something new, or the last response was complete
+#     sent        when the retransmission timer was started
 #     answered    when a segment that was not acceptable was last answered
-#     searched    of `filled` bytes in the request buffer, those known to have no end of a request
-#     ahead_from  where bytes of the request buffer begin that have come before their turn, behind a gap
-#     ahead_to    where they end; 0: there are none
-#     checked     when it was last looked at how fast the client takes a response
+#     searched    of the `filled` bytes in the request buffer, how many are known to have no end of a request
+#     ahead_from  in the request buffer, the begin of bytes that arrived before their turn, after a gap
+#     ahead_to    the end of these bytes; 0: there are none
+#     checked     when the client's rate was last checked
 #     checked_una snd_una at that time
 SERVED = Entry("served", 320, """
     generation       0  i64
@@ -94,7 +94,7 @@ SERVED = Entry("served", 320, """
 # Flags: a response is not acknowledged yet; a FIN follows what was sent so far; the client has sent its FIN.
 RESPONDING, CLOSING, PEER_FIN = 1, 2, 4
 
-# A segment from a client, in the order of the machine. `payload` has room for the MSS that we announce.
+# A segment from a client, in the byte order of the machine. `payload` has room for the MSS that we announce.
 SEGMENT = Entry("segment", 1536, """
     tag              0  u32
     sequence         4  u32
@@ -106,9 +106,9 @@ SEGMENT = Entry("segment", 1536, """
 """)
 MOST_PAYLOAD = SEGMENT.size - SEGMENT.payload
 
-# What a lane of the server counts, and the negative status with which it has ended. Only that lane writes it; `dropped`
-# is of segments for which its ring had no room, and is the receive kernel's. `segments` are those that the lane has
-# processed, and `busy_ns` is how long that took.
+# The counts of a lane of the server, and the negative status with which it has ended. Only that lane writes them,
+# except `dropped`, which the receive kernel counts: segments for which the lane's ring had no room. `segments` are
+# those that the lane has processed, and `busy_ns` is how long that took.
 LANE = Entry("http_lane", 128, """
     status           0  i64
     requests         8  i64
@@ -126,7 +126,7 @@ LANE = Entry("http_lane", 128, """
     busy_ns        104  i64
 """)
 
-# What kernels are given of the server. All but the counts are addresses for kernels.
+# The server's data for kernels. All except the counts are addresses for kernels.
 HTTP = Entry("http", 128, """
     connections      0  i64
     served           8  i64
@@ -146,7 +146,7 @@ HTTP = Entry("http", 128, """
 class Tables:
     """The memory of the server's connections, for `queues` queues of `width` lanes each. `undo` frees it.
 
-    Pass it to kernels as an argument: they take its `device_address`, of an HTTP.
+    As a kernel's argument, it is its `device_address`, that of an HTTP.
     """
 
     queues: int
@@ -195,7 +195,7 @@ class Tables:
         return self._structure.device_address
 
     def counts(self) -> dict[str, int]:
-        """Return the sums of what all lanes have counted of requests and connections."""
+        """Return the sums of all lanes' counts of requests and connections."""
         names = (name for name in LANE.offsets if name not in ("status", "nap", "segments", "busy_ns"))
         return {name: int(self.lane_rows[name].sum()) for name in names}
 

@@ -1,4 +1,4 @@
-"""Flow rules of connections that have sent some segments: each leads to the receive queue of its slot, with its tag."""
+"""Flow rules of connections that have sent some segments. Each leads to the receive queue of its slot, with its tag."""
 
 from __future__ import annotations
 
@@ -27,14 +27,15 @@ class Rule(Protocol):
         ...
 
 
-# Make the rule of a slot, whose client has this address and port, for a port of the server, with a flow tag.
+# Make the rule for a slot, the address and port of its client, a port of the server, and a flow tag.
 AddRule = Callable[[int, int, int, int, int], Rule]
 
 
 class Rules:
     """Makes flow rules in a pipe.
 
-    The ways to the queues are made once. Otherwise the first rule to a queue would make one, and the last close it.
+    The TIRs of the queues are created once. Otherwise the first rule to a queue would create one, and the last close
+    it.
     """
 
     def __init__(self, pipe: FlowPipe, queues: Sequence[CyclicRxq], address: IPv4Address, undo: ExitStack):
@@ -48,7 +49,7 @@ class Rules:
         self._units = [one.value & to_us.mask & ~to_us.value for one in ones]
 
     def add(self, slot: int, source: int, sport: int, dport: int, tag: int) -> FlowRule:
-        """Add the rule of a connection. This is a match of addresses and ports, but faster."""
+        """Add the rule of a connection. The result equals a match of addresses and ports, but is computed faster."""
         value = self._value
         for unit, number in zip(self._units, (source, sport, dport), strict=True):
             value |= unit * number
@@ -59,16 +60,16 @@ class Rules:
 
 
 class ConnectionRules:
-    """The rules of all slots. Whoever calls `follow` makes and removes them."""
+    """The rules of all slots. The thread that calls `follow` makes and removes them."""
 
     def __init__(self, table: SlotTable, add: AddRule):
         self._table, self._add = table, add
         self._rules: dict[int, Rule] = {}
 
     def follow(self) -> None:
-        """Make the rules that are wanted by now, and remove those that no longer are."""
-        # A client may have gone from one slot to another: if this sees that it has come, the next look sees that it has
-        # gone, and its old rule is removed first.
+        """Make the rules that are wanted now, and remove those that are no longer wanted."""
+        # A client may have moved from one slot to another. If the first copy shows the new slot, the second one also
+        # shows that the client has left the old slot, whose rule is removed first.
         wanted, made = self._table.wanted.copy(), self._table.made
         later = self._table.wanted.copy()
         for slot in np.nonzero(later != made)[0].tolist():
@@ -84,7 +85,7 @@ class ConnectionRules:
         try:
             self._rules[slot] = self._add(slot, key >> 32, key >> 16 & 0xFFFF, key & 0xFFFF, tag)
         except FullError:
-            pass  # the CPU goes on with handing its segments over
+            pass  # the CPU continues to hand its segments over
 
     def _remove(self, slot: int) -> None:
         if rule := self._rules.pop(slot, None):

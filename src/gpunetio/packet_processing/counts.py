@@ -1,8 +1,8 @@
-"""What the receive kernels count, and how the counts get to the CPU: by semaphore items that carry them.
+"""The counts of the receive kernels, which semaphore items carry to the CPU.
 
 A kernel adds to sums of its queue. From time to time it moves the sums to the next semaphore item, if the CPU has freed
-that item; otherwise the sums stay, and go with a later item. So all counts arrive, however slow the CPU is. The CPU
-takes what is left in the sums when the kernel has ended.
+that item; otherwise the sums stay, and go with a later item. So all counts arrive, however slow the CPU is. When the
+kernel has ended, the CPU takes what is left in the sums.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ UDP_COUNTS = Entry("udp_counts", 48, """
     total_bytes    40  i64
 """)
 
-# A packet counts in the first that applies, from http_get on; `http` begins with "HTTP/1.1".
+# A packet counts in the first class that applies, from http_get on; `http` begins with "HTTP/1.1".
 TCP_COUNTS = Entry("tcp_counts", 72, """
     http            0  i64
     http_head       8  i64
@@ -37,7 +37,7 @@ TCP_COUNTS = Entry("tcp_counts", 72, """
     total          64  i64
 """)
 
-# `answered` are echo requests. `refused` are those for other addresses, of wrong checksums, in fragments or cut off.
+# `answered` are echo requests. `refused` are those for other addresses, with wrong checksums, in fragments or cut off.
 ICMP_COUNTS = Entry("icmp_counts", 32, """
     answered        0  i64
     refused         8  i64
@@ -45,7 +45,8 @@ ICMP_COUNTS = Entry("icmp_counts", 32, """
     total          24  i64
 """)
 
-# What a kernel tells of itself at any time. Only its first thread writes this. Times are in ns of the kernel's clock.
+# The state of a kernel, which can be read at any time. Only the kernel's first thread writes it. Times are in ns of the
+# kernel's clock.
 #
 #     status     0, or the negative status with which the kernel has ended
 #     turns      of the kernel's loop
@@ -53,7 +54,7 @@ ICMP_COUNTS = Entry("icmp_counts", 32, """
 #     busy_ns    how long it had packets to receive and to work on
 #     began      when it began to receive those of this turn
 #     item       the semaphore item that it fills next
-#     published  when it has filled the last one
+#     published  when it filled the last one
 WORK = Entry("work", 64, """
     status          0  i64
     turns           8  i64
@@ -67,9 +68,9 @@ WORK = Entry("work", 64, """
 
 @device_function
 def wait_for_packets(work, rxq, most, patience_ns, attrs, scope):
-    """Receive what has arrived, up to `most` packets, or wait for the first one. The NIC does not get the places back.
+    """Receive the packets that have arrived, at most `most`, or wait for one. The NIC does not get their places back.
 
-    A packet is never left waiting for others, as `rxq_recv` with `most` and a timeout would do.
+    A packet never waits for others, as it would in `rxq_recv` with `most` and a timeout.
     """
     began = dev.clock_ns()
     received = dev.rxq_recv(rxq, most, 0, attrs, scope, 1)
@@ -83,14 +84,14 @@ def wait_for_packets(work, rxq, most, patience_ns, attrs, scope):
 
 @device_function
 def add(sums, offset, count):
-    """Add what a thread has counted to a sum of its queue."""
+    """Add a thread's count to a sum of its queue."""
     if count != 0:
         dev.fetch_add_gpu64(sums + offset, count)
 
 
 @device_function
 def note_turn(work, received, now):
-    """Record a turn of a kernel, which ends now."""
+    """Record a turn of a kernel that ends now."""
     dev.st64(work + WORK.turns, dev.ld64(work + WORK.turns) + 1)
     if received > 0:
         dev.st64(work + WORK.packets, dev.ld64(work + WORK.packets) + received)
@@ -99,7 +100,7 @@ def note_turn(work, received, now):
 
 @device_function
 def end_turn(work, semaphore, sums, nbytes, received):
-    """Record a turn, and publish the sums, of which there are `nbytes`, if it is time and there is a free item.
+    """Record a turn, and publish the sums, `nbytes` in all, if that is due and there is a free item.
 
     The first thread of a queue calls this when all have added.
     """

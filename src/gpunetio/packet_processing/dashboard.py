@@ -1,4 +1,4 @@
-"""The dashboard: what each queue has counted, and its rates since the report before."""
+"""The dashboard: the counts of each queue, and its rates since the last report."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _TOTALS = {"total", "total_bytes"}
 def rows(report: Report, before: Report | None) -> Iterator[tuple[str, ...]]:
     """Yield a row for each queue, and for each kernel that serves HTTP.
 
-    Without a report before, rates are means since the beginning. `busy` is the share of the time in which the kernel
+    Without a previous report, rates are means since the beginning. `busy` is the share of the time in which the kernel
     had packets to work on.
     """
     passed = report.seconds - (before.seconds if before else 0)
@@ -37,7 +37,7 @@ def rows(report: Report, before: Report | None) -> Iterator[tuple[str, ...]]:
 def _row(queue: QueueReport, before: QueueReport | None, passed: float) -> tuple[str, ...]:
     was = before.counts if before else dict.fromkeys(queue.counts, 0)
     bits = ""
-    if queue.protocol is Protocol.UDP:  # whose kernel counts bytes
+    if queue.protocol is Protocol.UDP:  # only this kernel counts bytes
         bits = f"{_rate(queue.counts['total_bytes'], was['total_bytes'], passed) * 8 / 1e9:.3f}"
     kinds = (name for name in queue.counts if name not in _TOTALS and not name.endswith("_bytes"))
     return (
@@ -55,7 +55,7 @@ def _kernel_row(kernel: KernelReport, before: KernelReport | None, passed: float
 
 
 def _http_row(http: Mapping[str, int], before: Mapping[str, int] | None, passed: float) -> tuple[str, ...]:
-    """Return the row of what the HTTP server has answered. Its packets are requests."""
+    """Return the row of the HTTP server's answers. Its packets are requests."""
     rate = _rate(http["requests"], before["requests"] if before else 0, passed)
     others = (f"{name} {count}" for name, count in http.items() if count and name not in ("requests", "dropped"))
     return "HTTP requests", str(http["requests"]), f"{rate:.0f}", "", "", "", ", ".join(others)

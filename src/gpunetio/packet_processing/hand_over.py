@@ -1,4 +1,4 @@
-"""How segments of known connections are handed to the HTTP server."""
+"""Hand segments of known connections to the HTTP server."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ def _hand_over(http, lane, tag, frame, nbytes):
 
 @device_function
 def hand_over(http, queue, rxq, first, received, attrs, thread, threads):
-    """Hand the packets of a burst to the server, those of known connections with right checksums.
+    """Hand those packets of a burst to the server that belong to known connections and have correct checksums.
 
     Thread i of the block does this for lanes i, i + threads, …, so packets of a connection keep their order. The
-    packets are copied: their places may be given back afterwards. A segment for which a ring has no room is dropped,
+    packets are copied, so their places may be given back afterwards. A segment for which a ring has no room is dropped,
     as a router would do, and counted.
     """
     lanes, queues = ld_fixed32(http + HTTP.lanes_num), ld_fixed32(http + HTTP.queues_num)

@@ -1,8 +1,8 @@
-"""Begin and end of the HTTP server's connections, on the CPU: SYN, SYN-ACK, slots, RST.
+"""The begin and end of the HTTP server's connections, on the CPU: SYN, SYN-ACK, slots, RST.
 
-Flow rules lead to the CPU: SYN, FIN and RST of all connections, whatever belongs to none, and all segments of
-connections that have no rule of their own. What belongs to a connection is handed to the server, which alone knows the
-state of that connection. When a connection has sent some segments, the CPU wants a rule for it.
+The flow rules send to the CPU: SYN, FIN and RST of all connections, segments that belong to none, and all segments of
+connections without a rule of their own. Segments of a connection are handed to the server, which alone knows the
+connection's state. When a connection has sent some segments, the CPU asks for a rule for it.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from .tcp import SEQUENCE_MASK
 from .tcp_frames import NO_SHIFT, find_segment, read_options, tags_of, write_headers, write_reset, write_syn_ack
 
 HALF_OPEN_NS = 5_000_000_000
-RULE_SEGMENTS = 8  # a connection that has sent so many gets a flow rule
+RULE_SEGMENTS = 8  # a connection that has sent this many gets a flow rule
 HANDED_OVER = -1
-_LOOK_NS = 10_000_000  # between two looks at all slots
-_TO_CPU = TCP_SYN | TCP_FIN | TCP_RST  # segments with these come to the CPU always
+_LOOK_NS = 10_000_000  # between two checks of all slots
+_TO_CPU = TCP_SYN | TCP_FIN | TCP_RST  # segments with these flags always go to the CPU
 _TICK_NS = 4000  # of the clock of initial sequence numbers
 
 
@@ -41,7 +41,7 @@ def _shared_row(acceptor, slot):
 
 @device_function
 def _has_ended(acceptor, slot):
-    """Return whether the server says that the connection of a slot has ended."""
+    """Return whether the server has marked the connection of a slot as ended."""
     word = dev.ld_acquire64(ld_fixed64(acceptor + ACCEPTOR.states) + 8 * slot)
     return word == held_at(held_row(acceptor, slot)).generation << STATE_SHIFT | ENDED
 
@@ -51,7 +51,7 @@ def _has_ended(acceptor, slot):
 
 @device_function
 def _take_free(acceptor):
-    """Return a free slot, the one that was used longest ago, or -1. Its rule, if it had one, must be gone."""
+    """Return the free slot that was unused for longest, or -1. The flow rule that it may have had must be gone."""
     slot = acceptor_at(acceptor).free - 1
     if slot < 0:
         return -1
@@ -72,7 +72,7 @@ def _waits_no_longer(acceptor, slot):
 
 @device_function
 def _release(acceptor, slot):
-    """Free a slot. Its rule, if it has one, is no longer wanted."""
+    """Free a slot. Its flow rule, if it has one, is no longer wanted."""
     h = held_at(held_row(acceptor, slot))
     if h.until != ANSWERED:
         _waits_no_longer(acceptor, slot)
@@ -98,7 +98,7 @@ def _give_up(acceptor):
 
 @device_function
 def look_at_ends(acceptor, now):
-    """If it is time, free the slots of connections that have ended, and of clients that do not answer."""
+    """If a check is due, free the slots of connections that have ended, and of clients that do not answer."""
     a = acceptor_at(acceptor)
     if now < a.look_at:
         return
@@ -115,7 +115,7 @@ def look_at_ends(acceptor, now):
 
 @device_function
 def _open(acceptor, slot, frame, tcp, key, now):
-    """Make a half-open connection of a slot."""
+    """Put a half-open connection into a slot."""
     a, h, shared = acceptor_at(acceptor), held_at(held_row(acceptor, slot)), _shared_row(acceptor, slot)
     c, sequence = connection_at(shared), headers.tcp_at(tcp).sequence
     mss, shift = read_options(tcp + TCP.size, headers.tcp_bytes(tcp) - TCP.size)
@@ -135,7 +135,7 @@ def _open(acceptor, slot, frame, tcp, key, now):
 
 @device_function
 def _begin(acceptor, slot, frame, tcp, key, answer, now):
-    """Answer a SYN. `slot` is that of the half-open connection of the same client, or -1."""
+    """Answer a SYN. `slot` is that of a half-open connection of the same client, or -1."""
     a = acceptor_at(acceptor)
     if slot >= 0 and connection_at(_shared_row(acceptor, slot)).peer_sequence != headers.tcp_at(tcp).sequence:
         _release(acceptor, slot)
@@ -192,7 +192,7 @@ def _hand_over(acceptor, slot, tcp, flags, payload, left):
 
 @device_function
 def take_frame(acceptor, frame, nbytes, answer, now):
-    """Process a frame. Return the bytes of the answer to it, which is at `answer`; 0: there is none; or HANDED_OVER.
+    """Process a frame. Return the length of the answer, which is at `answer`, 0 if there is none, or HANDED_OVER.
 
     `answer` is an even address of MOST_ANSWER bytes.
     """

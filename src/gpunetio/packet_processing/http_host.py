@@ -1,4 +1,4 @@
-"""The HTTP server as the application has it: pages, connections, the queues of the CPU, and what kernels are given."""
+"""The host side of the HTTP server: pages, connections, the CPU's queues, and the arguments of kernels."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ _log = logging.getLogger(__name__)
 
 
 class AcceptQueue:
-    """A queue of the CPU, to which clients come first, and what its kernel works with. `undo` closes it.
+    """A queue of the CPU, which gets the first packets of clients, and the memory of its kernel. `undo` closes it.
 
-    The kernel, `accept_tcp`, runs on a thread of the host, wherever others do.
+    The kernel, `accept_tcp`, runs on a thread of the host, even if the other kernels run on a GPU.
     """
 
     name: str
@@ -59,14 +59,14 @@ class AcceptQueue:
 
     @property
     def arguments(self) -> tuple[object, ...]:
-        """Return the arguments of `accept_tcp`, but for `stop`, which they follow."""
+        """Return the arguments of `accept_tcp` after `stop`."""
         return self.acceptor.address, self.rxq, self.txq, self._attrs, self._answer, self.work
 
 
 class HttpServer:
-    """What serves HTTP beside the receive kernels. `undo` ends and closes it.
+    """The HTTP server, which works alongside the receive kernels. `undo` ends and closes it.
 
-    Pass `tables` to receive kernels, and `arguments` to `serve_http`, a block of `threads`.
+    Pass `tables` to receive kernels. Pass `arguments` to `serve_http`, which runs as a block of `threads`.
     """
 
     name: str = "HTTP server"
@@ -101,16 +101,16 @@ class HttpServer:
 
     @property
     def arguments(self) -> tuple[object, ...]:
-        """Return the arguments of `serve_http`, but for `stop`, which they follow."""
+        """Return the arguments of `serve_http` after `stop`."""
         return self.tables, self.txq, self.work
 
     def start(self, pipe: FlowPipe, queues: Sequence[CyclicRxq], undo: ExitStack) -> None:
-        """Let rules of connections go into `pipe`, which lead to the receive `queues`. `undo` ends that."""
+        """Put rules of connections into `pipe` from now on, which lead to the receive `queues`. `undo` ends that."""
         self._rules = ConnectionRules(self._slots, Rules(pipe, queues, self._address, undo).add)
         undo.callback(self._rules.close)
 
     def follow_rules(self) -> None:
-        """Make the flow rules that connections need by now, and remove others. Call this again and again."""
+        """Make the flow rules that connections now need, and remove others. Call this repeatedly."""
         if self._rules is None or self.failure is not None:
             return
         try:
@@ -127,7 +127,7 @@ class HttpServer:
         return replace(queue, counts={name: count + more[name] for name, count in queue.counts.items()})
 
     def counts(self) -> dict[str, int]:
-        """Return what the server has counted so far; `open` and `half_open` are connections of this moment."""
+        """Return the server's counts so far. `open` and `half_open` are connections at this moment."""
         found = Counter(self.tables.counts())
         found["open"] = found["opened"] - found["ended"]
         for queue in self.accepting:
@@ -135,7 +135,7 @@ class HttpServer:
         return dict(found)
 
     def kernels(self, dropped: Callable[[int], int | None]) -> Iterator[KernelReport]:
-        """Yield what each kernel has done. `dropped` returns what the NIC says of a receive queue, by its RQN."""
+        """Yield a report of each kernel. `dropped` returns what the NIC dropped for a receive queue, by its RQN."""
         segments, busy_seconds = self.tables.work()
         yield KernelReport(self.name, segments, self.counts()["dropped"], busy_seconds)
         for queue in self.accepting:

@@ -1,11 +1,11 @@
-"""HTTP requests in a connection's buffer: where they end, and what they ask for (RFC 9112)."""
+"""Parse HTTP requests in a connection's buffer: where they end, and what they ask for (RFC 9112)."""
 
 from __future__ import annotations
 
 from .. import device as dev
 from ..jit.compile import device_function
 
-# What a request gets: the page of its path, or the page of a status.
+# The answer to a request: the page of its path, or the page of a status.
 FOUND, BAD_REQUEST, METHOD_NOT_ALLOWED = 200, 400, 405
 
 # Flags of a request.
@@ -19,18 +19,18 @@ _ZERO, _NINE, _LOWER_A, _LOWER_F = ord("0"), ord("9"), ord("a"), ord("f")
 
 
 def _excluded(text: bytes) -> tuple[int, int, int]:
-    """Return up to 21 bytes as `_is_visible` takes them, 7 in a word."""
+    """Return up to 21 bytes in the form that `_is_visible` takes, 7 per word."""
     return tuple(int.from_bytes(text[i : i + 7], "big") for i in (0, 7, 14))  # type: ignore[return-value]
 
 
 _NOT_IN_TOKEN = _excluded(b'"(),/:;<=>?@[\\]{}')  # RFC 9110 5.6.2
 _NOT_IN_HOST = _excluded(b'"#/<>?@\\^`{|}')  # RFC 3986 3.2.2 and 3.2.3: a host and its port
-_MOST_CONTENT = 10**17  # bytes; a longer Content-Length is refused, as it could not be counted
-_CHUNKED = 1  # the last transfer coding is
+_MOST_CONTENT = 10**17  # bytes; a longer Content-Length is refused, as it could overflow a count
+_CHUNKED = 1  # the last transfer coding is "chunked"
 
 
 def _words(text: bytes) -> tuple[int, int, int]:
-    """Return a text as `_lower` loads it, 8 bytes at a time."""
+    """Return a text in the form that `_lower` loads, 8 bytes at a time."""
     return tuple(int.from_bytes(text[i : i + 8], "little") for i in (0, 8, 16))  # type: ignore[return-value]
 
 
@@ -66,7 +66,7 @@ def _lower(at, nbytes):
 
 @device_function
 def _is(at, nbytes, length, words):
-    """Return whether a name is that of `words`, whatever the case of its letters."""
+    """Return whether a name equals `words`, ignoring the case of its letters."""
     return (
         nbytes == length and _lower(at, nbytes) == words[0] and _lower(at + 8, nbytes - 8) == words[1]
         and _lower(at + 16, nbytes - 16) == words[2]
@@ -75,7 +75,7 @@ def _is(at, nbytes, length, words):
 
 @device_function
 def _is_visible(byte, excluded):
-    """Return whether a byte is a visible character of ASCII, and none of those excluded."""
+    """Return whether a byte is a visible ASCII character and not one of those excluded."""
     if byte <= _SPACE or byte >= _DELETE:
         return False
     for i in range(7):
@@ -89,7 +89,7 @@ def _is_visible(byte, excluded):
 
 @device_function
 def _token_end(at, end):
-    """Return where a token ends, such as a method or a field name."""
+    """Return the end of a token, such as a method or a field name."""
     while at < end and _is_visible(dev.ld8(at), _NOT_IN_TOKEN):
         at += 1
     return at
@@ -105,13 +105,13 @@ def _line_feed(at, end):
 
 @device_function
 def _line_end(at, line_feed):
-    """Return where the text of a line ends: before its line feed, or before the CR in front of that."""
+    """Return the end of a line's text: before its line feed, and before a CR that precedes the line feed."""
     return line_feed - 1 if line_feed > at and dev.ld8(line_feed - 1) == _CR else line_feed
 
 
 @device_function
 def empty_lines(buffer, length):
-    """Return how many bytes of empty lines are ahead of a request, which a server ignores (RFC 9112 2.2)."""
+    """Return the bytes of empty lines before a request, which a server ignores (RFC 9112 2.2)."""
     count = 0
     while count < length:
         if dev.ld8(buffer + count) == _LF:
@@ -125,7 +125,7 @@ def empty_lines(buffer, length):
 
 @device_function
 def request_end(buffer, seen, length):
-    """Return the bytes of the first request, with the empty line that ends it; 0 if that has not come.
+    """Return the length of the first request, including the empty line that ends it, or 0 if that has not arrived.
 
     The first `seen` bytes are known to have no end.
     """
@@ -141,9 +141,9 @@ def request_end(buffer, seen, length):
 
 @device_function
 def _options(at, end, keep):
-    """Return whether the connection stays open after a Connection field, and after what came before it (RFC 9112 9.3).
+    """Return how the connection continues after a Connection field, given `keep` from the fields before (RFC 9112 9.3).
 
-    -1 for close, which nothing changes any more; 1 for keep-alive; 0 for neither.
+    -1 means close, which later fields cannot change; 1 means keep-alive; 0 means neither.
     """
     while at < end:
         byte = dev.ld8(at)
@@ -163,7 +163,7 @@ def _options(at, end, keep):
 
 @device_function
 def _is_value(at, end):
-    """Return whether a field value has no NUL and no CR, which others may read as an end (RFC 9110 5.5)."""
+    """Return whether a field value has no NUL and no CR, which other parsers may take as an end (RFC 9110 5.5)."""
     while at < end:
         if dev.ld8(at) == 0 or dev.ld8(at) == _CR:
             return False
@@ -173,7 +173,7 @@ def _is_value(at, end):
 
 @device_function
 def _skip_blanks(at, end):
-    """Return where a text goes on after spaces and tabs."""
+    """Return the position after any spaces and tabs."""
     while at < end and (dev.ld8(at) == _SPACE or dev.ld8(at) == _TAB):
         at += 1
     return at
@@ -190,9 +190,9 @@ def _is_host(at, end):
 
 @device_function
 def _content_length(at, end, known):
-    """Return the number in the value of a Content-Length field, or -1 if it is none (RFC 9112 6.3).
+    """Return the number in the value of a Content-Length field, or -1 if it is not valid (RFC 9112 6.3).
 
-    It may be there several times, in a list or in several fields. `known` is the one of the fields before, or -1.
+    The number may be repeated, in a list or in several fields. `known` is that of the fields before, or -1.
     """
     while True:
         at = _skip_blanks(at, end)
@@ -214,7 +214,7 @@ def _content_length(at, end, known):
 
 @device_function
 def _last_coding(at, end):
-    """Return _CHUNKED if the last transfer coding of a field is that, otherwise -1 (RFC 9112 6.1)."""
+    """Return _CHUNKED if that is the last transfer coding of a field, otherwise -1 (RFC 9112 6.1)."""
     start = at
     while at < end:
         if dev.ld8(at) == _COMMA:
@@ -228,7 +228,7 @@ def _last_coding(at, end):
 
 @device_function
 def _fields(at, end, minor):
-    """Read the header fields. Return the flag CLOSE or 0, or -1 if they are not those of a request."""
+    """Read the header fields. Return the flag CLOSE or 0, or -1 if they are not valid in a request."""
     hosts = 0
     keep = 0
     content, coding = -1, 0
@@ -256,10 +256,10 @@ def _fields(at, end, minor):
         at = line_feed + 1
     if hosts > 1 or (hosts == 0 and minor > 0):  # RFC 9112 3.2
         return -1
-    if coding < 0 or (coding > 0 and content >= 0):  # RFC 9112 6.3: nobody can know where the content ends
+    if coding < 0 or (coding > 0 and content >= 0):  # RFC 9112 6.3: the end of the content is ambiguous
         return -1
     if coding > 0 or content >= 0:
-        return CLOSE  # what follows is content, and no request
+        return CLOSE  # content follows, not a request
     return CLOSE if keep < 0 or (keep == 0 and minor == 0) else 0
 
 
@@ -276,7 +276,7 @@ def _hex_digit(byte):
 def path_byte(at, end):
     """Return a byte of a path that ends at `end`, and how many bytes encode it: 3 for `%XX` (RFC 3986 2.1), or 1.
 
-    The byte is -1 for a `%` without two hexadecimal digits behind it.
+    The byte is -1 for a `%` that two hexadecimal digits do not follow.
     """
     byte = dev.ld8(at)
     if byte != _PERCENT:
@@ -290,7 +290,7 @@ def path_byte(at, end):
 
 @device_function
 def _path(target, end):
-    """Return where the path of a request target begins, and its bytes; 0 and 0 if it has none, or a malformed one.
+    """Return the address and the length of the path in a request target; 0 and 0 if there is none, or a malformed one.
 
     A target is a path with a query, or a URL (RFC 9112 3.2), which must have a host, and no user (RFC 9110 4.2). The
     path is still percent-encoded.
@@ -320,9 +320,9 @@ def _path(target, end):
 
 @device_function
 def _request_line(request, stop):
-    """Read a request line that ends at `stop`. Return where its method and its target end, and the minor version.
+    """Read a request line that ends at `stop`. Return the ends of its method and its target, and the minor version.
 
-    The version is -1 if this is no request line of HTTP/1 (RFC 9112 3).
+    The version is -1 if the line is not a request line of HTTP/1 (RFC 9112 3).
     """
     blank = _token_end(request, stop)
     target_end = min(blank + 1, stop)
@@ -338,7 +338,7 @@ def _request_line(request, stop):
 
 @device_function
 def is_no_request(buffer, length):
-    """Return whether bytes in which no request ends are not the beginning of one either: a greeting of TLS, of SSH."""
+    """Return whether bytes without a complete request cannot begin one either, such as a greeting of TLS or SSH."""
     end = buffer + length
     line_feed = _line_feed(buffer, end)
     if line_feed < end:
@@ -358,9 +358,9 @@ def is_no_request(buffer, length):
 
 @device_function
 def parse_request(request, nbytes):
-    """Read a whole request of `nbytes`. Return what it gets, the address of its path, the bytes of that, and flags.
+    """Parse a whole request of `nbytes`. Return its result, the address and the length of its path, and flags.
 
-    What it gets is FOUND, of which only the path decides, or BAD_REQUEST or METHOD_NOT_ALLOWED, which also close.
+    The result is FOUND, after which the path decides, or BAD_REQUEST or METHOD_NOT_ALLOWED, which also close.
     """
     end = request + nbytes
     line_feed = _line_feed(request, end)

@@ -1,8 +1,8 @@
 """The kernel that serves HTTP: it takes segments of its connections, and answers requests with pages.
 
-Each thread is a lane. All that happens to a connection happens in its lane: segments, in the order in which they have
-arrived, and timers. The server acknowledges what has come in order, answers one request at a time, and ends the
-connection when both sides have sent a FIN, or when a client no longer answers. It does not wait for late segments then
+Each thread is a lane. A connection belongs to one lane, which processes its segments in the order of their arrival, and
+its timers. The server acknowledges what has arrived in order, answers one request at a time, and ends the connection
+when both sides have sent a FIN, or when a client no longer answers. It does not wait for late segments then
 (TIME-WAIT): the CPU answers these with a RST.
 """
 
@@ -31,17 +31,17 @@ from .tcp import (
 from ..jit.compile import device_function
 
 _MS = 1_000_000  # ns
-FIRST_TIMEOUT_NS = 300 * _MS  # until a segment is sent again; it doubles up to 64 times that
+FIRST_TIMEOUT_NS = 300 * _MS  # until a segment is sent again; it doubles, up to 64 times this
 _MOST_DOUBLINGS = 6
-CHECK_NS = 30_000 * _MS  # between two looks at how fast a client takes a response
-LEAST_RATE = 240  # bytes a second: a client that takes less is given up. As in ASP.NET Core's server, Kestrel
+CHECK_NS = 30_000 * _MS  # between two checks of how fast a client takes a response
+LEAST_RATE = 240  # bytes a second: the connection of a slower client is reset. As in ASP.NET Core's server, Kestrel
 _LEAST_BYTES = LEAST_RATE * CHECK_NS // (1000 * _MS)
 KEEP_ALIVE_NS = KEEP_ALIVE_SECONDS * 1000 * _MS
-REQUEST_NS = 15_000 * _MS  # for a request to come whole, and for the first one to begin
+REQUEST_NS = 15_000 * _MS  # for a request to arrive completely, and for the first one to begin
 _ANSWERS_NS = 5 * _MS  # between two answers to segments that are not acceptable (RFC 5961 7)
 LINGER_NS = 2_000 * _MS  # for the client's FIN after ours
-_SCAN_NS = 20 * _MS  # between two looks at all deadlines
-_BURST = 64  # segments between two looks at the clock
+_SCAN_NS = 20 * _MS  # between two checks of all deadlines
+_BURST = 64  # segments between two readings of the clock
 _LONGEST_NAP_NS = 10 * _MS
 _SLOT_MASK = SLOTS - 1
 
@@ -51,14 +51,14 @@ _SLOT_MASK = SLOTS - 1
 
 @device_function
 def _retransmission(row):
-    """Return when what was sent is sent again."""
+    """Return when unacknowledged data are sent again."""
     c = served_at(row)
     return c.sent + (FIRST_TIMEOUT_NS << min(c.retries, _MOST_DOUBLINGS))
 
 
 @device_function
 def _set_deadline(http, slot, row):
-    """Note when the connection's timer is due."""
+    """Store the time at which the connection's timer is due."""
     c = served_at(row)
     if c.generation == 0:
         deadline = 0
@@ -88,7 +88,7 @@ def _end(http, lane, slot, row):
 
 @device_function
 def _begin(http, lane, slot, row, segment, now):
-    """Begin a connection whose client has answered the CPU's SYN-ACK. Return whether this segment does so."""
+    """Begin a connection whose client has answered the CPU's SYN-ACK. Return whether this segment did so."""
     s, generation = segment_at(segment), segment_at(segment).tag >> SLOT_BITS
     shared = ld_fixed64(http + HTTP.connections) + slot * CONNECTION.size
     if ld_relaxed32(shared + CONNECTION.generation) != generation:
@@ -118,7 +118,7 @@ def _begin(http, lane, slot, row, segment, now):
 
 @device_function
 def _respond(http, lane, row, page, flags, now):
-    """Begin a response: a page, and what follows from the flags of its request."""
+    """Begin a response with a page, as the flags of its request demand."""
     c, p, n = served_at(row), page_at(page), lane_at(lane)
     keep = flags & CLOSE == 0
     c.head, c.head_bytes = p.keep_head if keep else p.close_head, p.keep_bytes if keep else p.close_bytes
@@ -142,9 +142,9 @@ def _respond(http, lane, row, page, flags, now):
 
 @device_function
 def serve_next(http, lane, row, buffer, now):
-    """Answer the next request, if it is whole and the last response is acknowledged.
+    """Answer the next request, if it is complete and the last response is acknowledged.
 
-    What cannot become a request is answered at once.
+    Bytes that cannot become a request are answered at once.
     """
     c, pages = served_at(row), ld_fixed64(http + HTTP.pages)
     if c.flags & (RESPONDING | CLOSING):
@@ -175,7 +175,7 @@ def serve_next(http, lane, row, buffer, now):
 
 @device_function
 def _answer_unacceptable(http, txq, lane, row, now):
-    """Acknowledge what was acceptable so far, but not all the time: two ends that disagree would never stop."""
+    """Acknowledge what was acceptable so far, at a limited rate: two ends that disagree would never stop."""
     c = served_at(row)
     if now - c.answered >= _ANSWERS_NS:
         c.answered = now
@@ -184,10 +184,10 @@ def _answer_unacceptable(http, txq, lane, row, now):
 
 @device_function
 def _receive(http, txq, lane, slot, row, segment, now):
-    """Process a segment of a connection that is open (RFC 9293 3.10.7.4). Return whether it still is."""
+    """Process a segment of an open connection (RFC 9293 3.10.7.4). Return whether the connection is still open."""
     c, s = served_at(row), segment_at(segment)
     nbytes, fin = s.nbytes, s.flags & TCP_FIN != 0
-    old = distance(c.rcv_nxt, s.sequence)  # how much of it is known already
+    old = distance(c.rcv_nxt, s.sequence)  # bytes that were received before
     if s.flags & TCP_RST:
         if old != 0 and 0 < -old < receive_window(row):
             _answer_unacceptable(http, txq, lane, row, now)  # RFC 5961 3.2
@@ -228,7 +228,7 @@ def take_segment(http, txq, lane, segment, now):
 
 @device_function
 def _takes_too_little(row, now):
-    """Return whether the client has taken less than it must since the last look, if it is time for one."""
+    """Return whether a check of the client's rate is due, and the client has taken too little since the last check."""
     c = served_at(row)
     if now - c.checked < CHECK_NS:
         return False
@@ -239,7 +239,7 @@ def _takes_too_little(row, now):
 
 @device_function
 def _on_time(http, txq, lane, slot, row, now):
-    """Do what is due: send again, close after a pause, or give the client up."""
+    """Handle a timer that is due: send again, close after a pause, or give the client up."""
     c = served_at(row)
     if c.flags & RESPONDING or in_flight(row) > 0:
         if _takes_too_little(row, now):
@@ -263,7 +263,7 @@ def _on_time(http, txq, lane, slot, row, now):
 
 @device_function
 def look_at_deadlines(http, txq, number, lane, now):
-    """Serve the timers of a lane's connections."""
+    """Handle the timers of a lane's connections."""
     deadlines, served = ld_fixed64(http + HTTP.deadlines), ld_fixed64(http + HTTP.served)
     for slot in range(number, SLOTS, ld_fixed32(http + HTTP.lanes_num)):
         if 0 < dev.ld64(deadlines + 8 * slot) <= now:
@@ -303,7 +303,7 @@ def serve_http(stop, http, txq, work):
         if now >= look_at:
             look_at = now + _SCAN_NS
             look_at_deadlines(http, txq, number, lane, now)
-            if dev.txq_poll(txq, 1, dev.GPU, 0) < 0:  # or it would show only when the ring is full
+            if dev.txq_poll(txq, 1, dev.GPU, 0) < 0:  # otherwise an error would show only when the ring is full
                 dev.st64(lane + LANE.status, dev.EIO)
         if taken > 0:
             polls = 0

@@ -1,4 +1,4 @@
-"""What the application is asked to do."""
+"""The options of the application."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from .queues import MAX_QUEUES
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """`gpu` and `device` name GPU and NIC. There are `queues` receive queues of UDP, and as many of TCP.
+    """`gpu` and `device` name the GPU and the NIC. There are `queues` receive queues of UDP, and as many of TCP.
 
-    `http` serves HTTP from the GPU: the files of the folder `pages`, or pages of its own. `seconds` is how long the
-    application runs; None: until Ctrl+C. With `replay`, its packets are those of a capture file, and it ends when it
-    has them.
+    `http` serves HTTP from the GPU: the files of the folder `pages`, or built-in pages. `seconds` is how long the
+    application runs; None means until Ctrl+C. With `replay`, its packets are those of a capture file, and it ends when
+    it has processed them.
     """
 
     gpu: str

@@ -1,4 +1,4 @@
-"""Pages of the HTTP server: files of a folder, or pages of its own, in memory from which the NIC sends them."""
+"""Pages of the HTTP server: files of a folder, or built-in pages, in memory from which the NIC sends them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ..verbs import PD
 from .http_request import path_byte
 
 KEEP_ALIVE_SECONDS = 5
-_BEHIND_BOTH_HEADS = 16384  # bytes of a body that is stored behind both heads, so that one packet can have both
+_BEHIND_BOTH_HEADS = 16384  # bytes: a body up to this size follows both heads, so that one packet can have both
 _LARGEST_FOLDER = 1 << 30  # bytes
 _ALIGNMENT = 64
 _INDEX, _NOT_FOUND = b"/index.html", b"/404.html"
@@ -35,8 +35,8 @@ _ADDRESSES = "keep_head", "keep_body", "close_head", "close_body"
 _MASK32 = (1 << 32) - 1
 _FNV_BASIS, _FNV_PRIME = 0x811C9DC5, 0x01000193
 
-# A page: its path, decoded, and a response for each way to go on. Their bodies have `body_bytes`.
-# A row without a path is free.
+# A page: its path, decoded, and a response each for connections that stay open and that close. Both bodies have
+# `body_bytes`. A row without a path is free.
 PAGE = Entry("page", 64, """
     path          0  i64
     path_bytes    8  u32
@@ -50,7 +50,8 @@ PAGE = Entry("page", 64, """
     body_bytes   56  i64
 """)
 
-# The rows of pages: first those of STATUSES, then `mask` + 1 rows. A page is at the hash of its path, or behind that.
+# The rows of pages: first those of STATUSES, then `mask` + 1 rows. A page is at the hash of its path, or in a row after
+# that.
 PAGES = Entry("pages", 64, """
     rows          0  i64
     mask          8  i64
@@ -66,7 +67,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Page:
-    """A body, its content type, and when it has last changed, in seconds since 1970, if that is known."""
+    """A body, its content type, and the time of its last change, in seconds since 1970, if known."""
 
     body: bytes
     content_type: str = "text/html; charset=utf-8"
@@ -91,8 +92,8 @@ BUILT_IN = {
 def read_folder(folder: str | Path) -> dict[bytes, Page]:
     """Return the pages of a folder, by their paths in it: `/` and the bytes of each name, whatever their encoding.
 
-    Files whose names begin with a dot are left out, and links to folders or out of this one. InvalidValueError if it
-    is no folder, or larger than a gigabyte.
+    Files whose names begin with a dot are left out, as are links to folders and links that lead out of the folder.
+    InvalidValueError if it is not a folder, or larger than a gigabyte.
     """
     root = Path(folder).resolve()
     if not root.is_dir():
@@ -110,7 +111,7 @@ def read_folder(folder: str | Path) -> dict[bytes, Page]:
 
 
 def _content_type(file: Path) -> str:
-    """Return the content type of a file by its name. For a compressed file, this is the type of the compression."""
+    """Return the content type of a file by its name. For a compressed file, that is the type of the compression."""
     kind, compression = mimetypes.guess_type(file)
     if compression:
         return _COMPRESSED_TYPES.get(compression, _UNKNOWN_TYPE)
@@ -153,14 +154,14 @@ def _head(status: int, page: Page, keep: bool) -> bytes:
 
 
 class _Image:
-    """Bytes of memory that is filled at once."""
+    """A block of bytes that is built up and then stored in memory at once."""
 
     def __init__(self) -> None:
         self._parts: list[bytes] = []
         self.nbytes = 0
 
     def add(self, *parts: bytes) -> int:
-        """Add parts, one behind another. Return where the first begins."""
+        """Append parts, one after another. Return the offset of the first."""
         padding = -self.nbytes % _ALIGNMENT
         self._parts += (bytes(padding), *parts)
         at = self.nbytes + padding
@@ -185,10 +186,10 @@ def _responses(image: _Image, status: int, page: Page) -> dict[str, int]:
 
 
 class Pages:
-    """Pages in memory of the NIC, and a table by which kernels find them: `device_address` is that of a PAGES.
+    """Pages in memory of the NIC, and a table in which kernels find them: `device_address` is that of a PAGES.
 
-    `pages` are by path, as `read_folder` returns them. "/" is index.html, and 404.html is what requests get whose path
-    is no page. `undo` frees all.
+    `pages` are by path, as `read_folder` returns them. "/" is index.html; 404.html is the answer to requests for
+    unknown paths. `undo` frees everything.
     """
 
     lkey: int
@@ -214,7 +215,7 @@ class Pages:
     def _table(
         self, gpu: Gpu, errors: list[dict[str, int]], found: dict[bytes, dict[str, int]], address: int, undo: ExitStack
     ) -> GpuMemory:
-        """Return the memory of PAGES, rows and paths. The responses lie at `address`."""
+        """Return the memory of PAGES, rows and paths. The responses are at `address`."""
         size = 1 << (2 * len(found)).bit_length()
         rows, paths = np.zeros(len(errors) + size, PAGE.dtype), b"".join(found)
         memory = undo.enter_context(gpu.alloc(PAGES.size + rows.nbytes + max(len(paths), 1)))
@@ -255,7 +256,7 @@ def page_of_status(pages, row):
 
 @device_function
 def _is_path(there, length, path, end):
-    """Return whether a percent-encoded path of as many decoded bytes is the path that lies at `there`."""
+    """Return whether a percent-encoded path of `length` decoded bytes equals the path at `there`."""
     for i in range(length):
         byte, width = path_byte(path, end)
         if byte != dev.ld8(there + i):
@@ -268,7 +269,7 @@ def _is_path(there, length, path, end):
 def find_page(pages, path, nbytes):
     """Return the address of the PAGE with a percent-encoded path, or that of NOT_FOUND_ROW.
 
-    A decoded slash is a slash: this looks a path up, and no file is opened.
+    A decoded slash counts as a slash: this looks a path up, and opens no file.
     """
     place = _FNV_BASIS
     length = 0

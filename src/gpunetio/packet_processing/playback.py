@@ -1,4 +1,4 @@
-"""Packets from a capture file: a software NIC gets them as from a network, no faster than the kernels take them."""
+"""Packets from a capture file: a software NIC gets them as if from a network, no faster than the kernels take them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ..samples.until_stopped import StopWord
 if TYPE_CHECKING:
     from ..nic.nic import SoftNic
 
-_ADDRESS = "192.0.2.1"  # of RFC 5737, for documentation: the port needs one
+_ADDRESS = "192.0.2.1"  # from RFC 5737, for documentation: the port needs an address
 _PAUSE = 0.0005  # seconds
 _DRAIN_SECONDS = 10.0  # for the kernels to take the last packets
 _TIMEOUT = 86400.0
@@ -29,11 +29,11 @@ _DELIVERED, _TOO_LONG = "rx_frame_delivered", ("rx_frame_oversize", "rx_frame_to
 
 
 class _StoppedError(Exception):
-    """The application ends before the file does."""
+    """The application ends before the file is finished."""
 
 
 def port_of(path: Path, given: PortConfig | None) -> PortConfig:
-    """Return the port whose wire is a file. `given` is what else it is to have."""
+    """Return the port whose wire is a file. `given` are its other settings."""
     given = given or PortConfig()
     if given.wire != "auto":
         raise InvalidValueError(f"wire = {given.wire!r}: a replay needs no wire, since packets come from {path}")
@@ -42,10 +42,10 @@ def port_of(path: Path, given: PortConfig | None) -> PortConfig:
 
 @contextmanager
 def playing(nic: SoftNic, rqns: Sequence[int], received: Callable[[], int], stop: StopWord) -> Iterator[Player]:
-    """Put the frames of the file on the NIC's wire, by a thread. It sets `stop` when the kernels have taken them.
+    """Put the frames of the file on the NIC's wire, in a thread. It sets `stop` when the kernels have taken them.
 
-    No frame comes before the receive queues `rqns` have room for it. `received` returns how many packets kernels have
-    received from them. The thread ends early when `stop` is set, and after the frames in front of a damaged place.
+    No frame is put before the receive queues `rqns` have room for it. `received` returns how many packets kernels have
+    received from them. The thread ends early when `stop` is set, and before a damaged place in the file.
     """
     player = Player(nic, rqns, received, stop)
     player.start()
@@ -59,7 +59,7 @@ def playing(nic: SoftNic, rqns: Sequence[int], received: Callable[[], int], stop
 
 
 class Player(threading.Thread):
-    """The thread of `playing`. `error` is what is wrong with the file, and `defect` an error of the program."""
+    """The thread of `playing`. `error` is an error in the file, and `defect` one of the program."""
 
     error: DocaError | OSError | None
     defect: Exception | None
@@ -92,8 +92,9 @@ class Player(threading.Thread):
         return wire.file
 
     def counts(self) -> dict[str, int]:
-        """Return what became of the file's records: how many there are, those that were cut short and therefore not
-        replayed, and the frames that no queue took, by the NIC's counter that says why.
+        """Return how many records the file has, how many are cut short, and how many frames no queue took.
+
+        Records that are cut short are not replayed. The frames are by the NIC's counter that says why.
         """
         file, counters = self._file, dict(self._nic.counters)
         fates = (name for name in (*FRAME_FATES, *STEERED_FATES) if name != _DELIVERED)
@@ -101,7 +102,7 @@ class Player(threading.Thread):
         return {"records": file.records, "cut_short": file.skipped[CUT_SHORT], **refused}
 
     def failure(self) -> str | None:
-        """Return why the counts of the kernels lack packets that the file has, or None."""
+        """Return why the kernels' counts do not include all packets of the file, or None if they do."""
         found, path = self.counts(), self._file.path
         long = sum(found.get(name, 0) for name in _TOO_LONG)
         lacks = [] if self.error is None else [str(self.error)]
@@ -132,7 +133,7 @@ class Player(threading.Thread):
         self._nic.engine.settle()
 
     def _drain(self) -> None:
-        """Wait until the kernels have taken all. Those of a kernel that has failed stay in its ring."""
+        """Wait until the kernels have taken everything. Packets for a failed kernel stay in its ring."""
         end = time.monotonic() + _DRAIN_SECONDS
         placed = sum(int(self._nic.rqs[rqn]["frames"]) for rqn in self._rqns)
         while self._received() < placed and time.monotonic() < end:

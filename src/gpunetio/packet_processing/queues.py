@@ -1,4 +1,4 @@
-"""The queues of the application: their numbers for flow rules, their sizes, and what each kernel needs besides."""
+"""The queues of the application: their numbers for flow rules, their sizes, and the memory of their kernels."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TXQ_DEPTH = 4096
 
 
 class Protocol(Enum):
-    """What arrives at a receive queue: the first number of its queues for flow rules, and what its kernel counts."""
+    """The packets of a receive queue: the first number of its queues for flow rules, and what its kernel counts."""
 
     first_id: int
     counts: Entry
@@ -39,15 +39,15 @@ CPU_FIRST_ID = 12  # the number of the CPU's first queue. The original's queues 
 
 
 def queue_name(protocol: Protocol, number: int) -> str:
-    """Return how messages name a receive queue and its kernel."""
+    """Return the name of a receive queue and its kernel in messages."""
     return f"{protocol.name} queue {number}"
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A queue of `packets` of `packet_bytes`, and its kernel of `threads`, which takes up to `burst` packets at a time.
+    """A queue of `packets` of `packet_bytes`, and its kernel of `threads`, which takes up to `burst` packets per turn.
 
-    `patience_ns` is how long a turn waits for the first packet, and `scope` who receives together.
+    `patience_ns` is how long a turn waits for the first packet, and `scope` which threads receive together.
     """
 
     packets: int
@@ -65,8 +65,8 @@ SHAPES = {
         Protocol.UDP: _BULK_ON_GPU, Protocol.TCP: _BULK_ON_GPU,
         Protocol.ICMP: Shape(16384, 512, 64, 50_000, 32, dev.WARP),
     },
-    # A kernel thread of the host is an OS thread. Eight rings of the original's size would take 4 GiB of its memory.
-    # Threads sleep until a packet comes, so they are patient.
+    # A kernel thread of the host is an OS thread. Eight rings of the original's size would take 4 GiB of host memory.
+    # Threads sleep until a packet comes, so they can wait for long.
     "cpu": {
         Protocol.UDP: _BULK_ON_HOST, Protocol.TCP: _BULK_ON_HOST,
         Protocol.ICMP: Shape(1024, 512, 64, 20_000_000, 1, dev.THREAD),
@@ -75,11 +75,11 @@ SHAPES = {
 
 
 class ReceiveQueue:
-    """A receive queue and what its kernel works with. `undo` closes it.
+    """A receive queue and the memory of its kernel. `undo` closes it.
 
     `semaphore`   carries the kernel's counts to the CPU
-    `sums`        memory of what the kernel has counted and not yet published
-    `work`        WORK: what the kernel tells of itself
+    `sums`        what the kernel has counted and not yet published
+    `work`        WORK: the state of the kernel
     """
 
     protocol: Protocol
@@ -117,7 +117,7 @@ class ReceiveQueue:
 
     @property
     def arguments(self) -> tuple[object, ...]:
-        """Return the arguments that every receive kernel takes, behind `stop`."""
+        """Return the arguments that every receive kernel takes after `stop`."""
         shape = self.shape
         return (
             self.rxq, self.semaphore, self.attrs, self.sums, self.work, shape.burst, shape.patience_ns, shape.scope

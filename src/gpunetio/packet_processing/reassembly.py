@@ -1,6 +1,6 @@
-"""Echo requests that come in fragments: they are put together, and answered in fragments (RFC 791, RFC 1122 3.3.2).
+"""Reassemble echo requests that arrive in fragments, and answer in fragments (RFC 791, RFC 1122 3.3.2).
 
-One thread of the ICMP kernel works with this memory.
+One thread of the ICMP kernel uses this memory.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from ..jit.struct_view import View, struct_view
 from ..verbs import PD
 from .connection import TAG_ROOM
 
-PARTIALS = 64  # datagrams that are put together at the same time, in 4 MiB; one more makes the oldest give way
-PATIENCE_NS = 60_000_000_000  # for all fragments of a datagram to come (RFC 1122 3.3.2)
-MOST_BYTES = 65535 - IPV4.size  # of what an IPv4 header can announce
+PARTIALS = 64  # datagrams that are reassembled at the same time, in 4 MiB; one more replaces the oldest
+PATIENCE_NS = 60_000_000_000  # for all fragments of a datagram to arrive (RFC 1122 3.3.2)
+MOST_BYTES = 65535 - IPV4.size  # the most that an IPv4 header can announce
 ROOM = 1 << 16  # for the data of a datagram
 _UNIT = 8  # bytes: fragments begin at multiples
 HEADER_BYTES = ETHERNET.size + IPV4.size
 
-# What `take_fragment` returns if the datagram is not complete.
+# Results of `take_fragment` if the datagram is not complete.
 WAITS, REFUSED = -1, -2
 
-# A datagram of which some fragments have come. Its data are in a ROOM of their own.
+# A datagram of which some fragments have arrived. Its data are in a ROOM of their own.
 #
 #     until   when it is given up; 0: the row is free
-#     source, number   of its IPv4 headers: they tell the fragments of datagrams apart
-#     total   bytes of its data, once the last fragment has come; before, 0
-#     end     where the fragment ends that reaches farthest
-#     units   how many units of 8 bytes have come, and `held` has a bit for each
+#     source, number   of its IPv4 headers: they identify the fragments of a datagram
+#     total   bytes of its data, once the last fragment has arrived; before that, 0
+#     end     the end of the fragment that reaches farthest
+#     units   how many units of 8 bytes have arrived; `held` has a bit for each
 #     tags    bytes of VLAN tags
 #     header  Ethernet, VLAN tags and IPv4, without options, of its first fragment. IPv4 is at the end
 PARTIAL = Entry("partial", 1152, """
@@ -54,7 +54,8 @@ PARTIAL = Entry("partial", 1152, """
     held       128  raw[1024]
 """)
 
-# What the kernel is given: addresses of PARTIALS rows and of their rooms, for it and for the NIC. `mtu` is the port's.
+# The kernel's argument: addresses of PARTIALS rows and of their rooms, for the kernel and for the NIC. `mtu` is the
+# port's.
 REASSEMBLY = Entry("reassembly", 64, """
     rows         0  i64
     rooms        8  i64
@@ -65,7 +66,8 @@ REASSEMBLY = Entry("reassembly", 64, """
 
 
 class Reassembly:
-    """The memory of fragments, empty. `undo` frees it. Pass it to the kernel: it takes its `device_address`."""
+    """The memory for fragments, initially empty. `undo` frees it. As a kernel's argument, it is its `device_address`.
+    """
 
     def __init__(self, gpu: Gpu, pd: PD, mtu: int, undo: ExitStack):
         rooms = PacketBuffer(gpu, pd, PARTIALS * ROOM, None, 0, None, undo)
@@ -89,7 +91,7 @@ partial_at: View = struct_view(PARTIAL)
 
 @device_function
 def fragment_of(frame, nbytes):
-    """Return the address of the IPv4 header of a fragment, or 0 if the frame has none, or a damaged one."""
+    """Return the address of the IPv4 header of a fragment, or 0 if the frame is no fragment, or a damaged one."""
     kind, ip, length = headers.l3_of(frame, nbytes)
     if kind != ETHER_TYPE_IPV4 or length < IPV4.size or headers.ipv4_at(ip).flags_fragment & IPV4_FRAGMENT_MASK == 0:
         return 0
@@ -107,7 +109,7 @@ def _row(reassembly, number):
 
 @device_function
 def _partial(reassembly, source, number, now):
-    """Return the number of the row of a datagram: the one that it has, or a free one, or the oldest."""
+    """Return the row number of a datagram: the row that it already has, or a free one, or the oldest."""
     oldest = 0
     for i in range(PARTIALS):
         p = partial_at(_row(reassembly, i))
@@ -125,7 +127,7 @@ def _partial(reassembly, source, number, now):
 
 @device_function
 def _hold(row, first, count):
-    """Note that units have come. Return how many of them had come before."""
+    """Note that units have arrived. Return how many of them had arrived before."""
     twice = 0
     for unit in range(first, first + count):
         at, bit = row + PARTIAL.held + (unit >> 3), 1 << (unit & 7)
@@ -137,7 +139,7 @@ def _hold(row, first, count):
 
 @device_function
 def _keep_header(row, frame, ip):
-    """Keep the headers of a datagram, with IPv4 where `header` ends."""
+    """Store the headers of a datagram, so that IPv4's ends where `header` does."""
     p = partial_at(row)
     p.tags = ip - frame - ETHERNET.size
     begin = row + PARTIAL.header + TAG_ROOM - p.tags
@@ -147,9 +149,9 @@ def _keep_header(row, frame, ip):
 
 @device_function
 def take_fragment(reassembly, frame, ip, now):
-    """Take a fragment. Return the number of its datagram if that is complete, WAITS, or REFUSED.
+    """Store a fragment. Return the number of its datagram if that is complete, WAITS, or REFUSED.
 
-    Fragments that come twice are ignored. Those that overlap, or disagree about the length, end their datagram, as in
+    Repeated fragments are ignored. Fragments that overlap, or disagree about the length, end their datagram, as in
     Linux: nobody can know which one is right.
     """
     v4, head = headers.ipv4_at(ip), headers.ipv4_bytes(ip)
@@ -180,7 +182,7 @@ def take_fragment(reassembly, frame, ip, now):
 
 @device_function
 def data_of(reassembly, number):
-    """Return the address of a complete datagram's data, their bytes, and the address of its IPv4 header."""
+    """Return the address and length of a complete datagram's data, and the address of its IPv4 header."""
     row = _row(reassembly, number)
     ip = row + PARTIAL.header + TAG_ROOM + ETHERNET.size
     return ld_fixed64(reassembly + REASSEMBLY.rooms) + number * ROOM, partial_at(row).total, ip
@@ -201,7 +203,7 @@ def release(reassembly, number):
 
 @device_function
 def send_fragments(reassembly, number, txq):
-    """Send the data of a datagram behind its header, in fragments. Return a ticket, or a negative status."""
+    """Send the data of a datagram, after its header, in fragments. Return a ticket, or a negative status."""
     p = partial_at(_row(reassembly, number))
     _, total, ip = data_of(reassembly, number)
     v4, begin = headers.ipv4_at(ip), frame_of(reassembly, number)

@@ -1,4 +1,4 @@
-"""The kernel that answers ICMP echo requests from where they were received. Fragments are put together first."""
+"""The kernel that answers ICMP echo requests in the memory where they were received. It reassembles fragments first."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ _TTL = 128
 
 @device_function
 def _is_for_us(frame, ip, mac, address):
-    """Return whether a packet is for `mac` and `address`, and from somebody who can be answered."""
+    """Return whether a packet is for `mac` and `address`, and its sender can be answered."""
     eth, v4 = headers.ethernet_at(frame), headers.ipv4_at(ip)
     return eth.destination == mac and v4.destination == address and is_station(eth.source, v4.source)
 
 
 @device_function
 def _make_reply(frame, ip, icmp, length):
-    """Make an ICMP message the reply to it. Return the offset in ICMP_COUNTS that counts it.
+    """Turn an ICMP message into the reply to it. Return the offset in ICMP_COUNTS that counts it.
 
-    It is an echo request with a right checksum, or is left as it is.
+    Unless the message is an echo request with a correct checksum, it is not changed.
     """
     message = headers.icmp_at(icmp)
     if length < headers.ICMP.size or not headers.is_l4_intact(ip, headers.IP_PROTOCOL_ICMP, icmp, length):
@@ -44,9 +44,9 @@ def _make_reply(frame, ip, icmp, length):
 
 @device_function
 def answer(frame, nbytes, mac, address):
-    """Make an echo request the reply to it. Return the offset in ICMP_COUNTS that counts the frame.
+    """Turn an echo request into the reply to it. Return the offset in ICMP_COUNTS that counts the frame.
 
-    Only requests to `mac` and `address` are answered, with right checksums and not in fragments.
+    Only unfragmented requests to `mac` and `address`, with correct checksums, are answered.
     """
     protocol, ip, icmp, length = headers.l4_of(frame, nbytes)
     if protocol != headers.IP_PROTOCOL_ICMP or not _is_for_us(frame, ip, mac, address):
@@ -56,7 +56,7 @@ def answer(frame, nbytes, mac, address):
 
 @device_function
 def answer_fragment(reassembly, txq, frame, ip, mac, address, now):
-    """Take a fragment, and answer the request of which it is the last to come.
+    """Store a fragment, and answer the request if this fragment completes it.
 
     Return the offset in ICMP_COUNTS that counts the frame, and a negative status if the answer could not be sent.
     """
@@ -107,7 +107,7 @@ def receive_icmp(stop, rxq, semaphore, attrs, sums, work, burst, patience_ns, sc
         add(sums, ICMP_COUNTS.answered, answered)
         add(sums, ICMP_COUNTS.total, own)
         if answered > 0:
-            ticket = dev.txq_wait(txq, ticket)  # the packets of this thread have left, so their places are free
+            ticket = dev.txq_wait(txq, ticket)  # the packets of this thread have been sent, so their places are free
         if thread == 0 and ticket >= 0:
             now = dev.clock_ns()
             for i in range(received):

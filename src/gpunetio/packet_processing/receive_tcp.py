@@ -1,4 +1,4 @@
-"""The kernel that counts TCP packets: requests and answers of HTTP, and by their flags."""
+"""The kernel that counts TCP packets: by their flags, and requests and answers of HTTP."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ..eth import headers
 from .counts import TCP_COUNTS, WORK, add, end_turn, wait_for_packets
 from .hand_over import hand_over
 
-# Beginnings of a payload as loads of 8 bytes in the order of the machine, and the bits of those that count.
+# Beginnings of a payload as loads of 8 bytes in the byte order of the machine, and masks of the bits that count.
 _GET, _GET_BITS = int.from_bytes(b"GET /", "little"), (1 << 40) - 1
 _HEAD, _POST, _SIX_BYTES = (*(int.from_bytes(text, "little") for text in (b"HEAD /", b"POST /")), (1 << 48) - 1)
 _ANSWER = int.from_bytes(b"HTTP/1.1", "little")
@@ -17,7 +17,7 @@ _ANSWER = int.from_bytes(b"HTTP/1.1", "little")
 
 @device_function
 def _first_bytes(payload, nbytes):
-    """Return up to 8 bytes of a payload. What it does not have is 0."""
+    """Return the first 8 bytes of a payload. Missing bytes are 0."""
     word = 0
     for i in range(min(nbytes, 8)):
         word |= dev.ld8(payload + i) << 8 * i
@@ -53,8 +53,8 @@ def class_of(frame, nbytes):
 def receive_tcp(stop, rxq, semaphore, attrs, sums, work, burst, patience_ns, scope, http, number):
     """Count packets until the word at `stop` is not 0, or the queue fails. `attrs` has room for a burst.
 
-    Segments of HTTP connections go to the server, whose tables are at `http`, or 0 without a server. `number` is the
-    number of the queue.
+    Segments of HTTP connections go to the server, whose tables are at `http`, which is 0 without a server. `number` is
+    the number of the queue.
     """
     thread = dev.thread_idx()
     received = 0

@@ -13,9 +13,9 @@ DNS_PORT = 53  # RFC 1035 4.2
 
 @device_function
 def class_of(frame, nbytes):
-    """Return whether a frame counts as DNS, and how many bytes it counts.
+    """Return whether a frame counts as DNS, and how many bytes to count for it.
 
-    These are the bytes of the IP packet and an Ethernet header; of fragments and damaged packets, those of the frame.
+    These are the bytes of the IP packet and an Ethernet header; for fragments and damaged packets, those of the frame.
     """
     protocol, ip, udp, length = headers.l4_of(frame, nbytes)
     if protocol != headers.IP_PROTOCOL_UDP:

@@ -1,4 +1,4 @@
-"""The request buffer of a connection: what its client has sent, in order, and behind one gap what has come too early.
+"""The request buffer of a connection: the client's bytes in order and, after one gap, bytes that came too early.
 
 Functions take `row`, the address of a SERVED, and `buffer`, that of REQUEST_BYTES.
 """
@@ -26,9 +26,9 @@ def consume(row, buffer, nbytes):
 
 @device_function
 def keep_ahead(row, buffer, payload, nbytes, gap):
-    """Keep what has come before its turn, `gap` bytes too early, as far as there is room, and if there is one gap only.
+    """Store payload that came `gap` bytes too early, as far as there is room, unless that would make a second gap.
 
-    Segments overtake others when a connection gets its flow rule: some still come through the CPU.
+    Segments overtake others when a connection gets its flow rule, because some still come through the CPU.
     """
     c = served_at(row)
     begin = c.filled + gap
@@ -43,7 +43,7 @@ def keep_ahead(row, buffer, payload, nbytes, gap):
 
 @device_function
 def _close_gap(row):
-    """Take what has come before its turn, as it is its turn now."""
+    """Move the bytes that came too early to those in order, if the gap is closed."""
     c = served_at(row)
     more = max(c.ahead_to - c.filled, 0)
     c.filled += more
@@ -53,7 +53,7 @@ def _close_gap(row):
 
 @device_function
 def take_payload(row, buffer, payload, nbytes, fin):
-    """Take what the client sends next, as far as there is room, and its FIN. Return whether that was anything."""
+    """Store the client's next bytes, as far as there is room, and its FIN. Return whether anything was stored."""
     c = served_at(row)
     taken = nbytes
     if c.flags & CLOSING == 0:

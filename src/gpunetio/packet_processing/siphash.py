@@ -1,11 +1,11 @@
-"""SipHash-2-4 of 8 bytes (Aumasson and Bernstein, 2012): a hash that cannot be guessed without its key."""
+"""SipHash-2-4 of 8 bytes (Aumasson and Bernstein, 2012), a keyed hash: nobody can predict it without the key."""
 
 from __future__ import annotations
 
 from ..jit.compile import device_function
 
 _V0, _V1, _V2, _V3 = 0x736F6D6570736575, 0x646F72616E646F6D, 0x6C7967656E657261, 0x7465646279746573
-_LENGTH = 8 << 56  # the last word: how many bytes there were
+_LENGTH = 8 << 56  # the last word: the length of the input
 _WHILE_MIXING, _AT_THE_END = 2, 4  # rounds
 
 

@@ -1,4 +1,4 @@
-"""Stations of IPv4 over Ethernet: who the server is, and who can get an answer."""
+"""Stations of IPv4 over Ethernet: the server's own, and which ones can be answered."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from ..jit.compile import device_function
 
-_MAC_GROUP = 1 << 40  # the bit of a MAC that says it is a group's
-_FIRST_GROUP = 224  # first byte of IPv4 addresses of groups; behind them there are no stations
+_MAC_GROUP = 1 << 40  # the group bit of a MAC
+_FIRST_GROUP = 224  # first byte of the lowest IPv4 address of a group; no station has a higher address
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,5 +21,5 @@ class Station:
 
 @device_function
 def is_station(mac, address):
-    """Return whether an answer can go to a MAC and an IPv4 address: they are no group, and not 0 (RFC 1122 3.2.1.3)."""
+    """Return whether an answer can go to a MAC and an IPv4 address: neither is a group's, or 0 (RFC 1122 3.2.1.3)."""
     return mac & _MAC_GROUP == 0 and mac != 0 and 0 < address >> 24 < _FIRST_GROUP

@@ -1,4 +1,4 @@
-"""The counts of all queues, as the CPU has collected them, and the lines in which the application prints them."""
+"""The counts of all queues, as collected by the CPU, and the lines in which the application prints them."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from .counts import ITEMS, WORK
 from .queues import Protocol, ReceiveQueue, queue_name
 
 PRINT_SECONDS = 5.0
-RULES, REPLAY = "Flow rules of connections", "Replay"  # what can fail besides kernels
+RULES, REPLAY = "Flow rules of connections", "Replay"  # failures that are not of kernels
 _GIGA = 1e9
 
 
 class QueueCounts:
-    """What the kernel of a queue has counted since it began, by names of the counts."""
+    """The counts of a queue's kernel since it began, by name."""
 
     queue: ReceiveQueue
 
@@ -36,7 +36,7 @@ class QueueCounts:
             self._item = (self._item + 1) % ITEMS
 
     def finish(self) -> None:
-        """Take what the kernel has left behind. It has ended."""
+        """Take the counts that the kernel, which has ended, has left in its sums."""
         self.collect()
         sums = self.queue.sums
         self._add(self.queue.protocol.counts.at(sums.read()))
@@ -47,7 +47,7 @@ class QueueCounts:
             self.counts[name] += int(info[name])
 
     def report(self, dropped: int | None) -> QueueReport:
-        """Return a report of this moment. `dropped` is what the NIC says."""
+        """Return a report of this moment. `dropped` is the NIC's count."""
         queue, work = self.queue, WORK.at(self.queue.work.array)
         return QueueReport(
             queue.protocol, queue.number, queue.rxq.rqn, dict(self.counts), dropped, int(work["busy_ns"]) / 1e9
@@ -56,10 +56,10 @@ class QueueCounts:
 
 @dataclass(frozen=True)
 class QueueReport:
-    """What one queue has counted.
+    """The counts of one queue.
 
-    `dropped` are packets that the NIC had to drop, None if it does not tell. `busy_seconds` is how long the kernel had
-    packets to work on.
+    `dropped` are packets that the NIC had to drop, or None if it does not report them. `busy_seconds` is how long the
+    kernel had packets to work on.
     """
 
     protocol: Protocol
@@ -77,11 +77,11 @@ class QueueReport:
 
 @dataclass(frozen=True)
 class KernelReport:
-    """What a kernel of the HTTP server has done: that which serves, or one that accepts connections.
+    """The work of a kernel of the HTTP server: the one that serves, or one that accepts connections.
 
     `dropped` are packets for which there was no room: in the ring of the server, or in the receive queue of the other
-    kernels, of which a card does not tell. `busy_seconds` is how long the kernel had packets to work on; of several
-    threads, the busiest counts.
+    kernels, which a card does not report. `busy_seconds` is how long the kernel had packets to work on, or its busiest
+    thread, if it has several.
     """
 
     name: str
@@ -92,11 +92,11 @@ class KernelReport:
 
 @dataclass(frozen=True)
 class Report:
-    """What was counted in `seconds`. `failures` has the error of each kernel that has failed, by its name,
-    and those of RULES and REPLAY.
+    """The counts of a run of `seconds`.
 
-    `http` is what the HTTP server has counted (`HttpServer.counts`), or None if there is none, and `kernels` are its
-    kernels. `device` is the name of the NIC. `replay` is what became of a capture's records (`Player.counts`).
+    `failures` has the error of each kernel that has failed, by its name, and those of RULES and REPLAY. `http` has the
+    counts of the HTTP server (`HttpServer.counts`), or None if there is none, and `kernels` are its kernels. `device`
+    is the name of the NIC. `replay` says what became of a capture's records (`Player.counts`).
     """
 
     seconds: float
@@ -108,7 +108,7 @@ class Report:
     replay: Mapping[str, int] | None = None
 
     def document(self) -> dict[str, object]:
-        """Return what --json prints."""
+        """Return the document that --json prints."""
         return {
             "version": __version__, "seconds": self.seconds, "failures": dict(self.failures),
             "queues": [

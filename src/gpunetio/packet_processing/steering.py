@@ -1,4 +1,4 @@
-"""Which packets reach which queue: the pipes of the application."""
+"""The flow pipes of the application: which packets reach which queue."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _UDP, _TCP_TO_CPU, _TO_GPU = 0, 1, 3  # priorities in the root pipe, the lowest 
 class Steering:
     """The pipes of a port. `undo` closes them.
 
-    The root pipe leads UDP, TCP and ICMP over IPv4 to pipes of their own, and leaves all else to the port, such as ARP.
-    With queues of the CPU, which serve HTTP, `connections` has the rules of connections; packets of TCP that begin or
-    end one, and those for which there is no rule, go to the CPU.
+    The root pipe leads UDP, TCP and ICMP over IPv4 to pipes of their own. Everything else, such as ARP, stays with the
+    port. With queues of the CPU, which serve HTTP, `connections` is the pipe for the rules of connections; TCP packets
+    that begin or end a connection, and those without a rule, go to the CPU.
     """
 
     connections: FlowPipe | None

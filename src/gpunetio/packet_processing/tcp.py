@@ -1,7 +1,7 @@
-"""TCP of a connection, on the server's side: what is sent, and what an acknowledgement means (RFC 9293).
+"""TCP on the server's side of a connection: what to send, and what an acknowledgement means (RFC 9293).
 
-There is no congestion control and no selective acknowledgement: a response goes out as far as the client's window
-allows, and after a loss again from the first byte that was not acknowledged.
+There is no congestion control and no selective acknowledgement: a response is sent as fast as the client's window
+allows, and after a loss, again from the first byte that was not acknowledged.
 
 Functions take `row`, the address of a SERVED, and `lane`, that of a LANE.
 """
@@ -20,7 +20,7 @@ from .connection import (
 )  # fmt: skip
 
 SEQUENCE_MASK = (1 << 32) - 1
-DUPLICATES = 3  # acknowledgements that say that a segment is lost (RFC 5681 3.2)
+DUPLICATES = 3  # acknowledgements that indicate a lost segment (RFC 5681 3.2)
 _HALF = 1 << 31
 _AT_ONCE = 1 << 16  # bytes of a WQE
 _IP = SERVED.header + TAG_ROOM + ETHERNET.size
@@ -31,20 +31,20 @@ _HEADER_WORDS = TCP.size // 4 << TCP_OFFSET_SHIFT
 
 @device_function
 def distance(later, earlier):
-    """Return how far one sequence number is behind another: -2^31 … 2^31 - 1 (RFC 9293 3.4)."""
+    """Return how far one sequence number is after another: -2^31 … 2^31 - 1 (RFC 9293 3.4)."""
     return (later - earlier + _HALF & SEQUENCE_MASK) - _HALF
 
 
 @device_function
 def receive_window(row):
-    """Return the bytes that the client may send. What follows the last request is not kept."""
+    """Return the bytes that the client may send. Bytes after the last request are not kept."""
     c = served_at(row)
     return REQUEST_BYTES if c.flags & CLOSING else REQUEST_BYTES - c.filled
 
 
 @device_function
 def _transmit(http, txq, lane, row, sequence, flags, address, nbytes):
-    """Send a segment, or as many as the payload takes. An error of the queue becomes the status of the lane."""
+    """Send a segment, or as many as the payload needs. An error of the queue becomes the status of the lane."""
     c, ip, tcp = served_at(row), ipv4_at(row + _IP), tcp_at(row + _TCP)
     most = min(nbytes, c.mss)
     ip.total_length = IPV4.size + TCP.size + most
@@ -60,7 +60,7 @@ def _transmit(http, txq, lane, row, sequence, flags, address, nbytes):
 
 @device_function
 def acknowledge(http, txq, lane, row):
-    """Send an acknowledgement alone."""
+    """Send an acknowledgement without data."""
     _transmit(http, txq, lane, row, served_at(row).snd_nxt, TCP_ACK, 0, 0)
 
 
@@ -72,7 +72,7 @@ def reset(http, txq, lane, row):
 
 @device_function
 def in_flight(row):
-    """Return how much of the sequence space was sent and not acknowledged."""
+    """Return how much of the sequence space was sent but not acknowledged."""
     c = served_at(row)
     return distance(c.snd_max, c.snd_una)
 
@@ -86,7 +86,7 @@ def is_finished(row):
 
 @device_function
 def close(row, now):
-    """Let a FIN follow what was sent. No response is under way."""
+    """Send a FIN after everything that was sent. No response may be under way."""
     c = served_at(row)
     c.flags |= CLOSING
     c.base, c.total, c.progress, c.sent, c.retries = c.snd_una, 0, now, now, 0
@@ -95,7 +95,7 @@ def close(row, now):
 
 @device_function
 def _piece(row, sent):
-    """Return where the response goes on after `sent` bytes, and how many bytes lie there. Its head may lie apart."""
+    """Return the address of a response after `sent` bytes, and how many bytes follow there. Its head may lie apart."""
     c = served_at(row)
     if sent >= c.head_bytes:
         return c.body + sent - c.head_bytes, c.total - sent
@@ -107,7 +107,7 @@ def _piece(row, sent):
 def send_pending(http, txq, lane, row, now, least_window):
     """Send what the client's window allows of the response, and the FIN. Return how many WQEs that took.
 
-    A probe takes the window as `least_window` at least (RFC 9293 3.8.6.1).
+    For a probe, the window counts as at least `least_window` (RFC 9293 3.8.6.1).
     """
     c = served_at(row)
     posted = 0
@@ -138,7 +138,7 @@ def send_pending(http, txq, lane, row, now, least_window):
 
 @device_function
 def go_back(lane, row):
-    """Send again what was not acknowledged. Duplicate acknowledgements for it change nothing any more (RFC 6582)."""
+    """Send again what was not acknowledged. Further duplicate acknowledgements for it are ignored (RFC 6582)."""
     c = served_at(row)
     if c.snd_nxt != c.snd_una:
         lane_at(lane).retransmitted += 1
@@ -147,16 +147,16 @@ def go_back(lane, row):
 
 @device_function
 def take_acknowledgement(lane, row, number, window, bare, now):
-    """Take the acknowledgement and the window of a segment, which is `bare` if it carries nothing else.
+    """Process the acknowledgement and the window of a segment, which is `bare` if it carries nothing else.
 
-    Return whether the acknowledgement is one of what was sent.
+    Return False if the segment acknowledges something that was not sent.
     """
     c = served_at(row)
     new = distance(number, c.snd_una)
     if new > in_flight(row):
         return False
     if new < 0:
-        return True  # an old one: the segment came late
+        return True  # an old acknowledgement, in a late segment
     if new > 0:
         c.snd_una, c.progress, c.sent = number, now, now
         c.retries, c.duplicates = 0, 0

@@ -1,4 +1,4 @@
-"""Frames of TCP over IPv4, as the CPU's side of the HTTP server reads and writes them."""
+"""Read and write frames of TCP over IPv4, for the CPU's side of the HTTP server."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _END, _NOTHING, _MSS, _WINDOW_SCALE = 0, 1, 2, 3  # kinds of options
 
 @device_function
 def find_segment(frame, nbytes, mac, address):
-    """Return addresses of the IP header, the TCP header and the payload of a frame, and the bytes of the payload.
+    """Return the addresses of the IP header, the TCP header and the payload of a frame, and the payload's length.
 
-    All are 0 if the frame has no segment for the station with this MAC and address: another frame, a fragment, cut off.
+    All are 0 if the frame has no whole, unfragmented segment for the station with this MAC and address.
     """
     protocol, ip, tcp, length = headers.l4_of(frame, nbytes)
     if protocol != IP_PROTOCOL_TCP or dev.ld16(ip - 2) != dev.be16(ETHER_TYPE_IPV4):
@@ -57,7 +57,7 @@ def read_options(options, nbytes):
             continue
         length = dev.ld8(options + at + 1) if at + 1 < nbytes else 0
         if length < 2 or at + length > nbytes:
-            break  # the rest cannot be read
+            break  # the rest is malformed
         if kind == _MSS and length == 4:
             mss = max(dev.ld8(options + at + 2) << 8 | dev.ld8(options + at + 3), LEAST_MSS)
         elif kind == _WINDOW_SCALE and length == 3:
@@ -68,10 +68,10 @@ def read_options(options, nbytes):
 
 @device_function
 def write_headers(at, frame, tcp, sequence, acknowledgement, flags, window, option_bytes):
-    """Write the headers of an answer to a frame, without checksums, which the device computes. Return their bytes.
+    """Write the headers of an answer to a frame, without checksums, which the device computes. Return their length.
 
-    The answer has the VLAN tags of the frame. The headers begin at an even address. `option_bytes` of options are still
-    to be written behind them.
+    The answer has the VLAN tags of the frame. The headers begin at an even address. The caller writes `option_bytes` of
+    options after them.
     """
     tags = tags_of(frame)
     eth, v4 = headers.ethernet_at(at), headers.ipv4_at(at + ETHERNET.size + tags)
@@ -94,7 +94,7 @@ def write_headers(at, frame, tcp, sequence, acknowledgement, flags, window, opti
 
 @device_function
 def write_syn_ack(at, frame, tcp, first, window, mss, scales):
-    """Write the SYN-ACK with the sequence number `first`: with our MSS, and if `scales`, a window scale of 0.
+    """Write the SYN-ACK with the sequence number `first`: with our MSS and, if `scales`, a window scale of 0.
 
     There are no other options: segments with data have no timestamps, and losses are not reported by SACK.
     """
@@ -112,7 +112,7 @@ def write_syn_ack(at, frame, tcp, first, window, mss, scales):
 
 @device_function
 def write_reset(at, frame, tcp, payload_bytes):
-    """Write the RST for a segment of no connection (RFC 9293 3.10.7.1)."""
+    """Write the RST for a segment that belongs to no connection (RFC 9293 3.10.7.1)."""
     asked = headers.tcp_at(tcp)
     flags = asked.offset_flags & TCP_FLAGS_MASK
     if flags & TCP_ACK:

@@ -1,4 +1,4 @@
-"""A kernel that runs until the application ends: one block, which works on queues of its own."""
+"""A kernel that runs until the application ends: one block, which serves queues of its own."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from .counts import WORK
 class Worker:
     """A kernel with its arguments, which begin with `stop`, the address of the word that ends it.
 
-    `name`     what it works on
-    `title`    what it does, for messages
+    `name`     the queues that it serves
+    `title`    its task, for messages
     `gpu`      where it runs
     `work`     its WORK
     `explain`  returns the error of a queue of its own, or None

@@ -1,4 +1,4 @@
-"""Devices behind the boundary of libibverbs and libmlx5: list them and open one."""
+"""Devices behind the boundary of libibverbs and libmlx5: list them, and open one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ logger: logging.Logger = logging.getLogger("gpunetio.providers")
 
 
 def device_list() -> list[DeviceInfo]:
-    """Return every device that can be opened (`ibv_get_device_list`): those of libibverbs, then the software NICs.
+    """Return all devices that can be opened (`ibv_get_device_list`): those of libibverbs, then the software NICs.
 
     Without llvmlite, there are no software NICs.
     """
@@ -30,7 +30,7 @@ def device_list() -> list[DeviceInfo]:
 
 
 def no_hardware() -> str | None:
-    """Return why there are no devices but software NICs; None if there are others."""
+    """Return why there are only software NICs, or None if libibverbs lists devices."""
     try:
         return None if found_devices() else "libibverbs finds no devices: there is no card, or its driver is not loaded"
     except DocaError as error:
@@ -38,7 +38,7 @@ def no_hardware() -> str | None:
 
 
 def no_software() -> str | None:
-    """Return why there are no software NICs; None if there are some."""
+    """Return why there are no software NICs, or None if there are some."""
     try:
         _software()
         return None
@@ -49,8 +49,8 @@ def no_software() -> str | None:
 def open_device(name: str | None = None, port: PortConfig | None = None) -> Provider:
     """Open a device by name (`ibv_open_device`).
 
-    None opens the first card with an active port, or else the first software NIC that no other process has open. The
-    log says which. `port` configures the port of a software NIC; with `port` and no name, a software NIC is opened.
+    With None, open the first card with an active port, or else the first software NIC that no other process has open;
+    the log names it. `port` configures the port of a software NIC. With `port` and no name, open a software NIC.
     """
     if name is None:
         return (_open_card() if port is None else None) or _open_software(port)
@@ -67,7 +67,7 @@ def open_device(name: str | None = None, port: PortConfig | None = None) -> Prov
 
 
 def compile_for(name: str | None, port: PortConfig | None) -> None:
-    """Compile what a device needs before it can be opened, and open nothing. It takes twenty seconds the first time."""
+    """Compile what a device needs, without opening it. The first time, this takes twenty seconds."""
     if (name is None and port is None and any(device.card for device in _hardware())) or no_software():
         return
     if name is None or _software().has(name):
@@ -75,7 +75,7 @@ def compile_for(name: str | None, port: PortConfig | None) -> None:
 
 
 def _hardware() -> list[FoundDevice]:
-    """Return the devices that libibverbs lists; none without libibverbs."""
+    """Return the devices that libibverbs lists, or none if it cannot be loaded."""
     try:
         return found_devices()
     except DocaError as error:
@@ -96,7 +96,7 @@ def _software_list() -> list[DeviceInfo]:
 
 def _open(device: FoundDevice) -> Provider:
     if not device.mlx5 and device.of_nvidia:
-        libmlx5()  # says why it cannot be loaded
+        libmlx5()  # raises an error that says why it cannot be loaded
     if not device.mlx5:
         from .plain import open_device as open_plain
 
@@ -107,7 +107,7 @@ def _open(device: FoundDevice) -> Provider:
 
 
 def _open_card() -> Provider | None:
-    """Open the first card with an active port."""
+    """Open the first card with an active port. Return None if there is none."""
     for device in _hardware():
         if not device.card:
             continue

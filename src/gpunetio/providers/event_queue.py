@@ -1,4 +1,4 @@
-"""Events that wait in this process, in front of a descriptor that delivers more."""
+"""A queue of events that were already taken from a descriptor."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 class EventQueue(Generic[T]):
     """Events that were taken from a source but not delivered yet.
 
-    `fd` is readable while an event waits, here or there.
+    `fd` is readable while an event waits, either in this queue or at the source.
     """
 
     fd: int
@@ -39,7 +39,7 @@ class EventQueue(Generic[T]):
             os.eventfd_write(self._here, 1)
 
     def get(self) -> T | None:
-        """Return the oldest event that waits here, or None."""
+        """Return the oldest event in this queue, or None."""
         with self._lock:
             if not self._waiting:
                 return None

@@ -1,4 +1,4 @@
-"""A provider for devices that only libibverbs drives: Soft-RoCE and any other device without DEVX."""
+"""A provider for devices driven only by libibverbs: Soft-RoCE and any other device without DEVX."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ _MASK = {
 }  # fmt: skip
 _ALL = sum(set(_MASK.values()))
 _UNREACHED = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
-# ibv_get_async_event(3), in the PRM's terms, which this boundary uses.
+# Event types of ibv_get_async_event(3), and the PRM's, which the provider interface uses.
 _EVENTS = {
     s.IBV_EVENT_CQ_ERR:              EventType.CQ_ERROR,
     s.IBV_EVENT_QP_FATAL:            EventType.WQ_CATAS_ERROR,
@@ -94,15 +94,15 @@ def open_device(name: str) -> PlainProvider:
 
 
 def adopt_context(address: int) -> PlainProvider:
-    """Return a provider on the `ibv_context` at this address. Its owner opened it and closes it.
+    """Return a provider that uses the `ibv_context` at this address. Its owner opened it and closes it.
 
-    For `verbs.import_context` (`doca_verbs_bridge_verbs_context_import`); pyverbs and C++ programs have such contexts.
+    For `verbs.import_context` (`doca_verbs_bridge_verbs_context_import`): pyverbs and C++ programs have such contexts.
     """
     return PlainProvider.adopt(address)
 
 
 def _devx_only(what: str) -> Callable[..., NoReturn]:
-    """Return a method of `Provider` that raises NotSupportedError: only DEVX has it."""
+    """Return a method of `Provider` that raises NotSupportedError, because it needs DEVX."""
 
     def refuse(self: PlainProvider, *arguments: object) -> NoReturn:
         raise NotSupportedError(
@@ -118,7 +118,7 @@ class PlainProvider(VerbsDevice):
     def __init__(self, name: str, context: Pointer[s.ibv_context], borrowed: bool = False):
         super().__init__(name, context, borrowed)
         self.plain = self
-        self._handles: dict[int, int] = {}  # by address of the CQ, QP or SRQ
+        self._handles: dict[int, int] = {}  # address of a CQ, QP or SRQ → handle
         self._subscriptions: defaultdict[int | None, list[_Subscription]] = defaultdict(list)  # by handle
         self._reading = threading.Lock()
 
@@ -143,14 +143,14 @@ class PlainProvider(VerbsDevice):
     close_kernel_path: Callable[..., NoReturn] = attach_flow_table
 
     def devx_objects(self) -> list[int]:
-        """Return an empty list: there are no mailboxes."""
+        """Return an empty list: there are no DEVX objects."""
         return []
 
     def doorbell_rung(self) -> None:
         """Do nothing: libibverbs rings doorbells."""
 
     def explain(self, qpn: int, vendor_syndrome: int | None) -> str | None:
-        """Return None: libibverbs gives no reasons."""
+        """Return None: libibverbs gives no explanations."""
         return None
 
     # --- asynchronous events -----------------------------------------------------------------------------------------
@@ -158,7 +158,7 @@ class PlainProvider(VerbsDevice):
     def create_event_channel(self) -> int:
         """Create an event channel.
 
-        The context has only one queue of events, so an event of another channel is passed on to it.
+        The context has only one event queue, so whichever channel reads it passes events on to the others.
         """
         queue = EventQueue[Event](self.context.contents.async_fd)
         return self.hold("event channel", self.new_handle(), lambda queue: queue.close(), queue)
@@ -175,7 +175,8 @@ class PlainProvider(VerbsDevice):
     def get_event(self, channel: int) -> Event | None:
         """Return the next event.
 
-        It is acknowledged to libibverbs at once: `verbs` keeps objects until their users are done.
+        It is acknowledged to libibverbs at once, because `verbs` itself keeps objects open until events are
+        acknowledged.
         """
         queue = self.get("event channel", channel)
         with self._reading:
@@ -189,7 +190,7 @@ class PlainProvider(VerbsDevice):
         if (told := of_port_or_device(event)) is None:
             target = self._handles.get(ctypes.cast(event.element.qp, c_void_p).value or 0)
             kind = _EVENTS.get(event.event_type)
-            if target is None or kind is None:  # of no object, or of a destroyed one
+            if target is None or kind is None:  # the event concerns no object, or a destroyed one
                 return
             told = kind, target
         for each in self._subscriptions[target]:
@@ -205,14 +206,14 @@ class PlainProvider(VerbsDevice):
     # --- objects -----------------------------------------------------------------------------------------------------
 
     def _made(self, kind: str, what: str, made: Pointer[_Object], destroy: Callable[[Pointer[_Object]], int]) -> int:
-        """Keep a new object and return its handle."""
+        """Hold a new object, and return its handle."""
         handle = self.hold(kind, self.new_handle(), destroy, self.pointer(what, made))
         self._handles[addressof(made.contents)] = handle
         return handle
 
     def _destroy(self, kind: str, handle: int) -> None:
         address = addressof(self.get(kind, handle).contents)
-        del self._handles[address]  # before another object can get this address
+        del self._handles[address]  # before another object can have this address
         try:
             self.give_back(kind, handle)
         except BaseException:
@@ -337,7 +338,7 @@ class PlainProvider(VerbsDevice):
 
     def post_send(self, qp: int, requests: Sequence[Send], first: int) -> Refused | None:
         chain = (s.ibv_send_wr * len(requests))()
-        kept = []  # keeps alive what the chain points to
+        kept = []  # keeps the payloads alive that the chain points to
         for number, (wr, request) in enumerate(zip(chain, requests, strict=True)):
             wr.wr_id, wr.opcode, wr.send_flags, wr.imm_data = (
                 first + number, request.opcode, request.flags, socket.htonl(request.imm),
@@ -412,17 +413,17 @@ class PlainProvider(VerbsDevice):
 
 
 def _mtu_code(nbytes: int) -> int:
-    """Return the enum ibv_mtu of an MTU in bytes."""
+    """Convert an MTU in bytes to an enum ibv_mtu."""
     return max(0, nbytes.bit_length() - 8)
 
 
 def _sges(entries: Entries) -> ctypes.Array[s.ibv_sge]:
-    """Return an array of `ibv_sge`."""
+    """Convert entries to an array of `ibv_sge`."""
     return (s.ibv_sge * len(entries))(*entries)
 
 
 def _receives(requests: Sequence[Entries], first: int) -> ctypes.Array[s.ibv_recv_wr]:
-    """Return a chain of `ibv_recv_wr`."""
+    """Convert requests to an array of `ibv_recv_wr`."""
     chain = (s.ibv_recv_wr * len(requests))()
     for number, (wr, entries) in enumerate(zip(chain, requests, strict=True)):
         wr.wr_id, wr.sg_list, wr.num_sge = first + number, _sges(entries), len(entries)

@@ -1,6 +1,6 @@
-"""The boundary to a device without DEVX: libibverbs' own completion queues, queue pairs and shared receive queues.
+"""The interface to a device without DEVX: libibverbs' own completion queues, queue pairs and shared receive queues.
 
-If a provider has this interface, `verbs` uses it instead of mailboxes and rings. Handles are plain ints. Keys and
+If a provider has this interface, `verbs` uses it instead of DEVX commands and rings. Handles are ints. Keys and
 immediate data are in host byte order. Errors are `DocaError`s.
 """
 
@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 from ..enums import Access, QpAttrMask, QpState, QpType
 from ..errors import DocaError
 
-Entries = Sequence[tuple[int, int, int]]  # of a request: address, length, lkey (`ibv_sge`)
+Entries = Sequence[tuple[int, int, int]]  # of a request: (address, length, lkey) as in `ibv_sge`
 
 
 class QpCap(NamedTuple):
@@ -36,14 +36,14 @@ class QpInit(NamedTuple):
 
 
 class NewCq(NamedTuple):
-    """What `ibv_create_cq` has made: handle, and how many entries it really has."""
+    """The result of `ibv_create_cq`: the handle, and the real number of entries."""
 
     handle: int
     cqe: int
 
 
 class NewQp(NamedTuple):
-    """The result of `ibv_create_qp`: handle, number, and the real capacity of the queues."""
+    """The result of `ibv_create_qp`: the handle, the QPN, and the real capacity of the queues."""
 
     handle: int
     qpn: int
@@ -65,7 +65,7 @@ class Route(NamedTuple):
 
 
 class QpValues(NamedTuple):
-    """`ibv_qp_attr`. The MTU is in bytes; 0 if it is not set."""
+    """`ibv_qp_attr`. The MTU is in bytes, or 0 if not set."""
 
     state: QpState
     path_mtu: int = 0
@@ -86,7 +86,7 @@ class QpValues(NamedTuple):
 
 
 class Send(NamedTuple):
-    """`ibv_send_wr` without wr_id. `inline` replaces the entries; `opcode` and `flags` are libibverbs'."""
+    """`ibv_send_wr` without wr_id. `inline` replaces the entries. `opcode` and `flags` have libibverbs' values."""
 
     opcode: int
     flags: int
@@ -97,13 +97,13 @@ class Send(NamedTuple):
     imm: int
     compare_add: int
     swap: int
-    ah: int = 0  # handle of the address handle, of a datagram
+    ah: int = 0  # for a datagram: the handle of its address handle
     remote_qpn: int = 0
     remote_qkey: int = 0
 
 
 class Wc(NamedTuple):
-    """`ibv_wc`. If it has failed, opcode, length and immediate data are undefined. The last four are of datagrams."""
+    """`ibv_wc`. On failure, opcode, length and immediate data are undefined. The last four fields are for datagrams."""
 
     wr_id: int
     status: int
@@ -127,7 +127,7 @@ class SrqValues(NamedTuple):
 
 
 class Refused(NamedTuple):
-    """The first refused request of a post, and the reason. The requests before it are posted."""
+    """The first refused request of a post, and the reason. The requests before it were posted."""
 
     index: int
     error: DocaError
@@ -149,7 +149,7 @@ class PlainVerbs(Protocol):
     def create_cq(self, cqe: int, channel: int | None, vector: int = 0) -> NewCq: ...
 
     def resize_cq(self, cq: int, cqe: int) -> int:
-        """How many entries it has now (`ibv_resize_cq`)."""
+        """Resize a CQ, and return its new number of entries (`ibv_resize_cq`)."""
         ...
 
     def poll_cq(self, cq: int, most: int) -> list[Wc]: ...
@@ -185,7 +185,7 @@ class PlainVerbs(Protocol):
         ...
 
     def resize_srq(self, srq: int, max_wr: int) -> None:
-        """`ibv_modify_srq` with IBV_SRQ_MAX_WR."""
+        """Change the capacity of an SRQ (`ibv_modify_srq` with IBV_SRQ_MAX_WR)."""
         ...
 
     def destroy_srq(self, srq: int) -> None: ...

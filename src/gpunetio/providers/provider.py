@@ -1,9 +1,9 @@
-"""The boundary between gpunetio and a device: what libibverbs and libmlx5 offer, and nothing else.
+"""The interface between gpunetio and a device: what libibverbs and libmlx5 offer, and nothing else.
 
-A provider has typed calls for device, port, PD, MR, UMEM, UAR, EQN, address resolution and events. For CQ, QP, queries
-and transitions it carries mailboxes, as DEVX does. `verbs` has no other access to a device.
+A provider has typed calls for device, port, PD, MR, UMEM, UAR, EQN, address resolution and events. For CQs, QPs,
+queries and transitions it passes mailboxes on, as DEVX does. `verbs` accesses a device only through this interface.
 
-Numbers are plain ints and errors are `DocaError`s: a refused command is a `DriverError` with `status` and `syndrome`.
+Numbers are ints, and errors are `DocaError`s: a refused command is a `DriverError` with `status` and `syndrome`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class DeviceInfo:
 
 @dataclass(frozen=True)
 class DeviceAttr:
-    """`ibv_query_device`: identity and limits."""
+    """Identity and limits of a device (`ibv_query_device`)."""
 
     fw_ver: str
     node_guid: int
@@ -59,9 +59,9 @@ class DeviceAttr:
 
 @dataclass(frozen=True)
 class NewAh:
-    """`ibv_create_ah`: the handle that `destroy_ah` takes, and the address vector for WQEs (formats.wqe.AV_SEG).
+    """The result of `ibv_create_ah`: the handle for `destroy_ah`, and the address vector for WQEs (formats.wqe.AV_SEG).
 
-    The vector is empty if only libibverbs makes WQEs. Whoever posts fills in the Q_Key and the destination's QPN.
+    The vector is empty if only libibverbs builds WQEs. The poster fills in the Q_Key and the destination's QPN.
     """
 
     handle: int
@@ -74,7 +74,7 @@ LANE_GBPS = {1: 2.5, 2: 5, 4: 10, 8: 10, 16: 14, 32: 25, 64: 50, 128: 100, 256: 
 
 @dataclass(frozen=True)
 class PortAttr:
-    """`ibv_query_port`. MTUs in bytes; `active_width` and `active_speed` are libibverbs' codes, 0 when not known."""
+    """`ibv_query_port`. MTUs are in bytes; `active_width` and `active_speed` are libibverbs' codes, 0 if unknown."""
 
     state: PortState
     max_mtu: int
@@ -89,16 +89,16 @@ class PortAttr:
 
     @property
     def gbps(self) -> float:
-        """The link's speed in Gbit/s, as width and speed say; 0 when not known."""
+        """The link's speed in Gbit/s, from width and speed; 0 if unknown."""
         return LANES.get(self.active_width, 0) * LANE_GBPS.get(self.active_speed, 0)
 
 
 @dataclass(frozen=True)
 class ClockInfo:
-    """How the device's clock, which timestamps are taken from, relates to the time of day (`mlx5dv_clock_info`).
+    """The relation between the device's clock, which timestamps use, and the time of day (`mlx5dv_clock_info`).
 
-    At `last_cycles` of the clock it was `nsec` ns after 1970. A cycle has `mult` / 2^`shift` ns, and `frac` is what was
-    rounded off. `mask` has the bits of the clock that count.
+    The clock had the value `last_cycles` at `nsec` ns after 1970. A cycle takes `mult` / 2^`shift` ns, and `frac` is
+    the fraction rounded off. `mask` has the valid bits of the clock.
     """
 
     nsec: int
@@ -109,9 +109,9 @@ class ClockInfo:
     mask: int
 
     def ns(self, timestamp: int) -> int:
-        """Return a timestamp as nanoseconds since 1970 (`mlx5dv_ts_to_ns`).
+        """Convert a timestamp to nanoseconds since 1970 (`mlx5dv_ts_to_ns`).
 
-        It may be from before this was asked, or from later: nearer than half of what the clock counts.
+        The timestamp may be older or newer than this ClockInfo, by less than half the clock's range.
         """
         later = (timestamp - self.last_cycles) & self.mask
         if later <= self.mask >> 1:
@@ -122,7 +122,7 @@ class ClockInfo:
 
 @dataclass(frozen=True)
 class MrKeys:
-    """`ibv_reg_mr`: the handle that `dereg_mr` takes, and the keys."""
+    """The result of `ibv_reg_mr`: the handle for `dereg_mr`, and the keys."""
 
     handle: int
     lkey: int
@@ -131,7 +131,7 @@ class MrKeys:
 
 @dataclass(frozen=True)
 class UarPage:
-    """`mlx5dv_devx_alloc_uar`: page id, and the mapped page's base and doorbell register."""
+    """The result of `mlx5dv_devx_alloc_uar`: page id, and addresses of the mapped page and its doorbell register."""
 
     page_id: int
     base_addr: int
@@ -140,10 +140,10 @@ class UarPage:
 
 @dataclass(frozen=True)
 class Event:
-    """`mlx5dv_devx_get_event`: the `cookie` of the subscription, and the event's type.
+    """An event (`mlx5dv_devx_get_event`): the `cookie` of the subscription, and the event's type.
 
-    `number` is the object's number; for PORT_CHANGE it is port << 8 | PortSubtype. `eqe` is the event queue entry, 64
-    bytes (formats/events.py), if the device has one.
+    `number` is the object's number, or for PORT_CHANGE, port << 8 | PortSubtype. `eqe` is the 64-byte event queue entry
+    (formats/events.py), if the device has one.
     """
 
     cookie: int
@@ -155,10 +155,10 @@ class Event:
 class Provider(Protocol):
     """One opened device.
 
-    `software`            it is a thread of this process, and reaches InfiniBand ports of this host only
+    `software`            it is a thread of this process, and can reach only InfiniBand ports of this host
     `has_dpa`             its data path accelerator runs kernels (`doca_dpa_cap_is_supported`)
-    `carries_mailboxes`   programs' own mailboxes reach it unchanged
-    `reaches_gpu_memory`  it reads and writes GPU memory itself, so queues may be in GPU memory
+    `carries_mailboxes`   mailboxes of programs reach it unchanged
+    `reaches_gpu_memory`  it can access GPU memory itself, so queues may lie there
     """
 
     name: str
@@ -169,7 +169,7 @@ class Provider(Protocol):
 
     @property
     def plain(self) -> PlainVerbs | None:
-        """Return libibverbs' own objects, for a device that has no mailboxes, UMEMs and UARs; else None."""
+        """Return libibverbs' own objects, for a device without mailboxes, UMEMs and UARs; otherwise None."""
         ...
 
     def query_device(self) -> DeviceAttr: ...
@@ -177,11 +177,11 @@ class Provider(Protocol):
     def query_port(self, port: int) -> PortAttr: ...
 
     def query_gid(self, port: int, index: int) -> bytes:
-        """Return the 16 raw bytes of a GID; all zero for an empty entry (`ibv_query_gid`)."""
+        """Return a GID as 16 raw bytes, all zero for an empty entry (`ibv_query_gid`)."""
         ...
 
     def gid_type(self, port: int, index: int) -> GidType:
-        """Return the kind of packets that this address sends (`ibv_query_gid_ex`)."""
+        """Return the type of packets sent from this GID (`ibv_query_gid_ex`)."""
         ...
 
     def alloc_pd(self) -> int:
@@ -191,19 +191,19 @@ class Provider(Protocol):
     def dealloc_pd(self, pdn: int) -> None: ...
 
     def reg_mr(self, pdn: int, address: int, nbytes: int, iova: int, access: Access, cuda: bool) -> MrKeys:
-        """Register [address, address + nbytes) under the addresses [iova, iova + nbytes) (`ibv_reg_mr_iova2`).
+        """Register [address, address + nbytes) at the addresses [iova, iova + nbytes) (`ibv_reg_mr_iova2`).
 
-        `cuda` means that CUDA provided the range, which may then be GPU memory; NotSupportedError if the device cannot
-        reach it.
+        `cuda` says that CUDA reported the range, so it may be GPU memory. NotSupportedError if the device cannot reach
+        it.
         """
         ...
 
     def rereg_mr(
         self, handle: int, pdn: int | None, place: tuple[int, int, bool] | None, access: Access | None
     ) -> MrKeys:
-        """Change a region's PD, its memory (address, length and whether CUDA named it) or its rights (`ibv_rereg_mr`).
+        """Change a region's PD, memory (address, length and whether CUDA reported it) or rights (`ibv_rereg_mr`).
 
-        None stays as it is. The region must be one whose keys see addresses as they are.
+        None keeps a value. The region's iova must equal its address.
         """
         ...
 
@@ -230,36 +230,36 @@ class Provider(Protocol):
     def query_eqn(self, vector: int) -> int: ...
 
     def resolve_mac(self, port: int, sgid_index: int, dgid: bytes) -> bytes:
-        """Return the 6-byte MAC of a RoCE GID (`ibv_create_ah` and mlx5dv's AH). NotFoundError if nobody answers."""
+        """Return the 6-byte MAC of a RoCE GID (`ibv_create_ah` and mlx5dv's AH). NotFoundError without an answer."""
         ...
 
     def seek_mac(self, port: int, dgid: bytes) -> bool:
-        """Return whether the MAC of a RoCE GID is known. If not, have the neighbour asked: never wait for the answer.
+        """Return whether the MAC of a RoCE GID is known. If not, ask the neighbour, without waiting for the answer.
 
-        Always True where the kernel resolves addresses.
+        If the kernel resolves addresses, always return True.
         """
         ...
 
     def create_ah(self, pdn: int, port: int, route: Route) -> NewAh:
-        """Create an address handle (`ibv_create_ah`). NotFoundError if nobody answers at the address."""
+        """Create an address handle (`ibv_create_ah`). NotFoundError if the address does not answer."""
         ...
 
     def destroy_ah(self, handle: int) -> None: ...
 
     def query_clock(self) -> ClockInfo:
-        """Return what converts timestamps to the time of day (`mlx5dv_get_clock_info`)."""
+        """Return the data that converts timestamps to the time of day (`mlx5dv_get_clock_info`)."""
         ...
 
     def raw_clock(self) -> int:
-        """Return the device's present clock, in the cycles of timestamps (`ibv_query_rt_values_ex`)."""
+        """Return the current value of the device's clock, in the cycles of timestamps (`ibv_query_rt_values_ex`)."""
         ...
 
     def devx_obj_create(self, mailbox: bytes, out_size: int) -> tuple[int, bytes]:
-        """Create an object and return (object handle, output mailbox)."""
+        """Create an object. Return its handle and the output mailbox."""
         ...
 
     def devx_objects(self) -> list[int]:
-        """Return the handles of all existing objects that mailboxes created, oldest first."""
+        """Return the handles of all existing objects created with mailboxes, oldest first."""
         ...
 
     def devx_obj_modify(self, handle: int, mailbox: bytes, out_size: int) -> bytes: ...
@@ -271,19 +271,19 @@ class Provider(Protocol):
     def general_cmd(self, mailbox: bytes, out_size: int) -> bytes: ...
 
     def attach_flow_table(self, table: int) -> int:
-        """Let what the port receives visit this flow table first, a DEVX object. Return a handle.
+        """Send all packets that the port receives through this flow table, a DEVX object, first. Return a handle.
 
-        On a card, a rule of the kernel (`mlx5dv_create_flow`) leads there. InUseError if the device has one root, and
-        it is taken.
+        On a card, a rule of the kernel (`mlx5dv_create_flow`) leads to the table. InUseError if the device has only one
+        root table and it is taken.
         """
         ...
 
     def detach_flow_table(self, handle: int) -> None: ...
 
     def open_kernel_path(self) -> tuple[int, int]:
-        """Return a handle, and the number of a flow table from which packets go where they go without flow tables.
+        """Return a handle, and the number of a flow table whose packets go where they would go without flow tables.
 
-        On a card, that is a steering anchor (`mlx5dv_create_steering_anchor`).
+        On a card, this is a steering anchor (`mlx5dv_create_steering_anchor`).
         """
         ...
 
@@ -300,12 +300,13 @@ class Provider(Protocol):
     def subscribe(self, channel: int, handle: int | None, types: Iterable[EventType], cookie: int) -> None:
         """Subscribe the channel to events of a DEVX object (`mlx5dv_devx_subscribe_devx_event`).
 
-        Without an object: to events of the port and the device. A subscription ends with its object or its channel.
+        Without an object, subscribe to events of the port and the device. A subscription ends with its object or
+        channel.
         """
         ...
 
     def get_event(self, channel: int) -> Event | None:
-        """Return the oldest waiting event, or None (`mlx5dv_devx_get_event`). FullError after events were lost."""
+        """Return the oldest waiting event, or None (`mlx5dv_devx_get_event`). FullError once events were lost."""
         ...
 
     def destroy_event_channel(self, channel: int) -> None:
@@ -315,32 +316,32 @@ class Provider(Protocol):
     def doorbell_register(self, uar: UarPage, qpn: int) -> int:
         """Return the address of the doorbell register for `qpn`; on a card, it is the UAR's.
 
-        A kernel rings it with 8 bytes, or writes a WQE to it (BlueFlame): the register has 64 bytes, a cache line.
+        A kernel rings it with 8 bytes, or writes a WQE to it (BlueFlame). The register has 64 bytes, a cache line.
         """
         ...
 
     def near_register(self, register: int, engine: str) -> int | None:
-        """Return where kernels on a GPU ring a register that the GPU has itself; None if it is to be mapped.
+        """Return where GPU kernels ring a register that is in the GPU's own memory, or None if it must be mapped.
 
-        `engine` is that of software NICs which make their turns on the GPU (gpu/backend.py).
+        `engine` is the engine name of software NICs that run on that GPU (gpu/backend.py).
         """
         ...
 
     def doorbell_rung(self) -> None:
-        """Tell the device that a CPU has rung a doorbell. A card notices by itself."""
+        """Tell the device that a CPU has rung a doorbell. A card notices this itself."""
         ...
 
     def wake_at(self, cqn: int, word: int) -> bool:
-        """Wake the thread that naps at a word (device/waiting.py) when CQEs of a CQ are written; for 0, none any more.
+        """Wake the thread that sleeps at `word` (device/waiting.py) when CQEs of a CQ are written. 0 ends this.
 
-        Return whether the device does this. A card does not.
+        Return whether the device can do this. A card cannot.
         """
         ...
 
     def explain(self, qpn: int, vendor_syndrome: int | None) -> str | None:
-        """Describe the last refusal on a queue pair that is no flush, or the cause of this vendor syndrome.
+        """Describe the last refusal on a queue pair, other than a flush, or the cause of this vendor syndrome.
 
-        None if unknown.
+        Return None if it is unknown.
         """
         ...
 

@@ -50,11 +50,11 @@ from .provider import ClockInfo, DeviceAttr, DeviceInfo, Event, MrKeys, NewAh, P
 DEVICES = 8
 _GPU = "gpu"
 _SOFT = frozenset(f"soft{n}" for n in range(DEVICES))
-ADDRESSES = 254  # of 127.0.0.0/24: one for each process that does not say which
+ADDRESSES = 254  # in 127.0.0.0/24, for processes that choose no address
 _MAX_WR, _MAX_SGE, _MAX_CQE = 1 << MAX_LOG_QUEUE, 30, 1 << MAX_LOG_CQ
 
-_nics: dict[str, tuple[SoftNic, int]] = {}  # name → NIC, and the number of its opens
-_asked: dict[str, PortConfig] = {}  # name → the port that the first open asked for
+_nics: dict[str, tuple[SoftNic, int]] = {}  # name → the NIC, and how often it is open
+_asked: dict[str, PortConfig] = {}  # name → the port that the first open requested
 _lock = threading.RLock()
 
 
@@ -70,7 +70,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def device_list() -> list[DeviceInfo]:
-    """Return the software devices, open or not: soft0, …, and gpu0, … for each GPU that could make a NIC's turns."""
+    """Return the software devices, open or not: soft0, …, and gpu0, … for each GPU that can run a NIC's engine."""
     return [
         *(DeviceInfo(f"soft{n}", "soft", "software NIC (CPU engine)") for n in range(DEVICES)),
         *(DeviceInfo(f"gpu{n}", "soft", f"software NIC (engine on GPU {n})") for n in range(_gpus())),
@@ -78,7 +78,7 @@ def device_list() -> list[DeviceInfo]:
 
 
 def has(name: str) -> bool:
-    """Return whether there is a software device of this name. CUDA is asked only about those on GPUs."""
+    """Return whether a software device has this name. CUDA is initialized only for names of GPU devices."""
     return name in _SOFT or (name.startswith(_GPU) and name in (device.name for device in device_list()))
 
 
@@ -98,13 +98,13 @@ def _address(n: int) -> str:
 
 
 def _address_of(name: str) -> str:
-    """Return the address of a device whose port names none: those of GPUs follow the others."""
+    """Return the default address of a device. The addresses of gpuN follow those of softN."""
     first, number = (DEVICES, name.removeprefix(_GPU)) if name.startswith(_GPU) else (0, name.removeprefix("soft"))
     return _address(first + int(number))
 
 
 def _on_gpu(name: str, port: PortConfig) -> PortConfig:
-    """Return the port of the device gpuN, whose engine is on that GPU."""
+    """Return the port of device gpuN, with the engine on that GPU."""
     if port.engine not in (CPU, name):
         raise InvalidValueError(f"engine = {port.engine!r}: {name} makes its turns on that GPU; open soft0 instead")
     return replace(port, engine=name)
@@ -124,7 +124,7 @@ def open_device(name: str, port: PortConfig | None = None) -> SoftProvider:
 
 
 def _prepare(port: PortConfig | None) -> None:
-    """Do what may take a minute, before `_lock` is taken."""
+    """Do the part that may take a minute, before `_lock` is taken."""
     if sys.platform != "linux":
         raise NotSupportedError(f"the software NIC runs on Linux, not on {sys.platform}")
     with allowed():
@@ -137,7 +137,7 @@ def _open(name: str, port: PortConfig | None) -> SoftProvider:
     with _lock, within_limits(name, descriptors_of(port or PortConfig())):
         nic, opened = _nics.get(name, (None, 0))
         if nic is not None and not opened:
-            nic.close()  # its engine has not stopped in time
+            nic.close()  # its engine did not stop in time before
             nic = None
         if nic is None:
             asked = port or PortConfig()
@@ -159,12 +159,12 @@ def _open(name: str, port: PortConfig | None) -> SoftProvider:
 def open_first(port: PortConfig | None = None) -> SoftProvider:
     """Open the first software NIC that is open in this process, or that no other process has open.
 
-    If other processes have all of them, open soft0 with the first free address. If `port` has addresses, open soft0,
-    too: default addresses do not matter then.
+    If other processes have them all, open soft0 with the first free address. If `port` has addresses, open soft0 as
+    well, because default addresses are then not needed.
     """
     _prepare(port)
     with_addresses = port is not None and bool(port.addresses)
-    with _lock:  # a NIC that another thread is opening has its address already
+    with _lock:  # a NIC that another thread is opening already has its address
         for n in range(DEVICES):
             if with_addresses or f"soft{n}" in _nics:
                 return _open(f"soft{n}", port)
@@ -174,7 +174,7 @@ def open_first(port: PortConfig | None = None) -> SoftProvider:
 
 
 def open_beside_others(name: str, port: PortConfig) -> SoftProvider:
-    """Open a device. If it is to have its default address, and another process has that, it gets the first free one."""
+    """Open a device. If it would get its default address and another process has that, use the first free address."""
     _prepare(port)
     with _lock:  # as in `open_first`
         if port.addresses or name in _nics:
@@ -187,7 +187,7 @@ def open_beside_others(name: str, port: PortConfig) -> SoftProvider:
 
 
 def _open_with_free_address(name: str, port: PortConfig) -> SoftProvider:
-    """Open a device with the first free address of those that are no device's default."""
+    """Open a device with the first free address that is no device's default."""
     for n in range(DEVICES, ADDRESSES):
         if (opened := _open_unclaimed(name, _address(n), replace(port, addresses=(_address(n),)))) is not None:
             return opened
@@ -198,19 +198,19 @@ def _open_with_free_address(name: str, port: PortConfig) -> SoftProvider:
 
 
 def _open_unclaimed(name: str, address: str, port: PortConfig | None) -> SoftProvider | None:
-    """Open a device unless another process has its address. Return None then."""
+    """Open a device. Return None if another process has its address."""
     if claimant(address) is not None:
         return None
     opened = _open(name, port)
     if all(opened.nic.control_socket.claimed.values()):
         return opened
-    opened.close()  # another process was faster, or does not listen under that name
+    opened.close()  # another process was faster, or cannot be found by that name
     return None
 
 
 @dataclass(frozen=True)
 class _DevxObject:
-    """An object that a mailbox has made: its kind, and what names it, such as its number."""
+    """An object created with a mailbox: its kind, and the fields that name it, such as its number."""
 
     kind: Handlers
     named: dict[str, int]
@@ -220,7 +220,7 @@ class _DevxObject:
 
     @property
     def number(self) -> int:
-        """Return the number, of an object that is named by nothing else."""
+        """Return the number of an object that is named by a single field."""
         (number,) = self.named.values()
         return number
 
@@ -241,17 +241,17 @@ class SoftProvider:
         self.nic, self.name = nic, nic.name
         self._objects: dict[int, _DevxObject] = {}  # by handle
         self._handles = itertools.count(1)
-        self._held: dict[tuple[Callable[[int], None], int], None] = {}  # what close() releases, in order
-        self._mapped: dict[tuple[Callable[[int], None], int], MappedMemory] = {}  # dmabufs, by their release functions
+        self._held: dict[tuple[Callable[[int], None], int], None] = {}  # what close() releases, in reverse order
+        self._mapped: dict[tuple[Callable[[int], None], int], MappedMemory] = {}  # dmabufs, by release function
         self._channels: dict[int, EventChannel] = {}
-        self._paths: dict[int, Destination] = {}  # by address handle
+        self._paths: dict[int, Destination] = {}  # by handle of the address handle
         self._address_handles = itertools.count(1)
         self._pid = os.getpid()
         self._open = True
 
     @property
     def reaches_gpu_memory(self) -> bool:
-        """Return whether queues may lie in memory of a GPU, as the engine is there."""
+        """Return whether queues may lie in GPU memory, which is so if the engine runs on the GPU."""
         return self.nic.port.config.on_gpu
 
     def __repr__(self) -> str:
@@ -259,7 +259,7 @@ class SoftProvider:
 
     def query_device(self) -> DeviceAttr:
         nic = self.nic
-        # A linked list of receives always keeps one entry, so an SRQ has one receive less than its ring.
+        # A linked list of receives always keeps one entry, so an SRQ holds one receive less than its ring has entries.
         return DeviceAttr(
             fw_ver="software", node_guid=nic.guid, sys_image_guid=nic.guid, vendor_id=0x02C9,
             vendor_part_id=nic.port.config.part_id, hw_ver=0,
@@ -308,7 +308,7 @@ class SoftProvider:
         self._give_back(self.nic.dereg_mr, handle)
 
     def reg_dmabuf_mr(self, pdn: int, fd: int, offset: int, nbytes: int, iova: int, access: Access) -> MrKeys:
-        """Register a range of a dmabuf that the CPU can map."""
+        """Register a range of a dmabuf. The CPU must be able to map it."""
         key = self._map_for(
             self.nic.dereg_mr, fd, offset, nbytes,
             lambda address: self.reg_mr(pdn, address, nbytes, iova, access, False).handle,
@@ -380,7 +380,7 @@ class SoftProvider:
         command = self.nic.control.interpreter.find(mailbox)
         if command is not None and command.call is not Call.CREATE:
             raise InvalidValueError(f"{_name(mailbox)} creates no object")
-        out = self._execute(mailbox, out_size)  # refused if there is no such command
+        out = self._execute(mailbox, out_size)  # raises an error if there is no such command
         assert command is not None
         handle = next(self._handles)
         self._objects[handle] = _DevxObject(self.nic.control.kinds[command.opcode], command.named(mailbox, out))
@@ -431,7 +431,7 @@ class SoftProvider:
         self.general_cmd(bytes(box), cmd.OUT.size)
 
     def open_kernel_path(self) -> tuple[int, int]:
-        """Return a table without entries: what no entry takes goes on as without tables."""
+        """Create a table without entries: packets that no entry takes continue as without tables."""
         create = CREATE_FLOW_TABLE_IN.pack(
             opcode=Opcode.CREATE_FLOW_TABLE, flow_table_context={"level": MAX_LEVEL, "log_size": 0}
         )
@@ -472,7 +472,7 @@ class SoftProvider:
         del self._channels[handle]
 
     def event_channel(self, handle: int) -> EventChannel:
-        """Return a channel by its handle."""
+        """Return the channel with this handle."""
         if handle not in self._channels:
             raise InvalidValueError(f"{self.name} has no event channel {handle}")
         return self._channels[handle]
@@ -485,7 +485,7 @@ class SoftProvider:
         return self.nic.near_register(register) if engine == self.nic.port.config.engine_name else None
 
     def doorbell_rung(self) -> None:
-        """Wake the engine, which does not see a doorbell while it sleeps."""
+        """Wake the engine, which cannot see a doorbell while it sleeps."""
         self.nic.engine.doorbell_rung()
 
     def wake_at(self, cqn: int, word: int) -> bool:
@@ -500,12 +500,12 @@ class SoftProvider:
         return None
 
     def close(self) -> None:
-        """Release what this open made. The last close of a NIC stops its engine; TimedOutError if it does not stop."""
+        """Release what this open created. The last close stops the NIC's engine; TimedOutError if it does not stop."""
         if not self._open or self._pid != os.getpid():
             return
         self._open = False
         freed = True
-        while freed:  # what an earlier object uses goes in the next round
+        while freed:  # an object that an earlier one uses is released in the next round
             freed = False
             for free, number in reversed(list(self._held)):
                 with contextlib.suppress(DocaError):
@@ -516,13 +516,13 @@ class SoftProvider:
             _nics[self.name] = nic, opened - 1
             if opened == 1:
                 watch.closing(nic)
-                nic.close()  # if it fails, the next open tries again
+                nic.close()  # if this fails, the next open tries again
                 del _nics[self.name]
 
     def _map_for(
         self, free: Callable[[int], None], fd: int, offset: int, nbytes: int, register: Callable[[int], int]
     ) -> int:
-        """Map a dmabuf and register it. Return the number, which `free` releases with the mapping."""
+        """Map a dmabuf and register it. Return the number; `free` releases it together with the mapping."""
         memory = _map(fd, offset, nbytes)
         with ExitStack() as undo:
             undo.callback(memory.close)
@@ -532,7 +532,7 @@ class SoftProvider:
         return number
 
     def _hold(self, free: Callable[[int], None], number: int) -> int:
-        """Record a created object, so that close() releases it as a driver cleans up after a process."""
+        """Record a created object, so that close() releases it as a kernel driver cleans up after a process."""
         self._held[free, number] = None
         return number
 
@@ -555,7 +555,7 @@ class SoftProvider:
         """Raise InvalidValueError unless the mailbox is for this call and names this object, as DEVX does."""
         named, command = self._object(handle), self.nic.control.interpreter.find(mailbox)
         if command is None:
-            return  # the device says what it thinks of that
+            return  # the device itself refuses it
         if command.call is not call:
             raise InvalidValueError(f"{_name(mailbox)} is not for this call: use another devx_obj_… call")
         if (other := command.named(mailbox)) != named.named:
@@ -585,7 +585,7 @@ def _map(fd: int, offset: int, nbytes: int) -> MappedMemory:
         if offset < 0 or nbytes <= 0 or offset + nbytes > size:
             raise InvalidValueError(f"{nbytes} bytes at offset {offset} do not lie in the {size} bytes of fd {fd}")
         return MappedMemory(fd, size, writable=True)
-    except (OSError, OverflowError) as error:  # no int of C can be that descriptor
+    except (OSError, OverflowError) as error:  # OverflowError: fd does not fit in a C int
         raise NotSupportedError(
             f"the software NIC cannot map dmabuf fd {fd} into this process ({error}): its exporter must allow mmap, "
             "which GPU drivers do not"
@@ -602,7 +602,7 @@ def _name(mailbox: bytes) -> str:
 
 
 def _address_vector(route: Route, ethernet: bool, mac: bytes) -> bytes:
-    """Return the address vector of a WQE, as `mlx5_create_ah` makes it. The soft NIC takes any UDP source port."""
+    """Return the address vector of a WQE, as `mlx5_create_ah` builds it. The software NIC takes any UDP source port."""
     av = np.zeros((), AV_SEG.dtype)
     av["stat_rate_sl"] = route.static_rate << 4 | ((route.sl & 7) << 1 if ethernet else route.sl)
     av["rlid"] = UDP_SPORTS[0] if ethernet else route.dlid

@@ -1,7 +1,7 @@
-"""Who hears of the software NICs that this process opens and closes, and may change their ports: a test tool.
+"""Watch the software NICs that this process opens and closes, and change their ports: a tool for tests.
 
-A process that a test starts, such as a program in C under `gpunetio run`, finds the folder for the artefacts of that
-test in its environment. Its NICs leave their captures and their diagnoses there.
+If a test starts a process, such as a C program under `gpunetio run`, the environment names the folder for that test's
+artefacts. The process's NICs leave their captures and diagnoses there.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ if TYPE_CHECKING:
 logger: logging.Logger = logging.getLogger("gpunetio.providers")
 
 
-ARTEFACTS = "GPUNETIO_ARTEFACTS"  # the variable that names the folder
-DIAGNOSES = "*.diagnosis"  # what processes leave in it: a file for each
+ARTEFACTS = "GPUNETIO_ARTEFACTS"  # the environment variable that names the folder
+DIAGNOSES = "*.diagnosis"  # files in that folder, one per process
 
 
 class Watcher(Protocol):
-    """Hears of each software NIC of the process. The program under test opens them as always."""
+    """Is notified of each software NIC of the process. The program under test opens NICs as usual."""
 
     def opening(self, name: str, port: PortConfig) -> PortConfig:
-        """Return the port with which a NIC opens; `port` is what the program asked for."""
+        """Return the port with which a NIC opens. `port` is the one that the program requested."""
         ...
 
     def closing(self, nic: SoftNic) -> None:
-        """Look at a NIC that is about to stop."""
+        """Inspect a NIC that is about to stop."""
         ...
 
 
 def with_capture(port: PortConfig, folder: Path) -> PortConfig:
-    """Return a port with a capture in a folder of a test, unless the program writes a file of its own.
+    """Return a port that captures to a test's folder, unless the program captures to a file of its own.
 
-    A capture in another folder, as of `gpunetio run --pcap`, goes to the folder of the test.
+    A capture to another folder, as with `gpunetio run --pcap`, goes to the test's folder instead.
     """
     if port.capture is not None and not Path(port.capture).is_dir():
         return port
@@ -50,7 +50,7 @@ def with_capture(port: PortConfig, folder: Path) -> PortConfig:
 
 
 class _ForParent:
-    """The watcher of a process that a test has started."""
+    """The watcher in a process that a test has started."""
 
     def __init__(self, folder: Path):
         self._folder = folder
@@ -61,7 +61,7 @@ class _ForParent:
     def closing(self, nic: SoftNic) -> None:
         from ..nic.diagnosis import diagnose
 
-        if self._folder.is_dir():  # else the test has passed already
+        if self._folder.is_dir():  # otherwise the test has already passed
             with (self._folder / DIAGNOSES.replace("*", str(os.getpid()))).open("a", encoding="utf-8") as file:
                 file.write(diagnose(nic))
 
@@ -78,9 +78,9 @@ def _watcher() -> Watcher | None:
 
 @contextmanager
 def watched(by: Watcher) -> Iterator[None]:
-    """Tell a watcher of NICs while the block lasts. Of several watchers, the last one is told.
+    """Notify a watcher of NICs during the block. With several watchers, only the last one is notified.
 
-    NICs that are open already keep their ports.
+    NICs that are already open keep their ports.
     """
     _watchers.append(by)
     try:
@@ -90,13 +90,13 @@ def watched(by: Watcher) -> Iterator[None]:
 
 
 def opening(name: str, port: PortConfig) -> PortConfig:
-    """Return the port with which a NIC opens."""
+    """Return the port with which a NIC opens, as the watcher wants it."""
     watcher = _watcher()
     return watcher.opening(name, port) if watcher else port
 
 
 def closing(nic: SoftNic) -> None:
-    """Tell the watcher that a NIC is about to stop. What the watcher does wrong is logged, and the NIC stops."""
+    """Notify the watcher that a NIC is about to stop. An error in the watcher is logged, and the NIC still stops."""
     if (watcher := _watcher()) is None:
         return
     try:

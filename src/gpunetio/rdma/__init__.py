@@ -1,11 +1,11 @@
-"""The RDMA library (DOCA RDMA): connections with peers, driven by kernels or by tasks of the CPU.
+"""DOCA RDMA: connections to peers, driven by kernels or by CPU tasks.
 
     with Rdma(pd, gpu=gpu) as rdma:
         description, connection = rdma.export()
         connection.connect(what_the_peer_has_sent)
         kernel[1, 32, gpu](rdma, connection.id, …)
 
-Without a Gpu, tasks do the work:
+Without a Gpu, tasks transfer the data:
 
         await Write(connection, array, remote)
 """

@@ -1,4 +1,4 @@
-"""Connections by address and port: an `Rdma` listens, is asked, and asks (RDMA CM)."""
+"""RDMA CM for an `Rdma`: listening, incoming requests, and connections to an address and port."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .connection import ConnectionState, Owner, RdmaConnection
 
 
 class Callbacks(NamedTuple):
-    """What the program wants to be told of connections."""
+    """The program's callbacks for connections."""
 
     request: Callable[[RdmaConnection], object] | None = None
     established: Callable[[RdmaConnection], object] | None = None
@@ -24,7 +24,7 @@ class Callbacks(NamedTuple):
 
 
 class Home(Owner, Protocol):
-    """What this needs of an `Rdma`."""
+    """The interface of an `Rdma` that this module uses."""
 
     pd: PD
 
@@ -34,14 +34,14 @@ class Home(Owner, Protocol):
         ...
 
     def new_connection(self) -> RdmaConnection:
-        """Make a connection that is connected to nobody."""
+        """Create a connection that is not connected yet."""
         ...
 
 
 class ByAddress:
-    """The listeners of a running `Rdma`, and what has become of its connections.
+    """The listeners of a running `Rdma`, its incoming requests, and the progress of its connections.
 
-    `call` calls a callback of the program in the next step of progress.
+    `call` schedules a callback of the program for the next `progress`.
     """
 
     def __init__(self, rdma: Home, callbacks: Callbacks, call: Callable[..., None]):
@@ -50,7 +50,7 @@ class ByAddress:
         self._requests: deque[RdmaConnection] = deque()
 
     def listen(self, port: int) -> None:
-        """Take requests for connections to a port."""
+        """Accept connection requests for a port."""
         port = whole("port", port)
         if port in self._listeners:
             raise InvalidValueError(f"{self._rdma} listens at port {port} already")
@@ -59,7 +59,7 @@ class ByAddress:
         )
 
     def stop_listening(self, port: int) -> None:
-        """Refuse the requests that wait, and take no more."""
+        """Refuse the waiting requests, and accept no more."""
         port = whole("port", port)
         if port not in self._listeners:
             raise NotFoundError(f"{self._rdma} does not listen at port {port}")
@@ -69,12 +69,12 @@ class ByAddress:
 
     @property
     def where(self) -> str:
-        """Return at which addresses and ports it listens, in words."""
+        """Return the addresses and ports of the listeners, as text for a message."""
         places = [f"{listener.address} port {port}" for port, listener in self._listeners.items()]
         return f"at {' or '.join(places)}" if places else f"({self._rdma} listens at no port)"
 
     def connect(self, address: str, port: int, private_data: bytes) -> RdmaConnection:
-        """Ask a peer for a connection."""
+        """Start connecting to a peer, and return the connection."""
         rdma = self._rdma
         connection = rdma.new_connection()
         try:
@@ -89,7 +89,7 @@ class ByAddress:
         return connection
 
     def take_request(self) -> RdmaConnection | None:
-        """Return the oldest request that no callback was told of and that still waits, or None."""
+        """Return the oldest request that is still waiting and was passed to no callback, or None."""
         self._drop_requests()
         while self._requests:
             connection = self._requests.popleft()
@@ -98,7 +98,7 @@ class ByAddress:
         return None
 
     def poll(self) -> None:
-        """Look for requests, and for what has become of connections."""
+        """Take new requests, and update the states of connections."""
         self._drop_requests()
         for listener in list(self._listeners.values()):
             while (request := listener.take()) is not None:
@@ -107,9 +107,9 @@ class ByAddress:
             self._follow(connection)
 
     def _drop_requests(self) -> None:
-        """Close the connections of requests that wait no more, so that others have their room.
+        """Close connections whose requests are no longer waiting, to make room for others.
 
-        The program is told that they have failed, unless it never heard of them.
+        The program's failure callback is called, unless the program never saw the request.
         """
         for connection in self._rdma.connections:
             if not connection.abandoned:

@@ -1,4 +1,4 @@
-"""A connection with a peer (`doca_rdma_connection`)."""
+"""A connection to a peer (`doca_rdma_connection`)."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from ..verbs import QP, Context
 from .datapath import Channel, DataPath
 from .description import describe, endpoint_of
 
-_DEADLINE = 30.0  # seconds of a wait, unless the program says otherwise
+_DEADLINE = 30.0  # seconds, the default timeout of a wait
 
 
 class ConnectionState(IntEnum):
-    """How far a connection is. The numbers are ours."""
+    """The state of a connection. The numbers are gpunetio's."""
 
-    NEW          = 0  # exported; not connected
-    REQUESTED    = 1  # a peer asks for it, and waits for `accept` or `reject`
-    CONNECTING   = 2  # by address: waits for the peer
+    NEW          = 0  # exported, but not connected
+    REQUESTED    = 1  # a peer has requested it, and waits for `accept` or `reject`
+    CONNECTING   = 2  # by address: waiting for the peer
     CONNECTED    = 3
-    FAILED       = 4  # connecting has failed
-    DISCONNECTED = 5  # one end has ended it: requests in flight end with an error
+    FAILED       = 4  # connecting failed
+    DISCONNECTED = 5  # one end has disconnected: requests in flight end with an error
     CLOSED       = 6
 
 
 class Owner(TaskOwner, Protocol):
-    """What a connection and its tasks need of its `Rdma`."""
+    """The interface of an `Rdma` that a connection and its tasks use."""
 
     ctx: Context
     port: int
@@ -44,7 +44,7 @@ class Owner(TaskOwner, Protocol):
 
     @property
     def datapath(self) -> DataPath:
-        """Return what makes queue pairs. BadStateError unless the `Rdma` runs."""
+        """Return the data path, which creates queue pairs. BadStateError unless the `Rdma` is running."""
         ...
 
     def forget(self, connection: RdmaConnection) -> None:
@@ -57,12 +57,12 @@ class Owner(TaskOwner, Protocol):
 
 
 class RdmaConnection:
-    """A connection with a peer. `Rdma.export` makes it, and `connect` connects it.
+    """A connection to a peer. `Rdma.export` creates it, and `connect` connects it.
 
-    Or `Rdma.connect_to` makes it, or a request of a peer: then progress of the engine connects it.
+    Alternatively, `Rdma.connect_to` or a peer's request creates it, and the engine's progress connects it.
 
     `id`           its number, which device functions take (`doca_rdma_connection_get_id`)
-    `user_data`    any object of yours (`doca_rdma_connection_set_user_data`)
+    `user_data`    an arbitrary object (`doca_rdma_connection_set_user_data`)
     """
 
     rdma: Owner
@@ -75,7 +75,7 @@ class RdmaConnection:
         self._state = ConnectionState.NEW
         self._request: cm.Request | None = None
         self._manager: cm.Connection | None = None
-        self._left = False  # this end has disconnected it
+        self._left = False  # whether this end has disconnected
 
     @property
     def qp(self) -> QP:
@@ -84,20 +84,20 @@ class RdmaConnection:
 
     @property
     def state(self) -> ConnectionState:
-        """Return how far it is."""
+        """Return the state of the connection."""
         return self._state
 
     def describe(self) -> bytes:
-        """Return what the peer's `connect` needs: bytes to send by any means, as `Rdma.export` returns them."""
+        """Return the bytes that the peer's `connect` needs, as `Rdma.export` does. Send them by any means."""
         self._check(ConnectionState.NEW, "described")
         return describe(self.qp.endpoint(port=self.rdma.port, sgid_index=self.rdma.gid_index))
 
     @deferred()
     def connect(self, description: BytesLike) -> None:
-        """Connect to the peer whose `export` has returned `description` (`doca_rdma_connect`). The peer does the same.
+        """Connect to the peer whose `export` returned `description` (`doca_rdma_connect`). The peer must do the same.
 
-        InvalidValueError if the bytes are damaged, or are not such a description; the connection is still new then. If
-        the device refuses, the connection has failed, and its description is void: export another one.
+        InvalidValueError if the bytes are damaged or are not such a description; the connection is then still NEW. If
+        the device refuses, the connection is FAILED and its description is invalid: export another one.
         """
         self._check(ConnectionState.NEW, "connected")
         remote = endpoint_of(description)
@@ -117,41 +117,41 @@ class RdmaConnection:
 
     @property
     def peer(self) -> str | None:
-        """Return the address of a peer that was connected by its address."""
+        """Return the address of the peer, or None unless connected by address."""
         known = self._manager or self._request
         return known.peer if known else None
 
     @property
     def port(self) -> int | None:
-        """Return the port that this end has asked for, or that the peer has asked for. None without an address."""
+        """Return the port that this end or the peer requested, or None unless connected by address."""
         known = self._manager or self._request
         return known.port if known else None
 
     @property
     def private_data(self) -> bytes:
-        """Return what the peer has sent with its request or its answer, padded with zeros."""
+        """Return what the peer sent with its request or reply, padded with zeros."""
         known = self._manager or self._request
         return known.private_data if known else b""
 
     def asked(self, request: cm.Request) -> None:
-        """Begin with the request of a peer."""
+        """Take a peer's request for this connection."""
         self._request, self._state = request, ConnectionState.REQUESTED
 
     @property
     def abandoned(self) -> bool:
-        """Return whether nobody waits for `accept` or `reject` any more."""
+        """Return whether the peer no longer waits for `accept` or `reject`."""
         return self._state is ConnectionState.REQUESTED and self._request is not None and not self._request.waits
 
     def follow(self, manager: cm.Connection) -> None:
-        """Begin with a connection of the connection manager that waits for the peer."""
+        """Follow a connection of the connection manager that is waiting for the peer."""
         self._manager, self._state = manager, ConnectionState.CONNECTING
 
     @deferred()
     def accept(self, private_data: bytes = b"") -> None:
-        """Accept the request (`doca_rdma_connection_accept`); `private_data` is at most 196 bytes.
+        """Accept the request (`doca_rdma_connection_accept`). `private_data` is at most 196 bytes.
 
-        The callback `established` or `failure` follows, or wait by `established`. BadStateError if the peer has given
-        up.
+        Afterwards the callback `established` or `failure` is called; or wait with `established`. BadStateError if the
+        peer has given up.
         """
         self._check(ConnectionState.REQUESTED, "accepted")
         assert self._request is not None
@@ -162,15 +162,15 @@ class RdmaConnection:
             raise
 
     def reject(self, private_data: bytes = b"") -> None:
-        """Refuse the request (`doca_rdma_connection_reject`), and close; `private_data` is at most 148 bytes."""
+        """Refuse the request (`doca_rdma_connection_reject`), and close. `private_data` is at most 148 bytes."""
         self._check(ConnectionState.REQUESTED, "rejected")
         assert self._request is not None
-        with suppress(BadStateError):  # the peer has given up
+        with suppress(BadStateError):  # the peer has already given up
             self._request.reject(private_data)
         self.close_with_owner()
 
     def look(self) -> ConnectionState | None:
-        """Take over what the connection manager has noticed. Return the state if that has changed it."""
+        """Update the state from the connection manager. Return the state if it changed, else None."""
         before, manager = self._state, self._manager
         if manager is None:
             return None
@@ -186,7 +186,7 @@ class RdmaConnection:
 
     @property
     def why_failed(self) -> DocaError | None:
-        """Return why a connection by address has failed: the peer refuses, or does not answer."""
+        """Return why connecting by address failed: the peer refused or did not answer."""
         if self._manager is None or self._state is not ConnectionState.FAILED:
             return None
         try:
@@ -196,17 +196,19 @@ class RdmaConnection:
         return None
 
     def established(self, timeout: float = _DEADLINE) -> None:
-        """Make progress until it is connected. ConnectionRejectedError if the peer refuses, TimedOutError if it does
-        not answer."""
+        """Make progress until connected.
+
+        ConnectionRejectedError if the peer refuses, TimedOutError if it does not answer.
+        """
         self.rdma.engine.progress_until(self._is_established, timeout, self._what_establishes)
 
     async def established_async(self) -> None:
-        """Do what `established` does, in asyncio's event loop. `asyncio.timeout` sets a deadline."""
+        """Wait as `established` does, in asyncio's event loop. Set a deadline with `asyncio.timeout`."""
         await self.rdma.engine.progress_until_async(self._is_established)
 
     @property
     def _what_establishes(self) -> str:
-        """Return what `established` waits for, in words."""
+        """Return what `established` waits for, as text for a message."""
         if self._request is not None:
             return f"the confirmation of {self.peer}, which has asked for port {self.port},"
         if self._manager is not None:
@@ -222,10 +224,10 @@ class RdmaConnection:
         return True
 
     def disconnect(self, private_data: bytes = b"") -> None:
-        """End the connection (`doca_rdma_connection_disconnect`), and do not wait for the peer to know.
+        """Disconnect, without waiting for the peer (`doca_rdma_connection_disconnect`).
 
-        Requests in flight end with an error. If it was connected by address, the peer is told, and the callback
-        `disconnect` follows at both ends.
+        Requests in flight end with an error. If connected by address, the peer is notified, and the callback
+        `disconnect` is called at both ends.
         """
         self._check(ConnectionState.CONNECTED, "disconnected")
         if self._manager is not None:
@@ -236,12 +238,12 @@ class RdmaConnection:
         self._left = True
 
     def disconnected(self, timeout: float = _DEADLINE) -> None:
-        """Make progress until either end has disconnected it."""
+        """Make progress until either end has disconnected."""
         peer = f" with {self.peer} port {self.port}" if self.peer else ""
         self.rdma.engine.progress_until(self._is_disconnected, timeout, f"the end of {self}{peer}")
 
     async def disconnected_async(self) -> None:
-        """Do what `disconnected` does, in asyncio's event loop."""
+        """Wait as `disconnected` does, in asyncio's event loop."""
         await self.rdma.engine.progress_until_async(self._is_disconnected)
 
     def _is_disconnected(self) -> bool:
@@ -249,7 +251,7 @@ class RdmaConnection:
 
     @property
     def who_left(self) -> str | None:
-        """Return which end has disconnected it, in words, or None. This is known before progress tells the state."""
+        """Return which end has disconnected, as text, or None. Known even before progress updates the state."""
         if self._left:
             return "this end has disconnected"
         if self._manager is not None and self._manager.state is cm.ConnectionState.DISCONNECTED:
@@ -263,10 +265,10 @@ class RdmaConnection:
             raise BadStateError(f"{self} is {self._state.name}: only a {state.name} one can be {what}")
 
     def last_error(self) -> QpError | None:
-        """Return why the connection has failed or ended, or None while it works.
+        """Return why the connection failed or ended, or None while it works.
 
-        Its index is that of the last request of a batch. The requests behind one that has failed are flushed, so this
-        returns the reason of the failure instead, if the device knows it, or else which end has disconnected.
+        The index is that of the last request of a batch. Requests after a failed one are flushed; for those, the result
+        gives the cause of the failure if the device knows it, or else which end has disconnected.
         """
         if self._state is ConnectionState.CLOSED:
             raise BadStateError(f"{self} is closed")
@@ -283,7 +285,7 @@ class RdmaConnection:
 
     @deferred()
     def close_with_owner(self) -> None:
-        """Close it without checks. No kernel runs."""
+        """Close the connection without checks. No kernel uses it."""
         if self._state is ConnectionState.CLOSED:
             return
         self._state = ConnectionState.CLOSED

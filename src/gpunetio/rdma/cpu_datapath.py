@@ -1,4 +1,4 @@
-"""Connections that tasks of the CPU use: their queue pairs, and the tasks in flight."""
+"""The data path for CPU tasks: the queue pairs of connections, and the tasks in flight."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from ..gpu import QpError
 from ..verbs import CQ, PD, QP, SRQ, BadWrError, Completion, RecvWr, SendWr, Sge
 from .datapath import Channel, DataPath, Sizes
 
-_SGES = 16  # ranges of a source or a destination
-_AT_ONCE = 64  # completions
+_SGES = 16  # scatter/gather entries of a source or destination
+_AT_ONCE = 64  # completions per poll of a CQ
 
 Finish = Callable[[Task, DocaError | None], None]
-WhoLeft = Callable[[int], str | None]  # which end has disconnected the connection of a queue pair, in words
+WhoLeft = Callable[[int], str | None]  # maps a QPN to which end has disconnected, as text
 
 
 class RdmaTask(Task):
@@ -28,18 +28,18 @@ class RdmaTask(Task):
 
     @abstractmethod
     def note(self, done: Completion) -> None:
-        """Note the result of a request that was completed well."""
+        """Store the result of a request that completed successfully."""
 
 
 class _Posted(NamedTuple):
-    """A task in flight, its queue, and its queue pair; None for a receive that waits for any of them."""
+    """A task in flight, its queue, and its queue pair, or None for a receive from a shared queue."""
 
     task: RdmaTask
     queue: QP | str
     qp: QP | None
 
 
-_RECEIVES = "receives"  # the queue of all of them
+_RECEIVES = "receives"  # stands for the receive queue of all connections
 
 
 class CpuChannel(Channel):
@@ -64,10 +64,10 @@ class CpuChannel(Channel):
 
 
 class CpuDataPath(DataPath):
-    """Queue pairs for tasks of the CPU: all complete in two CQs, and receive from one SRQ if there may be several.
+    """Queue pairs for CPU tasks. All complete in two CQs, and receive from one SRQ if there may be several of them.
 
-    `send_cq`, `receive_cq`    their completions; `receive_cq` is None if there are no receives
-    `srq`                      where receives are posted; None: to the queue pair of the one connection
+    `send_cq`, `receive_cq`    the CQs; `receive_cq` is None if there are no receives
+    `srq`                      where receives are posted; if None, to the queue pair of the only connection
     """
 
     send_cq: CQ
@@ -77,9 +77,9 @@ class CpuDataPath(DataPath):
     def __init__(self, pd: PD, sizes: Sizes, finish: Finish, who_left: WhoLeft, undo: ExitStack):
         self._pd, self._sizes, self._finish, self._who_left = pd, sizes, finish, who_left
         self._qps: list[QP] = []
-        self._failures: dict[int, str] = {}  # the first one of each queue pair, in words
+        self._failures: dict[int, str] = {}  # the first failure of each queue pair, as text
         self._posted: dict[int, _Posted] = {}
-        self._counts: Counter[QP | str] = Counter()  # of tasks in flight, by queue
+        self._counts: Counter[QP | str] = Counter()  # tasks in flight, by queue
         self._numbers = itertools.count()
         self._stopping = False
         self.receive_cq = self.srq = None
@@ -104,13 +104,13 @@ class CpuDataPath(DataPath):
     # --- tasks -------------------------------------------------------------------------------------------------------
 
     def send(self, task: RdmaTask, qp: QP, request: SendWr) -> None:
-        """Post a request of a task. FullError if there are `send_queue_size` on the queue pair."""
+        """Post a task's request. FullError if `send_queue_size` requests are already in flight on the queue pair."""
         self._check_room(qp, self._sizes.sends, "send_queue_size")
         _post(lambda: qp.post_send(request))
         self._note(request.wr_id, _Posted(task, qp, qp))
 
     def receive(self, task: RdmaTask, sges: tuple[Sge, ...]) -> None:
-        """Post a receive. FullError if there are `recv_queue_size`, BadStateError without a queue for it."""
+        """Post a receive. FullError if `recv_queue_size` are in flight, BadStateError without a queue for receives."""
         request = RecvWr(sges=sges, wr_id=self.number())
         self._check_room(_RECEIVES, self._sizes.receives or 1, "recv_queue_size")
         if self.srq is not None:
@@ -125,7 +125,7 @@ class CpuDataPath(DataPath):
         self._note(request.wr_id, _Posted(task, _RECEIVES, None if self.srq else self._qps[0]))
 
     def _check_room(self, queue: QP | str, most: int, option: str) -> None:
-        """Raise FullError if a queue has as many tasks as its CQ has room for. The device's rings may be longer."""
+        """Raise FullError if a queue's CQ has no room for another task. The device's rings may have more room."""
         if self._counts[queue] >= most:
             raise FullError(f"{most} tasks are in flight there: make progress, or create the Rdma with more {option}")
 
@@ -134,7 +134,7 @@ class CpuDataPath(DataPath):
         self._counts[posted.queue] += 1
 
     def _take(self, number: int) -> _Posted | None:
-        """Return what was posted with this number, and forget it."""
+        """Remove and return what was posted with this number, or return None."""
         if (posted := self._posted.pop(number, None)) is not None:
             self._counts[posted.queue] -= 1
         return posted
@@ -149,7 +149,7 @@ class CpuDataPath(DataPath):
                 if (posted := self._take(done.wr_id)) is not None:
                     self._completed(posted.task, done)
         if self._stopping and all(posted.qp is None for posted in self._posted.values()):
-            self._give_up(None)  # receives of an SRQ, which the device keeps for other queue pairs
+            self._give_up(None)  # receives of the SRQ, which the device keeps for other queue pairs
 
     def _completed(self, task: RdmaTask, done: Completion) -> None:
         if done.status is WcStatus.SUCCESS:
@@ -169,7 +169,7 @@ class CpuDataPath(DataPath):
         return error_of(DocaErrorCode.IO_FAILED, f"{task}: {words}")
 
     def _why_flushed(self, qpn: int) -> str:
-        """Return why the requests of a queue pair are flushed, in words."""
+        """Return why the requests of a queue pair were flushed, as text."""
         failure = self._failures.get(qpn) or self._pd.ctx.provider.explain(qpn, None)
         if failure is None and (who := self._who_left(qpn)) is not None:
             return who

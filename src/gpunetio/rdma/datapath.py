@@ -1,4 +1,4 @@
-"""Who drives the connections of an `Rdma`: tasks of the CPU, or kernels."""
+"""The interface of a data path, through which CPU tasks or kernels drive the connections of an `Rdma`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..verbs import QP
 
 @dataclass(frozen=True)
 class Sizes:
-    """What the queues of an `Rdma` hold."""
+    """Capacities of an `Rdma`: sends per connection, receives, and connections."""
 
     sends: int
     receives: int
@@ -19,13 +19,13 @@ class Sizes:
 
 
 class Channel(ABC):
-    """The queue pair of a connection, and what the data path has for it."""
+    """The queue pair of a connection, as its data path uses it."""
 
     qp: QP
 
     @abstractmethod
     def open(self) -> None:
-        """Let it be used: the queue pair is connected."""
+        """Start using the queue pair, which is now connected."""
 
     @abstractmethod
     def last_error(self) -> QpError | None:
@@ -33,7 +33,7 @@ class Channel(ABC):
 
     @abstractmethod
     def end_tasks(self) -> None:
-        """End the tasks in flight with an error: the connection is about to be closed. Idempotent."""
+        """End the tasks in flight with an error, before the connection closes. Idempotent."""
 
     @abstractmethod
     def close(self) -> None:
@@ -41,16 +41,16 @@ class Channel(ABC):
 
 
 class DataPath(ABC):
-    """Makes queue pairs for connections."""
+    """Creates queue pairs for connections."""
 
     @abstractmethod
     def channel(self, number: int) -> Channel:
-        """Return a new queue pair for connection `number`, which has none."""
+        """Create a queue pair for connection `number`, which has none."""
 
     @abstractmethod
     def poll(self) -> None:
-        """Report tasks that have ended."""
+        """Report the tasks that have ended."""
 
     @abstractmethod
     def flush(self) -> None:
-        """Let all tasks end with an error."""
+        """Make all tasks end with an error."""

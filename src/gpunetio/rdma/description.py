@@ -1,4 +1,4 @@
-"""What an end of a connection tells the other one: bytes that nobody else reads."""
+"""The description of one end of a connection, as opaque bytes for the other end."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LIMITS = {"qpn": (1, 0xFF_FFFF), "lid": (0, 0xFFFF), "mtu": (256, 4096), "psn":
 
 
 def describe(endpoint: QpEndpoint) -> bytes:
-    """Return the description of an end."""
+    """Return the description of an endpoint."""
     row = CONNECTION_EXPORT.pack(
         magic=CONNECTION_EXPORT_MAGIC, version=CONNECTION_EXPORT_VERSION, transport=int(QpType.RC), qpn=endpoint.qpn,
         gid=endpoint.gid, lid=endpoint.lid, mtu=endpoint.mtu, psn=endpoint.psn,
@@ -23,7 +23,7 @@ def describe(endpoint: QpEndpoint) -> bytes:
 
 
 def endpoint_of(description: BytesLike) -> QpEndpoint:
-    """Return what a peer describes. InvalidValueError unless these are the bytes of `describe`, all of them."""
+    """Return the endpoint that a peer's bytes describe. InvalidValueError unless they are a complete description."""
     raw = bytes(description)
     if len(raw) != CONNECTION_EXPORT.size:
         raise InvalidValueError(f"{len(raw)} bytes describe no connection: export() returns {CONNECTION_EXPORT.size}")

@@ -1,4 +1,4 @@
-"""Connections that kernels drive: their queue pairs, and the structures that kernels take."""
+"""The data path for kernels: the queue pairs of connections, and the structures that kernels take."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from ..verbs import PD, SRQ, QpInitAttr
 from ..verbs.qp_init import queue_sizes
 from .datapath import Channel, DataPath, Sizes
 
-_MARK = 8  # bytes
+_MARK = 8  # bytes of a slot's mark
 
 
 class GpuDataPath(DataPath):
     """Queue pairs for kernels, in one structure (formats/rdma_device.py).
 
-    Sends complete in a CQ that keeps the last completion, because only the last WQE of a batch is signalled. Several
-    connections receive from one SRQ.
+    Sends complete in a collapsed CQ, which keeps only the last completion: only the last WQE of a batch is signaled.
+    If there may be several connections, they receive from one SRQ.
     """
 
     def __init__(self, gpu: Gpu, pd: PD, sizes: Sizes, timeout: float, undo: ExitStack):
@@ -29,7 +29,7 @@ class GpuDataPath(DataPath):
         self._srq: SRQ | None = None
         self._open: dict[int, ExportedQp] = {}
         slots = self._receive_slots(sizes, undo)
-        self._queues = [self._sends] * sizes.connections + [slots]  # the last one is that of receives
+        self._queues = [self._sends] * sizes.connections + [slots]  # slots of each queue; the last one is for receives
         self._memory = gpu.alloc(self._marks_at(len(self._queues)))
         undo.callback(self._memory.close)
         self._memory.write(DEV_RDMA.pack(connections=sizes.connections))
@@ -37,7 +37,7 @@ class GpuDataPath(DataPath):
             self._restart(number, None)
 
     def _receive_slots(self, sizes: Sizes, undo: ExitStack) -> int:
-        """Return how many receives there is room for."""
+        """Return the number of slots for receives, and create the SRQ if there may be several connections."""
         if sizes.receives and sizes.connections > 1:
             self._srq = self._pd.create_srq(sizes.receives, srq_type=SrqType.CONTIGUOUS, external_datapath=True)
             undo.callback(self._srq.close)
@@ -72,11 +72,11 @@ class GpuDataPath(DataPath):
         return self._row_at(len(self._queues)) + _MARK * sum(self._queues[:number])
 
     def _row(self, number: int) -> np.ndarray:
-        """Return a copy of a queue's structure, to change and to write back."""
+        """Return a copy of a queue's structure, to be changed and written back."""
         return self._memory.read(self._row_at(number), DEV_RDMA_QUEUE.size)
 
     def _restart(self, number: int, exported: ExportedQp | None) -> None:
-        """Begin with an empty queue, of a queue pair or of none."""
+        """Write the structure of an empty queue, with a queue pair or without."""
         slots, at = self._queues[number], self._memory.device_address
         self._memory.write(np.zeros(_MARK * slots, np.uint8), self._marks_at(number))
         row = DEV_RDMA_QUEUE.pack(
@@ -86,7 +86,7 @@ class GpuDataPath(DataPath):
         self._memory.write(row, self._row_at(number))
 
     def connected(self, number: int, exported: ExportedQp) -> None:
-        """Show kernels the queue pair of a connection."""
+        """Make the queue pair of a connection visible to kernels."""
         self._restart(number, exported)
         self._open[number] = exported
         receives = len(self._queues) - 1
@@ -96,7 +96,7 @@ class GpuDataPath(DataPath):
             self._lend_receives()
 
     def disconnected(self, number: int, exported: ExportedQp) -> None:
-        """Hide it. No kernel runs."""
+        """Hide the queue pair from kernels. No kernel is running."""
         if self._open.get(number) is not exported:
             return
         del self._open[number]
@@ -110,7 +110,7 @@ class GpuDataPath(DataPath):
             self._lend_receives(lost)
 
     def _lend_receives(self, lost: int = 0) -> None:
-        """Let receives be posted through any connection. `lost` messages were not taken from one that has closed."""
+        """Let receives be posted through any open connection. `lost` is the number of messages left in a closed one."""
         image = self._row(len(self._queues) - 1)
         row = DEV_RDMA_QUEUE.at(image)
         row["qp"] = next((exported.device_address for exported in self._open.values()), 0)

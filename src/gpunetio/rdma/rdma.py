@@ -19,25 +19,25 @@ from .datapath import DataPath, Sizes
 from .gpu_datapath import GpuDataPath
 
 _MOST_CONNECTIONS = 1 << 16
-_MOST_SENDS = 1 << 15  # kernels find a slot by 16 bits
+_MOST_SENDS = 1 << 15  # kernels find a slot with a 16-bit index
 _LONGEST_TIMEOUT = 1e9  # seconds
 
 
 class Rdma(CoreContext):
-    """Connections with peers (`doca_rdma_create`), which kernels drive if there is a Gpu, and otherwise tasks.
+    """Connections to peers (`doca_rdma_create`), driven by kernels if there is a Gpu, and otherwise by tasks.
 
-    `permissions`       what peers may do with memory that gives them the key (`doca_rdma_set_permissions`)
-    `port`, `gid_index` the end's own address (`…_set_gid_index`)
-    `send_queue_size`   requests in flight of each connection; kernels get a power of two, 32768 at most
-    `recv_queue_size`   receives of all connections together, which are posted for any of them; 0: none
-    `max_connections`   how many connections there may be at a time (`…_set_max_num_connections`)
+    `permissions`       what peers may do with memory whose key they have (`doca_rdma_set_permissions`)
+    `port`, `gid_index` the port and GID of this end (`…_set_gid_index`)
+    `send_queue_size`   requests in flight per connection; for kernels, rounded up to a power of two, at most 32768
+    `recv_queue_size`   receives of all connections together, posted for any of them; 0 for none
+    `max_connections`   how many connections may exist at a time (`…_set_max_num_connections`)
     `grh`               packets have a global route; always so on Ethernet (`…_set_grh_enabled`)
     `transport`         "RC" (`…_set_transport_type`); DC is not supported
     `gpu`               a Gpu whose kernels drive the connections (`doca_ctx_set_datapath_on_gpu`)
-    `timeout`           seconds after which a wait of a kernel ends with ETIMEDOUT
+    `timeout`           seconds after which a wait in a kernel ends with ETIMEDOUT
 
-    Pass it to a kernel as an argument, or pass its `device_address`. It makes connections while it runs, and closes
-    them when it stops.
+    Pass the `Rdma` or its `device_address` to a kernel. It creates connections while it is running, and closes them
+    when it stops.
     """
 
     _has_gpu_datapath = True
@@ -106,7 +106,7 @@ class Rdma(CoreContext):
             self._path.flush()
 
     def _who_left(self, qpn: int) -> str | None:
-        """Return which end has disconnected the connection of a queue pair, in words, or None."""
+        """Return which end has disconnected the connection with this QPN, as text, or None."""
         return next((each.who_left for each in self.connections if each.qp.qpn == qpn), None)
 
     def _close_connections(self) -> None:
@@ -119,7 +119,7 @@ class Rdma(CoreContext):
 
     @property
     def datapath(self) -> DataPath:
-        """Return what makes queue pairs. BadStateError unless the context runs."""
+        """Return the data path, which creates queue pairs. BadStateError unless the context is running."""
         self.check_open()
         if self._path is None or self.state is not ContextState.RUNNING:
             raise BadStateError(f"{self} is {self.state.name}: start() it first")
@@ -132,10 +132,10 @@ class Rdma(CoreContext):
 
     @deferred()
     def export(self) -> tuple[bytes, RdmaConnection]:
-        """Make a connection, and describe it to a peer (`doca_rdma_export`).
+        """Create a connection, and return its description for a peer and the connection (`doca_rdma_export`).
 
-        Send the bytes to the peer by any means, and give its bytes to `RdmaConnection.connect`. FullError if there are
-        `max_connections` already.
+        Send the bytes to the peer by any means, and pass the peer's bytes to `RdmaConnection.connect`. FullError if
+        `max_connections` connections exist already.
         """
         connection = self.new_connection()
         with ExitStack() as undo:
@@ -145,7 +145,7 @@ class Rdma(CoreContext):
         return description, connection
 
     def new_connection(self) -> RdmaConnection:
-        """Make a connection that is connected to nobody."""
+        """Create a connection that is not connected yet."""
         path, most = self.datapath, self._sizes.connections
         number = next((number for number in range(most) if number not in self._connections), None)
         if number is None:
@@ -172,17 +172,17 @@ class Rdma(CoreContext):
         failure: Callable[[RdmaConnection, DocaError], object] | None = None,
         disconnect: Callable[[RdmaConnection], object] | None = None,
     ) -> None:
-        """Set what progress of the engine calls for connections by address (`…_set_connection_state_callbacks`).
+        """Set the callbacks for connections by address (`…_set_connection_state_callbacks`). Progress calls them.
 
-        `request` gets a connection to accept or reject; without it, `next_request` returns those. `failure` also gets
-        the error: ConnectionRejectedError, TimedOutError if the peer does not answer, or ConnectionEndedError for a
-        request that waits no more, whose connection is closed.
+        `request` is called with a connection to accept or reject; without it, use `next_request`. `failure` is also
+        given the error: ConnectionRejectedError, TimedOutError if the peer does not answer, or ConnectionEndedError for
+        a request that is no longer waiting; its connection is then closed.
         """
         self.check_idle("callbacks of connections")
         self._callbacks = Callbacks(request, established, failure, disconnect)
 
     def listen(self, port: int) -> None:
-        """Take requests for connections to a port of this end's address (`doca_rdma_start_listen_to_port`).
+        """Listen for connection requests at a port of this end's address (`doca_rdma_start_listen_to_port`).
 
         InUseError if another listener of this NIC has the port. Requests beyond `max_connections` are refused.
         """
@@ -190,28 +190,29 @@ class Rdma(CoreContext):
         self._by_address.listen(port)
 
     def stop_listening(self, port: int) -> None:
-        """Refuse the requests that wait, and take no more (`doca_rdma_stop_listen_to_port`). Connections stay."""
+        """Refuse the waiting requests, and stop listening (`doca_rdma_stop_listen_to_port`). Connections stay open."""
         self._by_address.stop_listening(port)
 
     def connect_to(self, address: str, port: int, private_data: bytes = b"") -> RdmaConnection:
-        """Ask a peer for a connection, and do not wait (`doca_rdma_connect_to_addr`).
+        """Start connecting to a peer, and return without waiting (`doca_rdma_connect_to_addr`).
 
-        `address` is an IPv4 or IPv6 address, or a GID. `private_data` is at most 56 bytes. The callback `established`
-        or `failure` follows, or wait by `RdmaConnection.established`. NotFoundError if there is no way to the address.
+        `address` is an IPv4 or IPv6 address, or a GID. `private_data` is at most 56 bytes. Afterwards the callback
+        `established` or `failure` is called; or wait with `RdmaConnection.established`. NotFoundError if there is no
+        route to the address.
         """
         return self._by_address.connect(address, port, private_data)
 
     def next_request(self, timeout: float = 30.0) -> RdmaConnection:
-        """Make progress until a peer asks for a connection, and return that, to accept or reject it.
+        """Make progress until a peer requests a connection, and return that connection, to accept or reject it.
 
-        Peers that have given up are left out. TimedOutError if none asks.
+        Requests of peers that have given up are skipped. TimedOutError if there is no request within `timeout` seconds.
         """
         found: list[RdmaConnection] = []
         self.engine.progress_until(lambda: self._has_request(found), timeout, f"a request {self._by_address.where}")
         return found[0]
 
     async def next_request_async(self) -> RdmaConnection:
-        """Do what `next_request` does, in asyncio's event loop. `asyncio.timeout` sets a deadline."""
+        """Wait as `next_request` does, in asyncio's event loop. Set a deadline with `asyncio.timeout`."""
         found: list[RdmaConnection] = []
         await self.engine.progress_until_async(lambda: self._has_request(found))
         return found[0]
@@ -229,7 +230,7 @@ class Rdma(CoreContext):
     def device_address(self) -> int:
         """Return the `struct doca_gpu_dev_rdma *` that kernels take (`doca_rdma_get_gpu_handle`).
 
-        BadStateError if tasks of the CPU drive it, or unless it runs.
+        BadStateError if CPU tasks drive the `Rdma`, or unless it is running.
         """
         path = self.datapath
         if not isinstance(path, GpuDataPath):

@@ -1,4 +1,4 @@
-"""Tasks that receive what peers send."""
+"""Tasks that receive messages from peers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .tasks import path_of
 
 
 class ReceiveOpcode(IntEnum):
-    """enum doca_rdma_opcode: what a receive was completed by. The numbers are ours."""
+    """enum doca_rdma_opcode: the peer's operation that completed a receive. The numbers are gpunetio's."""
 
     SEND           = 0
     SEND_WITH_IMM  = 1
@@ -24,15 +24,15 @@ class ReceiveOpcode(IntEnum):
 
 
 class Receive(RdmaTask):
-    """Receive a message of any connection into `destination` (`doca_rdma_task_receive`).
+    """Receive a message on any connection into `destination` (`doca_rdma_task_receive`).
 
-    `destination` is a `core.Buf`, a memory map, or plain memory; None takes messages without bytes, and writes with an
-    immediate. When the task has ended:
+    `destination` is a `core.Buf`, a memory map, or plain memory. With None, the task accepts messages without bytes and
+    writes with an immediate. When the task has ended:
 
-    `nbytes`       how many bytes have come: in `destination`, or of a write with an immediate in the memory written to
-    `opcode`       what the peer has done (`doca_rdma_task_receive_get_result_opcode`)
+    `nbytes`       bytes received into `destination`; for a write with an immediate, bytes written to its target memory
+    `opcode`       the peer's operation (`doca_rdma_task_receive_get_result_opcode`)
     `immediate`    the peer's number, or None (`…_get_result_immediate_data`)
-    `connection`   from which it came, or None if that is closed (`…_get_result_rdma_connection`)
+    `connection`   the connection it came from, or None if that is closed (`…_get_result_rdma_connection`)
     """
 
     destination: object

@@ -1,4 +1,4 @@
-"""Sync events: numbers by which programs of several hosts wait for each other."""
+"""Sync events: 64-bit numbers with which programs on several hosts wait for each other."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .connection import RdmaConnection
 from .tasks import FetchAdd, Write, word
 
 _WORD = 8  # bytes
-_NAP = 50e-6  # seconds
+_NAP = 50e-6  # seconds between two reads of the number
 
 
 @engine_function
@@ -35,10 +35,10 @@ def _store(address, value):
 
 
 class SyncEvent(Closing, metaclass=Whole):
-    """A number of 64 bits in memory of this process (`doca_sync_event`), which peers set and read by tasks.
+    """A 64-bit number in this process's memory (`doca_sync_event`), which peers set and read with tasks.
 
-    `value` reads and sets it here. `export` describes it to a peer, whose `RemoteMemory.from_export` is the event for
-    its tasks.
+    `value` reads and sets it locally. `export` returns its description for a peer, whose tasks take the
+    `RemoteMemory.from_export` of it as the event.
     """
 
     def __init__(self, pd: PD):
@@ -53,7 +53,7 @@ class SyncEvent(Closing, metaclass=Whole):
 
     @property
     def value(self) -> int:
-        """Return the number (`doca_sync_event_get`). What a peer has written before it is visible, too."""
+        """Return the number (`doca_sync_event_get`). Everything a peer wrote before it is then visible as well."""
         self._map.check_open()
         return int(_load(self._memory.address)) % (1 << 64)
 
@@ -70,7 +70,7 @@ class SyncEvent(Closing, metaclass=Whole):
     def wait_gt(self, value: int, timeout: float) -> int:
         """Wait until the number is greater than `value`, and return it (`doca_sync_event_wait_gt`).
 
-        TimedOutError after `timeout` seconds. Nothing is woken: this looks every 50 us.
+        TimedOutError after `timeout` seconds. This polls the number every 50 µs.
         """
         end = deadline(timeout)
         while (found := self.value) <= value:
@@ -80,7 +80,7 @@ class SyncEvent(Closing, metaclass=Whole):
         return found
 
     def close(self) -> None:
-        """Destroy the event. Idempotent. A peer that uses it later gets an error."""
+        """Destroy the event. Idempotent. A peer that uses it afterwards gets an error."""
         self._undo.close()
 
     def __reduce__(self) -> NoReturn:
@@ -88,7 +88,7 @@ class SyncEvent(Closing, metaclass=Whole):
 
 
 class SyncEventGet(FetchAdd):
-    """Read a peer's sync event (`doca_rdma_task_remote_net_sync_event_get`). `value` is the number."""
+    """Read a peer's sync event into `value` (`doca_rdma_task_remote_net_sync_event_get`)."""
 
     def __init__(self, connection: RdmaConnection, event: RemoteMemory | Buf, *, user_data: object = None):
         super().__init__(connection, event, 0, user_data=user_data)
@@ -97,7 +97,7 @@ class SyncEventGet(FetchAdd):
 class SyncEventSet(Write):
     """Set a peer's sync event (`doca_rdma_task_remote_net_sync_event_notify_set`).
 
-    What was sent and written on the connection before is there when the peer sees the number.
+    When the peer sees the number, everything sent and written earlier on the connection has arrived.
     """
 
     def __init__(self, connection: RdmaConnection, event: RemoteMemory | Buf, value: int, *, user_data: object = None):

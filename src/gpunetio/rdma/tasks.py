@@ -1,4 +1,4 @@
-"""Tasks that send to a peer, or access its memory."""
+"""Tasks that send messages to a peer or access its memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MOST_IMMEDIATE = (1 << 32) - 1
 
 
 def path_of(rdma: Owner) -> CpuDataPath:
-    """Return the data path for tasks."""
+    """Return the data path of an `Rdma` whose tasks run on the CPU."""
     path = rdma.datapath
     if not isinstance(path, CpuDataPath):
         raise BadStateError(f"kernels drive {rdma}: it has no tasks")
@@ -28,7 +28,7 @@ def path_of(rdma: Owner) -> CpuDataPath:
 
 
 def place(remote: RemoteMemory | Buf, right: Access) -> RemoteMemory:
-    """Return the memory of a peer that a task accesses. NotPermittedError unless the peer gives this right."""
+    """Return the peer's memory that a task accesses. NotPermittedError unless the peer grants this right."""
     memory = remote.memory if isinstance(remote, Buf) else remote
     if not isinstance(memory, RemoteMemory):
         raise InvalidValueError(f"{memory} is no memory of a peer: give a RemoteMemory, or a buffer of one")
@@ -65,7 +65,7 @@ class ConnectionTask(RdmaTask):
         ))  # fmt: skip
 
     def _gather(self, source: object, held: ExitStack) -> tuple[tuple[Sge, ...], bytes | None]:
-        """Return a source as scatter/gather entries, or as bytes for the WQE if they fit."""
+        """Return a source as scatter/gather entries, or as bytes to put into the WQE if they fit."""
         qp = self.connection.qp
         if isinstance(source, bytes) and len(source) <= qp.init_attr.max_inline_data:
             return (), source
@@ -76,11 +76,11 @@ class ConnectionTask(RdmaTask):
         return self.connection.qp.pd
 
     def note(self, done: Completion) -> None:
-        """Note the result of a request that was completed well."""
+        """Store the result of a request that completed successfully."""
 
 
 class Send(ConnectionTask):
-    """Send the bytes of `source`, with the number `immediate` if there is one (`doca_rdma_task_send`, `…_send_imm`).
+    """Send the bytes of `source`, optionally with the number `immediate` (`doca_rdma_task_send`, `…_send_imm`).
 
     `source` is a `core.Buf`, a memory map, or plain memory: bytes, a NumPy array, a tensor.
     """
@@ -103,8 +103,8 @@ class Send(ConnectionTask):
 class Write(ConnectionTask):
     """Write the bytes of `source` to the start of a peer's memory (`doca_rdma_task_write`).
 
-    With `immediate`, the peer also completes a receive, which gets this number (`…_write_imm`). `remote` is a
-    `core.RemoteMemory`, or a buffer of one.
+    With `immediate`, the write also completes one of the peer's receives, which gets this number (`…_write_imm`).
+    `remote` is a `core.RemoteMemory`, or a buffer in one.
     """
 
     source: object
@@ -133,7 +133,7 @@ class Write(ConnectionTask):
 class Read(ConnectionTask):
     """Read from the start of a peer's memory into `destination` (`doca_rdma_task_read`).
 
-    It reads as many bytes as the shorter of both has; `nbytes` says how many that were.
+    It reads as many bytes as the shorter of the two has. `nbytes` is that number afterwards.
     """
 
     remote: RemoteMemory | Buf
@@ -158,9 +158,9 @@ class Read(ConnectionTask):
 
 
 class AtomicTask(ConnectionTask):
-    """A task that changes a word of 8 bytes of a peer's memory, which is at a multiple of 8. `value` is what was there.
+    """A task that changes an aligned 8-byte word of a peer's memory. `value` is the word's old value.
 
-    The word is in the peer's byte order. Other atomics of its device do not come between.
+    The word is in the peer's byte order. The change is atomic with respect to other atomics of the peer's device.
     """
 
     remote: RemoteMemory | Buf
@@ -181,7 +181,7 @@ class AtomicTask(ConnectionTask):
 
 
 class FetchAdd(AtomicTask):
-    """Add to a word of a peer, modulo 2^64 (`doca_rdma_task_atomic_fetch_add`)."""
+    """Add to a word of a peer's memory, modulo 2^64 (`doca_rdma_task_atomic_fetch_add`)."""
 
     add: int
 
@@ -196,7 +196,7 @@ class FetchAdd(AtomicTask):
 
 
 class CompareSwap(AtomicTask):
-    """Replace a word of a peer by `swap` if it is `compare` (`doca_rdma_task_atomic_cmp_swp`)."""
+    """Replace a word of a peer's memory with `swap` if it equals `compare` (`doca_rdma_task_atomic_cmp_swp`)."""
 
     compare: int
     swap: int
@@ -213,17 +213,17 @@ class CompareSwap(AtomicTask):
 
 
 def checked(immediate: int | None) -> int | None:
-    """Return a number of 32 bits, or None."""
+    """Return `immediate`, checked to be None or a 32-bit number."""
     return None if immediate is None else within("immediate", immediate, 0, _MOST_IMMEDIATE)
 
 
 def word(name: str, value: int) -> int:
-    """Return a number of 64 bits."""
+    """Return `value`, checked to be a 64-bit number."""
     return within(name, value, 0, (1 << 64) - 1)
 
 
 def first(sges: tuple[Sge, ...], nbytes: int) -> tuple[Sge, ...]:
-    """Return the first so many bytes of scatter/gather entries."""
+    """Return scatter/gather entries for only the first `nbytes` bytes."""
     found = []
     for sge in sges:
         found.append(Sge(sge.address, min(sge.length, nbytes), sge.lkey))

@@ -1,4 +1,4 @@
-"""Ranks that mpirun or torchrun has started: their environment gives rank and size."""
+"""Ranks that mpirun or torchrun has started: the environment has their rank and size."""
 
 from __future__ import annotations
 

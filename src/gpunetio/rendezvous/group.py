@@ -11,7 +11,7 @@ from ..closing import end_block
 from ..errors import BadStateError, InvalidValueError
 from .link import PeerError
 
-Value = Any  # what a rank has sent: bytes, or what `json.loads` returns
+Value = Any  # the value of a rank: bytes, or what `json.loads` returns
 _MOST_RANKS = 1 << 16
 TIMEOUT = 120.0  # seconds: the other ranks may have to compile first
 
@@ -26,7 +26,7 @@ class Rendezvous(ABC):
     as keys. A tuple arrives as a list. All ranks make the same calls in the same order. Each call waits for the slowest
     rank, for at most `timeout` seconds.
 
-    Errors: TimedOutError if a rank does not call in time, `PeerError` if a rank ends or sends nonsense,
+    Errors: TimedOutError if a rank does not call in time, `PeerError` if a rank ends or sends invalid data,
     InvalidValueError for a value that cannot be sent.
     """
 
@@ -59,7 +59,7 @@ class Rendezvous(ABC):
         self._exchange(_NOTHING)
 
     def close(self, error: BaseException | None = None) -> None:
-        """Leave the rendezvous, and tell the other ranks of `error` if the transport can. Idempotent."""
+        """Leave the rendezvous, and tell the other ranks about `error` if the transport can. Idempotent."""
         self._closed = True
 
     def _exchange(self, data: bytes) -> list[bytes]:
@@ -83,7 +83,7 @@ class Rendezvous(ABC):
 
     @abstractmethod
     def _allgather(self, data: bytes) -> list[bytes]:
-        """Return what every rank has handed in, by rank. There are at least two ranks."""
+        """Return the bytes of every rank, by rank. There are at least two ranks."""
 
     def __enter__(self) -> Self:
         return self

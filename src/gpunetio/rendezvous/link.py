@@ -2,8 +2,8 @@
 
     magic "GPNT" · version, 2 bytes · length of the body, 4 bytes · body: a JSON object with a "kind"
 
-All integers are big-endian. Each end sends a ping every second, so that a hung peer can be told from a peer that
-computes. A thread reads. The first event that ends the connection (nonsense, silence, a closed connection, the peer's
+All integers are big-endian. Each end sends a ping every second, which distinguishes a peer that computes from one that
+hangs. A thread reads. The first event that ends the connection (invalid data, silence, a closed connection, the peer's
 own error) becomes its `failure`: every later call raises it, and a launch checks it while its kernel runs.
 """
 
@@ -38,14 +38,14 @@ logger: logging.Logger = logging.getLogger("gpunetio.rendezvous")
 PORT = 18515
 VERSION = 1
 MAX_BODY = 1 << 24
-STEP_SECONDS = 10.0  # in which the peer must answer, and how long it may be silent
+STEP_SECONDS = 10.0  # time for the peer to answer, and longest silence
 PING_SECONDS = 1.0
-LINGER_SECONDS = 1.0  # in which the peer must read the last message
-WHY_SECONDS = 2.0  # in which the reader may learn why something else has failed
+LINGER_SECONDS = 1.0  # time for the peer to read the last message
+WHY_SECONDS = 2.0  # time for the reader to learn why something else has failed
 
 _MAGIC = b"GPNT"
 _ANY = "0.0.0.0"
-_MOST_CALLERS = 16  # that have not greeted yet
+_MOST_CALLERS = 16  # callers that have not greeted yet
 _HEADER = struct.Struct(">4sHI")
 _MOST_WAITING = 64  # received messages that no call has taken yet
 _LOOK_SECONDS = 0.1
@@ -53,7 +53,7 @@ _TEXT = 1000  # characters of a peer's error that are shown
 
 
 class PeerError(DocaError):
-    """The peer ended the connection or sent nonsense."""
+    """The peer ended the connection or sent invalid data."""
 
     code = DocaErrorCode.CONNECTION_ABORTED
 
@@ -109,7 +109,7 @@ class Message(dict[str, object]):
         return value
 
     def raw(self, name: str, most: int) -> bytes:
-        """Return bytes, which travel as hexadecimal digits."""
+        """Return bytes, which are sent as hexadecimal digits."""
         try:
             value = bytes.fromhex(self.text(name))
         except ValueError:
@@ -142,7 +142,7 @@ def encode(kind: str, **body: object) -> bytes:
 
 
 class Decoder:
-    """Turns the bytes from `peer` into messages. PeerError for bytes that are no messages."""
+    """Turns the bytes from `peer` into messages. PeerError for bytes that are not messages."""
 
     def __init__(self, peer: str):
         self._peer, self._bytes = peer, bytearray()
@@ -222,11 +222,11 @@ class Link:
 
     @property
     def left(self) -> bool:
-        """Return whether the peer has said that it needs the connection no longer (`leave`)."""
+        """Return whether the peer has said that it no longer needs the connection (`leave`)."""
         return self._left
 
     def failure_soon(self) -> DocaError | None:
-        """Return `failure` after something else has failed; wait briefly, as the reader may just be learning why.
+        """Return `failure` after something else has failed. Wait briefly, because the reader may just be learning why.
 
         A dying process stops its threads and unmaps its memory before its connections are closed.
         """
@@ -244,7 +244,7 @@ class Link:
             raise self.failure_soon() or self._fail(self._lost(error)) from None
 
     def leave(self) -> None:
-        """Tell the peer that the connection is about to end because this end needs it no longer."""
+        """Tell the peer that the connection is about to end because this end no longer needs it."""
         self.send("leave")
 
     def expect(self, *kinds: str, timeout: float | None = None) -> Message:
@@ -270,13 +270,13 @@ class Link:
         with self._changed:
             self._changed.wait_for(lambda: self._messages or self._failure is not None, seconds)
 
-    @deferred()  # or a second Ctrl+C would leave the peer without a word
+    @deferred()  # a second Ctrl+C must not leave the peer uninformed
     def close(self, error: BaseException | None = None) -> None:
-        """End the connection. Tell the peer of this end's error, unless the peer has ended already. Idempotent."""
+        """End the connection, and send the peer this end's error, unless the peer has already ended it. Idempotent."""
         if self._closing:
             return
         self._closing = True
-        self._reader.join()  # it checks `_closing` often, and a hung socket is shut down below
+        self._reader.join()  # the reader checks `_closing` often, and a hung socket is shut down below
         with contextlib.suppress(OSError):  # the peer has ended
             if error is not None and not self._gone:
                 kind = "interrupted" if isinstance(error, KeyboardInterrupt) else "error"
@@ -290,7 +290,7 @@ class Link:
                 if not self._socket.recv(1 << 16):
                     break
         self._socket.close()
-        self._fail(PeerError(f"the connection to {self.peer} is closed"))  # for other threads that still wait
+        self._fail(PeerError(f"the connection to {self.peer} is closed"))  # for other threads that are still waiting
 
     # --- the reader's thread
 
@@ -368,7 +368,8 @@ def own_address(ctx: Context, sgid_index: int = 0) -> str:
     """Return the address on which a server on this NIC listens: the NIC's own address.
 
     If TCP cannot connect to that address, the server listens on loopback for a software NIC, and on any of the host's
-    addresses for a card. So it does for a software NIC whose address is not the host's, as on an Ethernet of its own.
+    addresses for a card. If the address is not the host's, as on an Ethernet of its own, the server listens on any of
+    the host's addresses.
     """
     without = "127.0.0.1" if ctx.provider.software else _ANY
     if ctx.query_port(1).link_layer == LinkLayer.INFINIBAND:
@@ -405,7 +406,7 @@ def listen(address: str, port: int) -> socket.socket:
 
 
 class Greeting(NamedTuple):
-    """What the first `nbytes` bytes of a client look like."""
+    """The first `nbytes` bytes that a client sends."""
 
     nbytes: int
     pattern: re.Pattern[bytes]
@@ -420,7 +421,7 @@ def accept(
     """Wait for the client, and return its socket and address.
 
     Without `timeout`, this is the only wait without a deadline. The client is the first caller that greets as a client.
-    Other callers (port scanners, health checks) are disconnected, and the wait goes on. Nobody else can connect
+    Other callers (port scanners, health checks) are disconnected, and the wait continues. Nobody else can connect
     afterwards.
     """
     end = None if timeout is None else time.monotonic() + timeout
@@ -459,7 +460,7 @@ class Callers:
             sock = key.fileobj
             assert isinstance(sock, socket.socket)
             if sock is self._listener:
-                self._take()  # which may hang up on one of the others
+                self._take()  # this may disconnect one of the others
             elif sock in self._deadlines and self._greets(sock):
                 return self._leave(sock)
         for sock, (deadline, _) in list(self._deadlines.items()):

@@ -121,7 +121,7 @@ class Mesh:
         return self._table.device_address
 
     def used_by(self, launch: Launch) -> None:
-        """Keep the mesh open while `launch`, which has it as an argument, runs: closing waits for the kernel."""
+        """Keep the mesh open while `launch`, which takes it as an argument, runs. Closing waits for the kernel."""
         self._table.used_by(launch)
         for peer in self.peers:
             if peer.qp is not None:

@@ -1,4 +1,4 @@
-"""Ranks of an MPI program, by mpi4py."""
+"""Ranks of an MPI program that uses mpi4py."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .group import TIMEOUT, Rendezvous
 
 _LOOK_SECONDS = 0.001
 
-_left: list[object] = []  # collective calls that go on, and the memory that MPI may still write to
+_left: list[object] = []  # abandoned collective calls, and the memory that MPI may still write to
 
 
 class MpiRendezvous(Rendezvous):
@@ -47,6 +47,6 @@ class MpiRendezvous(Rendezvous):
                 if time.monotonic() > end:
                     raise TimedOutError(f"rank {self.rank}: not all {self.size} ranks came within {self.timeout:g} s")
                 time.sleep(_LOOK_SECONDS)
-        except BaseException:  # also Ctrl+C
+        except BaseException:  # including Ctrl+C
             _left.append((request, buffers))
             raise

@@ -13,7 +13,7 @@ from .group import TIMEOUT, Rendezvous
 from .link import MAX_BODY, Callers, Link, Message, PeerError, listen
 
 PORT = 18516  # next to the benchmarks' port
-_MOST_BYTES = MAX_BODY // 4  # in all values of one exchange, which travel as hexadecimal digits
+_MOST_BYTES = MAX_BODY // 4  # in all values of one exchange, which are sent as hexadecimal digits
 _LOOK_SECONDS = 0.05  # between two checks for handed-in values
 _RETRY_SECONDS = 0.1  # between two attempts to reach a rank 0 that does not listen yet
 
@@ -22,13 +22,13 @@ class TcpRendezvous(Rendezvous):
     """Ranks that meet over TCP. They may start in any order.
 
     Rank 0 listens on `address` and `port`; the others connect to it. Callers that are not ranks of this rendezvous are
-    sent away. Anyone who reaches the port and knows `key` can join, so choose an address of a network that you trust.
+    rejected. Anyone who reaches the port and knows `key` can join, so choose an address of a network that you trust.
     `timeout` is that of `Rendezvous`; all ranks must connect within that time. All ranks notice when a rank ends.
 
-    `key` is any text; all ranks must give the same one. With `listener`, rank 0 accepts at that socket, and closes it
-    when all ranks have come.
+    `key` is any text; all ranks must give the same one. With `listener`, rank 0 accepts on that socket, and closes it
+    when all ranks have connected.
 
-    One exchange carries at most 4 MiB in all.
+    One exchange carries at most 4 MiB in total.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class TcpRendezvous(Rendezvous):
             link.send("welcome")
 
     def _admit(self, link: Link, host: str) -> None:
-        """Admit a caller as the rank that it names, or tell it why not."""
+        """Admit a caller as the rank that it names, or tell the caller why it is rejected."""
         try:
             join = link.expect("join")
             if not compare_digest(_bytes_of(join.text("key")), _bytes_of(self._key)):
@@ -125,7 +125,7 @@ class TcpRendezvous(Rendezvous):
         return parts
 
     def _gathered(self, data: bytes) -> list[bytes]:
-        """Return what all ranks have handed in, at rank 0. A rank that ends is noticed while others are waited for."""
+        """Return the values of all ranks, at rank 0. A rank that ends is noticed while others are waited for."""
         end = time.monotonic() + self.timeout
         found = {0: data}
         while len(found) < self.size:
@@ -136,7 +136,7 @@ class TcpRendezvous(Rendezvous):
                 try:
                     value: Message = link.expect("value", timeout=0.0)
                 except TimedOutError:
-                    if failure := link.failure:  # which may have come since
+                    if failure := link.failure:  # the link may have failed since
                         raise failure from None
                     continue
                 value.integer("turn", self._turn, self._turn)
@@ -160,14 +160,14 @@ class TcpRendezvous(Rendezvous):
 
     @deferred()
     def leave(self) -> None:
-        """Tell the other ranks that this one needs the rendezvous no longer, and close it."""
+        """Tell the other ranks that this one no longer needs the rendezvous, and close it."""
         for link in self._links.values():
             if link.failure is None:
-                with contextlib.suppress(DocaError):  # it has ended meanwhile
+                with contextlib.suppress(DocaError):  # the rendezvous has ended in the meantime
                     link.leave()
         self.close()
 
-    @deferred()  # each rank hears of it
+    @deferred()  # so that every rank is told
     def close(self, error: BaseException | None = None) -> None:
         super().close(error)
         for link in self._links.values():

@@ -1,4 +1,4 @@
-"""One end of a connection, for samples: memory, a queue pair, and how it sleeps until its requests complete."""
+"""One end of a connection, for samples: memory, a queue pair, and a wait that sleeps until requests complete."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _DEPTH = 16  # requests of each queue
 
 
 class End:
-    """Memory of `nbytes` and a queue pair. `post` gives the queue pair work, `wait` sleeps until a part is done."""
+    """Memory of `nbytes` and a queue pair. `post` posts requests, `wait` sleeps until one of them is complete."""
 
     peer_left: bool = False
     memory: HostMemory
@@ -35,8 +35,8 @@ class End:
             self.qp = undo.enter_context(
                 pd.create_qp(sq_wr=_DEPTH, rq_wr=_DEPTH, send_cq=self._cq, receive_cq=self._cq)
             )
-            self._done: list[WcOpcode] = []  # what has completed, and nobody has waited for yet
-            self._failure: DriverError | None = None  # of the first request that has failed
+            self._done: list[WcOpcode] = []  # completions that nobody has waited for yet
+            self._failure: DriverError | None = None  # of the first request that failed
             self.qp.to_init()
             self._undo = undo.pop_all()
 
@@ -47,11 +47,11 @@ class End:
         self._undo.close()
 
     def sge(self, offset: int, nbytes: int) -> Sge:
-        """Return a part of the memory as the NIC needs it."""
+        """Return a part of the memory as a scatter/gather entry."""
         return Sge(self.region.address + offset, nbytes, self.region.lkey)
 
     def receive(self, offset: int, nbytes: int) -> None:
-        """Take the next message there."""
+        """Post a receive for the next message into this part of the memory."""
         self.qp.post_recv(RecvWr(sges=(self.sge(offset, nbytes),)))
 
     def post(
@@ -63,7 +63,7 @@ class End:
         )
 
     def wait(self, opcode: WcOpcode) -> None:
-        """Sleep until a request of this kind has completed. What has completed before a failure counts.
+        """Sleep until a request of this kind has completed. Completions before a failure count.
 
         DriverError for a request that has failed, also because the peer has disconnected; then `peer_left` is set.
         TimedOutError after a minute.
@@ -82,7 +82,7 @@ class End:
         self._done.remove(opcode)
 
     def _take(self) -> None:
-        """Note what has completed, until the first failure."""
+        """Take completions until the first failure."""
         for done in self._cq.poll():
             if self._failure is not None:
                 return
@@ -99,7 +99,8 @@ class End:
 def gid_index_of(ctx: Context, address: str | None, like: str | None = None) -> int:
     """Return the index of the port's GID with this IP address or, without one, of the same IP version as `like`.
 
-    Without either, that of the first IP address. Link-local addresses do not count. NotFoundError if there is none.
+    With neither, return that of the first IP address. Link-local addresses do not count. NotFoundError if there is
+    none.
     """
     gids = [ctx.query_gid(1, index) for index in range(ctx.query_device().gid_table_size)]
     if address is not None:

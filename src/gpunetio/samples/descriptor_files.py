@@ -1,10 +1,11 @@
-"""Descriptions that the two ends of a sample exchange by files, as DOCA's samples of RDMA do.
+"""Descriptions that the two ends of a sample exchange through files, as DOCA's samples of RDMA do.
 
-An end writes a file, the other end reads it, and deletes it when it has done what the writer waits for. So the writer
-learns of that if both run on one host. Between hosts a person copies the files, and presses Enter.
+An end writes a file, the other end reads it, and deletes it when it has done what the writer waits for. That tells the
+writer, if both run on one host. Between hosts, a person copies the files and presses Enter.
 
-The first line of a file says which process has written it. If that ran on this machine and has ended, the file is left
-over from an earlier run, and is ignored. An end that fails leaves a note for the other end in place of its first file.
+The first line of a file names the process that wrote it. If that process ran on this machine and has ended, the file is
+left over from an earlier run, and is ignored. An end that fails leaves a note for the other end in place of its first
+file.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ _DESCRIPTION, _FAILURE, _INTERRUPTION = "description", "failure", "interruption"
 _MAGIC = b"gpunetio-rdma "
 _NOBODY = "unknown:0:0"
 _PROCESS = r"[\w.-]{1,64}:\d{1,10}:\d{1,20}"
-# The process that writes, the one for which it is or "-", the kind, how many connections the writer has, and how many
-# bytes follow.
+# The process that writes, the process that it writes for or "-", the kind, how many connections the writer has, and how
+# many bytes follow.
 _FIRST_LINE = re.compile(
     rf"({_PROCESS}) ({_PROCESS}|-) ({_DESCRIPTION}|{_FAILURE}|{_INTERRUPTION}) (\d{{1,4}}) (\d{{1,4}})\n".encode()
 )
@@ -48,7 +49,7 @@ Enter = Callable[[], bool]  # whether Enter was pressed since the last call
 
 @dataclass(frozen=True)
 class _File:
-    """What a file says."""
+    """The contents of a file."""
 
     writer: str
     reader: str
@@ -70,7 +71,7 @@ class Exchange:
         self.mine, self.theirs = ([_numbered(path, n) for n in range(connections)] for path in (local, remote))
         self._connections, self._who, self._enter = connections, who, enter
         self._me = _process(os.getpid()) or _NOBODY
-        self._peer = ""  # the process that has written what this end has read
+        self._peer = ""  # the process that has written the files that this end has read
         self._written: list[Path] = []
         self._gone: PeerError | None = None
         self._next_look = 0.0
@@ -87,7 +88,7 @@ class Exchange:
         with suppress(OSError, InvalidValueError):
             found = _parse(self.theirs[0])
             if found is not None and found.reader == self._me:
-                self.theirs[0].unlink()  # the other end has failed, too, and looks no more
+                self.theirs[0].unlink()  # the other end has failed as well, and will not read it
             elif error is not None:
                 self._leave_note(error, self._peer or (found.writer if found else ""))
 
@@ -110,7 +111,7 @@ class Exchange:
 
     @deferred()
     def publish(self, path: Path, description: bytes) -> None:
-        """Write a file. It appears with all of its contents, and replaces one of an earlier run."""
+        """Write a file. It appears with its complete contents, and replaces one of an earlier run."""
         _write(path, self._file(_DESCRIPTION, description))
         self._written.append(path)
 
@@ -133,20 +134,20 @@ class Exchange:
         return found.body
 
     def _description(self, path: Path) -> _File | None:
-        """Return what the other end has written, or None if it has not yet."""
+        """Return what the other end has written, or None if it has not written it yet."""
         found = _parse(path)
         if found is None or found.kind != _DESCRIPTION or _has_ended(found.writer):
             return None
         return found if self._peer in ("", found.writer) else None
 
     def take(self, path: Path) -> None:
-        """Tell the other end that what it waits for is done."""
+        """Tell the other end that what it waits for is done, by deleting its file."""
         path.unlink(missing_ok=True)
 
     def wait_until_taken(self, path: Path) -> None:
         """Wait until the other end takes a file, or Enter is pressed."""
         end = time.monotonic() + PERSON_SECONDS
-        gone = self.gone()  # before the look at the file, which the other end may take as its last act
+        gone = self.gone()  # check before the file, because taking it may be the last act of the other end
         while path.exists() and not self._enter():
             if gone is not None:
                 raise gone
@@ -154,7 +155,7 @@ class Exchange:
             gone = self.gone()
 
     def _nap(self, end: float, otherwise: str) -> None:
-        """Sleep a moment. TimedOutError if `end` has come."""
+        """Sleep briefly. TimedOutError after `end`."""
         if time.monotonic() > end:
             raise TimedOutError(f"after {PERSON_SECONDS:g} s the {self._who} {otherwise}")
         time.sleep(LOOK_SECONDS)
@@ -188,12 +189,12 @@ def named(path: Path) -> Iterator[None]:
 
 
 def _numbered(path: Path, n: int) -> Path:
-    """Return the path of connection n: several have a number at the end."""
+    """Return the path for connection n. If there are several, the path has a number at the end."""
     return path if n == 0 else path.with_name(f"{path.name}.{n}")
 
 
 def _write(path: Path, contents: bytes) -> None:
-    """Write a file that appears with all of its contents. OSError names it."""
+    """Write a file that appears with its complete contents. OSError names it."""
     part = None
     try:
         with NamedTemporaryFile(dir=path.parent, prefix=path.name, delete=False) as file:
@@ -208,9 +209,9 @@ def _write(path: Path, contents: bytes) -> None:
 
 
 def _parse(path: Path) -> _File | None:
-    """Return what a file says, or None if it is missing or incomplete. InvalidValueError for any other file.
+    """Return the contents of a file, or None if it is missing or incomplete. InvalidValueError for any other file.
 
-    NotPermittedError for one of another user: its connection would lead to their process.
+    NotPermittedError for a file of another user: its connection would lead to that user's process.
     """
     try:
         with open(open_input(path), "rb") as file:
@@ -221,7 +222,7 @@ def _parse(path: Path) -> _File | None:
         raise InvalidValueError(f"{path} is not a file of `gpunetio rdma`: it begins with {raw[:16].hex()}")
     line, newline, body = raw[len(_MAGIC) :].partition(b"\n")
     if not newline:
-        return None  # somebody is copying it
+        return None  # it is being copied
     fields = _FIRST_LINE.fullmatch(line + newline)
     if fields is None:
         raise InvalidValueError(f"{path} is not a file of this version of gpunetio: use the same version at both ends")
@@ -236,7 +237,7 @@ def _parse(path: Path) -> _File | None:
 
 @cache
 def _machine() -> str:
-    """Return a name for what numbers processes: the machine since it was started, and the PID namespace."""
+    """Return a name for the scope of process numbers: the boot of the machine, and the PID namespace."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot}.{os.stat('/proc/self/ns/pid').st_ino}"
@@ -245,12 +246,12 @@ def _machine() -> str:
 
 
 def _process(pid: int) -> str | None:
-    """Return what names a process also when its number is used again, or None if it does not run."""
+    """Return a name of a process that stays unique when its number is reused, or None if the process does not run."""
     try:
         state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return None
-    return None if state in "ZX" else f"{_machine()}:{pid}:{fields[18]}"  # [18]: when it was started
+    return None if state in "ZX" else f"{_machine()}:{pid}:{fields[18]}"  # [18]: its start time
 
 
 def _runs_here(process: str) -> bool:
@@ -260,5 +261,5 @@ def _runs_here(process: str) -> bool:
 
 
 def _has_ended(process: str) -> bool:
-    """Return whether a process of this machine runs no more."""
+    """Return whether a process of this machine has ended."""
     return process.partition(":")[0] == _machine() and not _runs_here(process)

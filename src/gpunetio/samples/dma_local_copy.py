@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class SampleOptions:
-    """`text` is what is copied, `MOST_BYTES` at most."""
+    """`text` is the text to copy, of at most `MOST_BYTES`."""
 
     device: str
     text: str = TEXT

@@ -24,7 +24,7 @@ from ..nic.engine.port import PortConfig
 from ..verbs import open as open_device
 from .until_stopped import failure
 
-BYTES = 1024  # of a text, with the zeros behind it
+BYTES = 1024  # of a text, including the zeros after it
 PAGE = 4096  # of a buffer
 FROM_CPU, FROM_GPU = b"This is a sample piece of text from CPU", b"This is a sample piece of text from GPU"
 PATIENCE = 30.0  # seconds for a copy
@@ -35,7 +35,7 @@ _STATUS, _SEEN = 0, 8  # of the kernel's report
 
 @dataclass(frozen=True, kw_only=True)
 class SampleOptions:
-    """Where the kernel runs, and the NIC that copies."""
+    """The GPU where the kernel runs, and the NIC that copies."""
 
     gpu: str
     device: str
@@ -44,7 +44,8 @@ class SampleOptions:
 
 @kernel
 def answer(dma, on_gpu, on_cpu, text, nbytes, out):
-    """Report what has arrived in the GPU's buffer, put `text` there, and have it copied to the CPU's."""
+    """Report the text that has arrived in the GPU's buffer, put `text` there, and have it copied to the CPU's buffer.
+    """
     here = dev.buf_get(on_gpu, 0)
     dev.copy(out + _SEEN, dev.buf_addr(here), nbytes)
     dev.copy(dev.buf_addr(here), text, nbytes)

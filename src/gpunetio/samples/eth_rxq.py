@@ -1,4 +1,4 @@
-"""eth_rxq_…: a CPU program receives Ethernet packets in a buffer of its own, or from a pool, alone or in batches.
+"""eth_rxq_…: a CPU program receives Ethernet packets in its own buffer, or from a pool, one by one or in batches.
 
     1. resources    device, protection domain, a receive queue
     2. steering     a flow rule leads all packets of the port to the queue, with a tag
@@ -51,7 +51,7 @@ class SampleOptions:
 
 
 def run(options: SampleOptions) -> int:
-    """Receive: one packet into a buffer, or for a time from a pool. Return the number of packets."""
+    """Receive one packet into a buffer, or packets from a pool for some time. Return the number of packets."""
     _log.info("Starting the sample")
     with open_device(options.device, port=options.nic_port) as ctx:
         pd = ctx.create_pd()
@@ -79,7 +79,7 @@ def _regular(ctx: Context, pd: PD, options: SampleOptions) -> int:
 
 
 def _managed(ctx: Context, pd: PD, options: SampleOptions) -> int:
-    """Receive packets from a pool, each alone or in batches."""
+    """Receive packets from a pool, one by one or in batches."""
     batches = options.kind is Kind.BATCH
     most = MOST if batches else 1
     packets = calls = 0

@@ -1,10 +1,10 @@
-"""eth_txq_…: a CPU program sends Ethernet frames: one or a batch, as they are or by LSO.
+"""eth_txq_…: a CPU program sends one Ethernet frame or a batch of them, as they are or with LSO.
 
     1. resources    device, protection domain, memory with the frame, a send queue
     2. data path    post, with one doorbell for a batch, and wait for the completions
 
-Frames have EtherType 0x88b5, which IEEE 802 leaves to experiments, and a payload of one byte, repeated. LSO needs TCP:
-it sends a payload that the device cuts into packets.
+Frames have EtherType 0x88b5, which IEEE 802 reserves for experiments, and a payload of one byte, repeated. LSO needs
+TCP: the sample sends a payload that the device cuts into packets.
 """
 
 from __future__ import annotations
@@ -63,13 +63,13 @@ def run(options: SampleOptions) -> None:
 
 
 def _frame(destination: bytes, source: bytes) -> tuple[bytes, bytes]:
-    """Return no headers, and a frame."""
+    """Return empty headers, and a frame."""
     head = ETHERNET.pack(destination=destination, source=source, ether_type=EXPERIMENTAL)
     return b"", bytes(head).ljust(FRAME_BYTES, bytes([FRAME_BYTE]))
 
 
 def _lso(destination: bytes, source: bytes) -> tuple[bytes, bytes]:
-    """Return headers of Ethernet, IPv4 and TCP, and a payload."""
+    """Return the headers of Ethernet, IPv4 and TCP, and a payload."""
     headers = ETHERNET.pack(destination=destination, source=source, ether_type=ETHER_TYPE_IPV4)
     headers += IPV4.pack(
         version_ihl=_VERSION_IHL, total_length=IPV4.size + TCP.size + LSO_BYTES, ttl=_TTL, protocol=IP_PROTOCOL_TCP,
@@ -80,7 +80,7 @@ def _lso(destination: bytes, source: bytes) -> tuple[bytes, bytes]:
 
 
 def _check(sent: list[Sent], count: int) -> None:
-    """Raise an error unless so many packets were sent."""
+    """Raise an error unless `count` packets were sent."""
     for one in sent:
         if one.error:
             raise DriverError(f"a packet was not sent: WQE {one.error}", one.error.syndrome, one.error.vendor_syndrome)

@@ -1,4 +1,4 @@
-"""How the two ends of a sample meet over TCP and agree."""
+"""Connect the two ends of a sample over TCP, and let them agree."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ def compare(link: Link, sample: str, terms: dict[str, object]) -> None:
 
 
 class _Watch:
-    """Looks at a connection to the other end, in each step of a progress engine."""
+    """Checks the connection to the other end in each step of a progress engine."""
 
     def __init__(self, link: Link):
         self._link = link
 
     def attach_engine(self, engine: ProgressEngine) -> None:
-        pass  # it is looked at by any engine, at any time
+        pass  # any engine may run it at any time
 
     def progress(self) -> bool:
         if self._link.failure is not None:
@@ -62,7 +62,7 @@ class _Watch:
 
 @contextmanager
 def watching(link: Link, engine: ProgressEngine) -> Iterator[None]:
-    """Let waits that make progress of `engine` end when the other end is gone: they raise what has ended it."""
+    """Let waits on `engine` end when the other end is gone: they raise the error that ended it."""
     watch = _Watch(link)
     engine.connect(watch)
     try:
@@ -72,6 +72,6 @@ def watching(link: Link, engine: ProgressEngine) -> Iterator[None]:
 
 
 def meet_in(link: Link, kind: str, seconds: float) -> None:
-    """Wait until both ends are here."""
+    """Wait until both ends have come to this point."""
     link.send(kind)
     link.expect(kind, timeout=seconds)

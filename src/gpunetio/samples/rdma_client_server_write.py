@@ -9,7 +9,7 @@
                     by SEND into the receives there
     5. end          both ends stop by themselves
 
-Each wait also ends when the other end is gone, which the TCP connection tells.
+Each wait also ends when the other end is gone, which the TCP connection shows.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ CONNECTIONS = 2  # with the connection manager; one client is served
 CM_PORT = 13579
 WAIT_SECONDS = 30.0  # for the other end
 PEER_SECONDS = 120.0  # for the other end to compile its kernel
-KERNEL_WAIT_NS = int((WAIT_SECONDS + PEER_SECONDS) * 1e9)  # of a kernel: the other end may still compile its own
-LOOK_SECONDS = 0.05  # between two looks whether the other end is still there
+KERNEL_WAIT_NS = int((WAIT_SECONDS + PEER_SECONDS) * 1e9)  # of a kernel, while the other end may still compile its own
+LOOK_SECONDS = 0.05  # between two checks that the other end is still there
 _EXPORT_BYTES = 64  # the longest description
 
 _log = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ _STATUS, _COMMITS, _ROUNDS, _ROUND_WORDS = 0, 8, 16, 4  # of a kernel's report
 
 @dataclass(frozen=True, kw_only=True)
 class SampleOptions(EndOptions):
-    """`cm_port` and `server_addr` are those of the connection manager, if `use_cm`; the client gives `server_addr`."""
+    """`cm_port` and `server_addr` are those of the connection manager, for `use_cm`. The client sets `server_addr`."""
 
     gpu: str
     use_cm: bool = False
@@ -64,7 +64,7 @@ class SampleOptions(EndOptions):
 
 @device_function
 def take_messages(recv, imms, conns, wait_ns, stop):
-    """Wait for a message of each thread of the client, or for the word `stop`. Return their number, or a status."""
+    """Wait for a message from each thread of the client, or for the word `stop`. Return their number, or a status."""
     start = dev.clock_ns()
     found = 0
     polls = 0
@@ -85,7 +85,7 @@ def take_messages(recv, imms, conns, wait_ns, stop):
 
 @kernel
 def serve(rdma, conn, a, f, one, wait_ns, stop, out):
-    """Post receives, tell the client by a flag, and wait for its messages; in every second round in weak mode."""
+    """Post receives, signal the client by a flag, and wait for its messages. Every second round is in weak mode."""
     thread = dev.thread_idx()
     recv = dev.rdma_get_recv(rdma)
     flags = dev.buf_get(f, 0)
@@ -123,7 +123,7 @@ def serve(rdma, conn, a, f, one, wait_ns, stop, out):
 
 @kernel
 def send(rdma, conn, a, b, c, f, wait_ns, stop, out):
-    """Wait for each flag, and send a half of its buffer from each of two threads. The word `stop` ends the waits."""
+    """Wait for each flag, and send half of its buffer from each of two threads. The word `stop` ends the waits."""
     thread = dev.thread_idx()
     status = dev.OK
     for i in range(BUFFERS):
@@ -177,7 +177,7 @@ def run(options: SampleOptions) -> None:
 
 
 class End(ABC):
-    """What client and server share: the device, the GPU, the `Rdma`, and memory for kernels."""
+    """The common part of client and server: the device, the GPU, the `Rdma`, and memory for kernels."""
 
     options: SampleOptions
     ctx: Context
@@ -207,7 +207,7 @@ class End(ABC):
         return memory, self._stack.enter_context(BufArray(self.gpu, memory, BUFFERS, nbytes))
 
     def swap(self, link: Link, memory: MemoryMap, nbytes: int, num: int) -> BufArray:
-        """Tell the other end this end's memory. Return its memory as `num` buffers for kernels."""
+        """Send the other end a description of this end's memory. Return its memory as `num` buffers for kernels."""
         link.send("memory", export=memory.export_rdma().hex())
         remote = RemoteMemory.from_export(link.expect("memory").raw("export", _EXPORT_BYTES))
         return self._stack.enter_context(BufArray(self.gpu, remote, num, nbytes))
@@ -221,7 +221,7 @@ class End(ABC):
 
     @abstractmethod
     def connect(self, link: Link) -> RdmaConnection:
-        """Exchange what both ends need, and connect."""
+        """Exchange the descriptions that both ends need, and connect."""
 
     @abstractmethod
     def exchange(self, link: Link, connection: RdmaConnection) -> None:
@@ -230,8 +230,8 @@ class End(ABC):
     def finish(self, launch: Launch, link: Link, connection: RdmaConnection) -> np.ndarray:
         """Wait for the kernel, and return its report.
 
-        The kernel is ended when the other end is gone: what has ended that is raised. DriverError if an operation has
-        failed.
+        If the other end is gone, stop the kernel and raise the error that ended the other end. DriverError if an
+        operation has failed.
         """
         seconds = BUFFERS * WAIT_SECONDS + PEER_SECONDS
         end = time.monotonic() + seconds
@@ -254,14 +254,14 @@ class End(ABC):
         return report
 
     def _end_waits(self, connection: RdmaConnection) -> None:
-        """End what the kernel waits for: the peer by the word `stop`, completions by ending the connection."""
+        """End the kernel's waits: for the peer by the word `stop`, for completions by ending the connection."""
         self.stop.array.view(np.int64)[0] = 1
         with suppress(DocaError):  # the other end has disconnected
             connection.disconnect()
 
 
 class Server(End):
-    """Has buffers that the client fills."""
+    """The end with buffers that the client fills."""
 
     memory: MemoryMap
     a: BufArray
@@ -305,7 +305,7 @@ class Server(End):
 
 
 class Client(End):
-    """Has what is sent, and the flags for which it waits."""
+    """The end with the data to send, and the flags that it waits for."""
 
     a: BufArray
     b: BufArray

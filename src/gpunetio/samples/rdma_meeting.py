@@ -1,4 +1,4 @@
-"""How the two ends of a rdma_… sample connect, and learn of each other's memory: by files, or by address."""
+"""Connect the two ends of a rdma_… sample and exchange descriptions of memory: by files, or by address."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..rdma import ConnectionState, Rdma, RdmaConnection
 from ..rendezvous import PeerError
 from .descriptor_files import LOOK_SECONDS, PERSON_SECONDS, Exchange, named
 
-CONNECT_SECONDS = 10.0  # for an end that has been asked to answer
+CONNECT_SECONDS = 10.0  # for an end that was asked to answer
 _log = logging.getLogger(__name__)
 
 
@@ -27,7 +27,7 @@ class Meeting(ABC):
 
     @abstractmethod
     def share(self, description: bytes) -> None:
-        """Let the other end know of memory, before `connect`."""
+        """Tell the other end about memory, before `connect`."""
 
     @abstractmethod
     def connect(self, rdma: Rdma) -> None:
@@ -47,9 +47,9 @@ class Meeting(ABC):
 
 
 class ByFiles(Meeting):
-    """Both ends exchange descriptions by files.
+    """Both ends exchange descriptions through files.
 
-    The end that `acts`, which accesses or sends, is told when it may begin, and tells when it is done.
+    The end that `acts`, which accesses or sends, is told when it may begin, and reports when it is done.
     """
 
     def __init__(self, files: Exchange, resource: Path, peer: str, acts: bool):
@@ -96,9 +96,9 @@ class ByFiles(Meeting):
 
 
 class ByAddress(Meeting):
-    """The connection manager connects both ends: the end with a `server` asks there, the other one listens.
+    """The connection manager connects both ends: the end with a `server` connects to it, the other end listens.
 
-    What an end shares travels with its request or its answer.
+    What an end shares is part of its request or its answer.
     """
 
     def __init__(self, server: str | None, port: int, count: int, peer: str, acts: bool):
@@ -150,4 +150,4 @@ class ByAddress(Meeting):
 
     def finish(self, rdma: Rdma) -> None:
         for connection in () if self._acts else self.connections:
-            connection.disconnected(PERSON_SECONDS)  # as the other end closes it
+            connection.disconnected(PERSON_SECONDS)  # until the other end closes it

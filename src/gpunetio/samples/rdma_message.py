@@ -1,7 +1,7 @@
 """rdma_client, rdma_server: each end sends the other one message of 16 bytes, over a connection by address and port.
 
-Both ends speak with rdma-core's `rdma_client` and `rdma_server`, whose other end they may be: the client connects and
-sends, the server answers, the client disconnects.
+Both ends speak the protocol of rdma-core's `rdma_client` and `rdma_server`, so either of them can be that program: the
+client connects and sends, the server answers, the client disconnects.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .cm_end import End, gid_index_of
 PORT = 7471
 _NBYTES = 16
 _INBOX = 0
-# A peer whose last packets were lost takes part in disconnecting only when it has given them up. Until then, the
+# A peer whose last packets were lost takes part in disconnecting only after it has given them up. Until then, the
 # connection manager asks again, for a minute and a half.
 _END_SECONDS = 100.0
 _CLIENT_SECONDS = 30.0  # until the client disconnects: a lost packet takes 2 to 6 s
@@ -30,7 +30,7 @@ _CLIENT_SECONDS = 30.0  # until the client disconnects: a lost packet takes 2 to
 
 @dataclass(frozen=True, kw_only=True)
 class MessageOptions:
-    """`address` is the server's: to connect to or, at the server, to listen at; None for the NIC's first."""
+    """`address` is the server's: to connect to or, at the server, to listen at; None means the NIC's first."""
 
     address: str | None = None
     port: int = PORT
@@ -50,7 +50,7 @@ def client(options: MessageOptions) -> None:
         gid_index = gid_index_of(ctx, None, address)
         connection = stack.enter_context(cm.connect(end.qp, address, options.port, gid_index=gid_index))
         _send(end)
-        end.wait(WcOpcode.RECV)  # so the message has arrived, too
+        end.wait(WcOpcode.RECV)  # so the message has arrived as well
         connection.disconnect(timeout=_END_SECONDS)
     options.say("rdma_client: end 0")
 
@@ -65,11 +65,12 @@ def server(options: MessageOptions) -> None:
         end = stack.enter_context(End(ctx.create_pd(), _NBYTES))
         end.receive(_INBOX, _NBYTES)
         connection = stack.enter_context(listener.accept(timeout=math.inf).accept(end.qp))
-        listener.close()  # other clients are refused from now on
+        listener.close()  # refuses other clients from now on
         end.wait(WcOpcode.RECV)
         _send(end)
-        # The client disconnects when it has all it waits for. If this end were first, its queue pair would no longer
-        # acknowledge the client's message again, should that acknowledgement be lost: Soft-RoCE would send it for ever.
+        # The client disconnects when it has everything it waits for. If this end disconnected first, its queue pair
+        # could not acknowledge the client's message again if the acknowledgement was lost, and Soft-RoCE would send the
+        # message for ever.
         with suppress(TimedOutError):
             connection.disconnected(_CLIENT_SECONDS)
         connection.disconnect(timeout=_END_SECONDS)

@@ -4,7 +4,7 @@
     2. exchange     by files: each end's description of its connection, and one of what the requester accesses; or the
                     connection manager connects them by address, and carries the latter
     3. data path    the tasks of the program: PROGRAMS names them all
-    4. end          who is accessed or receives waits until the other end is done
+    4. end          the end that is accessed or receives waits until the other end is done
 
 Strings end with a zero byte in memory and messages.
 """
@@ -43,10 +43,10 @@ AnyTask = TypeVar("AnyTask", bound=Task)
 
 @dataclass(frozen=True, kw_only=True)
 class SampleOptions:
-    """The files of both connections and of the resource, and what is sent, written or read.
+    """The files of both connections and of the resource, and the text to send, write or read.
 
-    With `by_address`, the connection manager connects the ends in place of files. The end with a `server` asks there,
-    the other one listens; both at `cm_port`.
+    With `by_address`, the connection manager connects the ends, and no files are used. The end with a `server` connects
+    to it, the other end listens; both use `cm_port`.
     """
 
     device: str | None = None
@@ -64,7 +64,7 @@ class SampleOptions:
 
 
 class End:
-    """One end of a sample: its memory, and its connections with the other end, which it meets by `meeting`."""
+    """One end of a sample: its memory, and its connections with the other end, made through `meeting`."""
 
     options: SampleOptions
     pd: PD
@@ -83,7 +83,7 @@ class End:
         stack.enter_context(self.rdma)
 
     def share(self, description: bytes) -> None:
-        """Let the requester know what it may access, before `connect`."""
+        """Tell the requester what it may access, before `connect`."""
         self._meeting.share(description)
 
     def connect(self) -> None:
@@ -116,7 +116,7 @@ class End:
     def wait(self, done: Callable[[], bool], what: str, seconds: float) -> None:
         """Make progress until `done()` is true, or raise an error as soon as the other end has failed or left.
 
-        TimedOutError, which says that `what` did not come, after `seconds`.
+        TimedOutError after `seconds`; it says that `what` did not come.
         """
         self.rdma.engine.progress_until(lambda: self._is_done(done), seconds, what)
 
@@ -135,7 +135,7 @@ class End:
 
 
 def _string(memory: MemoryMap) -> str:
-    """Return the string at the start of a memory."""
+    """Return the string at the start of a memory map."""
     return memory.array().tobytes().partition(b"\0")[0].decode(errors="replace")
 
 
@@ -223,7 +223,7 @@ def _wait_gt(end: End, event: SyncEvent, value: int) -> None:
 
 @dataclass(frozen=True)
 class Program:
-    """What a program does, with which other end, and what that may do to the memory here."""
+    """A program: its function, the program at the other end, and the accesses that it allows to the memory here."""
 
     run: Callable[[End], None]
     peer: str
@@ -254,7 +254,7 @@ PROGRAMS = {
 
 
 def run(name: str, options: SampleOptions, enter: Enter = lambda: False) -> None:
-    """Run a program. `enter` tells whether Enter was pressed, where the other end's files do not tell."""
+    """Run a program. `enter` returns whether Enter was pressed, for ends that are on different hosts."""
     _log.info("Starting the sample")
     program = PROGRAMS[name]
     with until_terminated(), ExitStack() as stack:

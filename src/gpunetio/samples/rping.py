@@ -1,13 +1,13 @@
 """rping: a client has a server read its memory and write it back, over a connection by address and port.
 
-Both ends speak the protocol of rdma-core's `rping`, whose other end they may be:
+Both ends speak the protocol of rdma-core's `rping`, so either of them can be that program:
 
     1. connection   the client connects to the server's port; both have one READ in flight at most
     2. a ping       the client SENDs where its data are; the server READs them, and SENDs that it has
                     the client SENDs where it wants them; the server WRITEs them there, and SENDs that it has
     3. end          the client disconnects
 
-The data are text: the number of the ping, then letters that begin with another one in each ping.
+The data are text: the number of the ping, then letters, starting with another letter in each ping.
 """
 
 from __future__ import annotations
@@ -34,16 +34,17 @@ _FIRST, _LAST = ord("A"), ord("z")
 _READS = 1  # in flight
 _log = logging.getLogger(__name__)
 
-# Places in the memory of an end: the message that comes, the message that goes, and the data of both directions.
+# Places in the memory of an end: the incoming message, the outgoing message, and the data of both directions.
 _INBOX, _OUTBOX, _DATA = 0, RPING_INFO.size, 2 * RPING_INFO.size
 
 
 @dataclass(frozen=True, kw_only=True)
 class RpingOptions:
-    """`address` is the server's: to connect to or, at the server, to listen at; None for all of the NIC's.
+    """`address` is the server's: to connect to or, at the server, to listen at; None means all of the NIC's.
 
-    `source` is the client's own address. `size` is the bytes of a ping, `count` how many the client sends; 0 for no
-    end. `persistent` servers go on with the next clients. `say` gets the line of each ping, if it is not None.
+    `source` is the client's own address. `size` is the bytes of a ping, `count` how many the client sends; 0 means
+    without end. `persistent` servers continue with the next clients. `say` gets the line of each ping, if it is not
+    None.
     """
 
     address: str | None = None
@@ -72,7 +73,7 @@ def data_of(number: int, size: int) -> bytes:
 
 
 def connect(options: RpingOptions) -> None:
-    """Be the client: connect to the server, send pings, disconnect. UnexpectedError if other data come back."""
+    """Run the client: connect to the server, send pings, disconnect. UnexpectedError if other data come back."""
     if options.address is None:
         raise InvalidValueError("the client needs the server's address")
     with ExitStack() as stack:
@@ -85,7 +86,7 @@ def connect(options: RpingOptions) -> None:
 
 
 def serve(options: RpingOptions) -> None:
-    """Be the server of one client or, if persistent, of all that come."""
+    """Serve one client or, if persistent, all clients."""
     with ExitStack() as stack:
         ctx = stack.enter_context(open_device(options.device, port=options.nic_port))
         gid_index = gid_index_of(ctx, options.address)
@@ -101,7 +102,7 @@ def serve(options: RpingOptions) -> None:
 
 
 def _guarded(pd: PD, options: RpingOptions, request: cm.Request) -> None:
-    """Answer one client of many. Its errors end nothing else."""
+    """Answer one client of many. Its errors affect no other client."""
     try:
         _answer(pd, options, request)
     except DocaError as error:
@@ -123,15 +124,15 @@ def _answer(pd: PD, options: RpingOptions, request: cm.Request, listener: cm.Lis
 
 
 class _RpingEnd(End):
-    """What client and server share: messages that say where memory is."""
+    """The common part of client and server: messages that say where memory is."""
 
     def __init__(self, pd: PD, options: RpingOptions, buffers: int):
         super().__init__(pd, _DATA + buffers * options.size)
         self.options = options
-        self.receive(_INBOX, RPING_INFO.size)  # before the connection is there: the peer may send at once
+        self.receive(_INBOX, RPING_INFO.size)  # before the connection exists, because the peer may send at once
 
     def tell(self, offset: int, nbytes: int) -> None:
-        """Send the place of a part of the memory. `tell(0, 0)` only says that something is done."""
+        """Send the place of a part of the memory. `tell(0, 0)` only reports that something is done."""
         self.memory.array[_OUTBOX : _OUTBOX + RPING_INFO.size] = bytearray(
             RPING_INFO.pack(address=self.region.address + offset, rkey=self.region.rkey, nbytes=nbytes)
         )
@@ -139,7 +140,7 @@ class _RpingEnd(End):
         self.wait(WcOpcode.SEND)
 
     def hear(self) -> tuple[int, int, int]:
-        """Wait for the peer's message: an address, its rkey, and how many bytes."""
+        """Wait for the peer's message: an address, its rkey, and the number of bytes."""
         self.wait(WcOpcode.RECV)
         heard = RPING_INFO.unpack(self.memory.array[_INBOX : _INBOX + RPING_INFO.size].tobytes())
         self.receive(_INBOX, RPING_INFO.size)
@@ -185,7 +186,7 @@ class _Ponger(_RpingEnd):
         super().__init__(pd, options, 1)
 
     def pong(self) -> None:
-        """Answer one ping. Ended if the client has disconnected."""
+        """Answer one ping. DriverError, with `peer_left` set, if the client has disconnected."""
         address, rkey, nbytes = self._place()
         self.post(WrOpcode.RDMA_READ, _DATA, nbytes, address, rkey)
         self.wait(WcOpcode.RDMA_READ)
@@ -198,7 +199,7 @@ class _Ponger(_RpingEnd):
         self.tell(0, 0)
 
     def _place(self) -> tuple[int, int, int]:
-        """Return where the client's data are."""
+        """Return the place of the client's data."""
         address, rkey, nbytes = self.hear()
         if nbytes > self.options.size:
             raise InvalidValueError(f"the client has pings of {nbytes} bytes: give the server the same -S")

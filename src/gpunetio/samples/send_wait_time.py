@@ -2,8 +2,8 @@
 
     1. resources    device, GPU, a send queue, 8 bursts of 32 packets of 1024 bytes
     2. times        the first burst is due 50 ms from now, each further one --time after the one before it
-    3. data path    for each burst, the kernel posts a WAIT for its time and behind it the packets, then takes the
-                    completion of the last packet
+    3. data path    for each burst, the kernel posts a WAIT for its time and then the packets, and takes the completion
+                    of the last packet
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class SampleOptions:
 
 @kernel
 def send_bursts(txq, packets, lkey, nbytes, times, bursts, stop, out):
-    """Send bursts of one packet for each thread, which leave at the times in `times`."""
+    """Send bursts of one packet per thread, which leave at the times in `times`."""
     thread, count = dev.thread_idx(), dev.block_dim()
     last = count - 1
     sent = 0

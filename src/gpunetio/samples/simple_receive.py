@@ -2,8 +2,8 @@
 
     1. resources    device, GPU, a cyclic receive queue of 16384 packets of 2048 bytes
     2. steering     a flow rule leads UDP over IPv4 to the queue
-    3. data path    one block of 32 threads: receive a burst, let each thread look at its share of the packets, repeat
-    4. end          Ctrl+C sets a word that the kernel looks at after each burst
+    3. data path    one block of 32 threads: receive a burst, let each thread read its share of the packets, repeat
+    4. end          Ctrl+C sets a word that the kernel checks after each burst
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PATIENCE_NS = 500_000  # for a burst
 
 _log = logging.getLogger(__name__)
 
-# What the kernel reports. Only thread 0 writes it.
+# The kernel's report. Only thread 0 writes it.
 OUT = Entry("simple_receive_out", 24, """
     packets  0  i64
     nbytes   8  i64
@@ -40,7 +40,7 @@ OUT = Entry("simple_receive_out", 24, """
 
 @dataclass(frozen=True, kw_only=True)
 class SampleOptions:
-    """`gpu` and `device` name GPU and NIC; `scope` says who receives together."""
+    """`gpu` and `device` name the GPU and the NIC; `scope` says which threads receive together."""
 
     gpu: str
     device: str
@@ -53,7 +53,8 @@ class SampleOptions:
 
 @kernel
 def receive(rxq, scope, attrs, sums, stop, out):
-    """Receive bursts until the word at `stop` is not 0. `attrs` has room for a burst, `sums` for a word a thread."""
+    """Receive bursts until the word at `stop` is not 0. `attrs` has room for a burst, `sums` for one word per thread.
+    """
     thread = dev.thread_idx()
     packets = 0
     nbytes = 0
@@ -65,7 +66,7 @@ def receive(rxq, scope, attrs, sums, stop, out):
             received = dev.rxq_recv(rxq, BURST, PATIENCE_NS, attrs)
         received = dev.block_broadcast(received, 0)
         own = 0
-        for i in range(thread, received, dev.block_dim()):  # here a program would look at packets
+        for i in range(thread, received, dev.block_dim()):  # a real program would read the packets here
             own += dev.attr_at(attrs + i * dev.ATTR_BYTES).bytes
         dev.st64(sums + 8 * thread, own)
         dev.block_sync()

@@ -5,7 +5,7 @@
                     all of them and waits for the completion. Threads of the host, which take turns on few cores, build
                     several before they wait for each other. With it, two blocks share the queue: `txq_send` reserves,
                     builds and submits for a thread, warp or block, and thread 0 of each block takes the completions
-    3. end          Ctrl+C sets a word that the kernel looks at in each round
+    3. end          Ctrl+C sets a word that the kernel checks in each round
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _PACKETS, _STATUS, _WORDS = 0, 8, 16  # of a block's report
 
 @dataclass(frozen=True, kw_only=True)
 class SampleOptions:
-    """`size` is the bytes of a packet, `threads` how many send. `scope` says who posts together with `shared`."""
+    """`size` is the bytes of a packet, `threads` how many send. `scope`: who posts together, with `shared`."""
 
     gpu: str
     device: str
@@ -69,7 +69,7 @@ class SampleOptions:
 
 @kernel
 def send_alone(txq, packets, lkey, nbytes, each, stop, out):
-    """Send from the threads of one block, which has the queue for itself, until the word at `stop` is not 0.
+    """Send from the threads of one block, which does not share the queue, until the word at `stop` is not 0.
 
     In a round, a thread sends its packet `each` times.
     """

@@ -1,4 +1,4 @@
-"""Kernels that run until somebody stops the sample."""
+"""Run kernels until the user stops the sample."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from ..errors import DocaError, DriverError, TimedOutError
 from ..gpu import Gpu, GpuMemory
 from ..jit.code import Launch
 
-LOOK_SECONDS = 0.1  # between looks at the kernel
+LOOK_SECONDS = 0.1  # between checks of the kernel
 END_SECONDS = 30.0  # for a kernel to end after it was told to
 SIGNALS = signal.SIGINT, signal.SIGTERM
 
 
 class StopWord:
-    """A word in memory that host and kernel reach, and that ends the kernel when it is not 0."""
+    """A word in memory that host and kernel can access. The kernel ends when it is not 0."""
 
     memory: GpuMemory
 
@@ -31,7 +31,7 @@ class StopWord:
         self.memory = gpu.alloc(8, MemType.CPU_GPU)
 
     def address_on(self, gpu: Gpu) -> GpuMemory | int:
-        """Return what kernels take: those on threads of the host, beside a GPU, where the CPU has the word."""
+        """Return the word as an argument of kernels on `gpu`. Kernels on host threads take its address for the CPU."""
         return self.memory if gpu.target == "cuda" else int(self.memory.array.ctypes.data)
 
     def set(self) -> None:
@@ -44,7 +44,7 @@ class StopWord:
         return bool(self.memory.array.view(np.int64)[0])
 
     def follow(self, launch: Launch, seconds: float | None = None) -> None:
-        """Wait until the kernel ends, which it does after Ctrl+C or SIGTERM; otherwise within `seconds`, if given."""
+        """Wait until the kernel ends: after Ctrl+C or SIGTERM, or else within `seconds`, if given."""
         with on_signals(self.set):
             waited = stopped = 0.0
             while not launch.wait(LOOK_SECONDS):
@@ -61,7 +61,7 @@ class StopWord:
 def on_signals(stop: Callable[[], None]) -> Iterator[None]:
     """Let Ctrl+C and SIGTERM call `stop`, instead of ending the program."""
     if threading.current_thread() is not threading.main_thread():
-        yield  # Python has signals only there
+        yield  # Python delivers signals only to the main thread
         return
 
     def handler(signum: int, frame: FrameType | None) -> None:
@@ -76,6 +76,6 @@ def on_signals(stop: Callable[[], None]) -> Iterator[None]:
 
 
 def failure(status: int, detail: object) -> DocaError:
-    """Return the error for a kernel that has ended with a negative status. `detail` says more, if it is not None."""
+    """Return the error for a kernel's negative status. `detail` is added to the text if it is not None."""
     what = f"the kernel ended with '{NAMES.get(status, status)}'{f': {detail}' if detail else ''}"
     return TimedOutError(what) if status == dev.ETIMEDOUT else DriverError(what)

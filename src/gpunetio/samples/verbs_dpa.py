@@ -41,7 +41,7 @@ SLOTS = 2  # of the buffer that is written
 DEPTH = 4  # of the send queue: one message is under way at a time
 WAIT_SECONDS = 10.0  # of one wait in the kernel
 KERNEL_SECONDS = 120.0  # of all rounds, or to compile
-LOOK_SECONDS = 0.05  # between looks at the other end while the kernel runs
+LOOK_SECONDS = 0.05  # between checks of the other end while the kernel runs
 STOPPED = -125  # ECANCELED: the stop word was set
 
 
@@ -106,7 +106,7 @@ def run(options: SampleOptions, say: Callable[[str], None]) -> None:
         ctx = stack.enter_context(open_device(options.device, port=options.nic_port))
         dpa = stack.enter_context(Dpa(ctx, timeout=WAIT_SECONDS))
         link = meet(ctx, options, say)
-        stack.push(lambda kind, error, trace: link.close(error))  # tells the other end of an error
+        stack.push(lambda kind, error, trace: link.close(error))  # sends an error to the other end
         compare(link, "verbs_dpa", {"--size": options.size, "--iters": options.iterations})
         end = End(ctx, dpa, link, options)
         end.connect()
@@ -121,7 +121,7 @@ def run(options: SampleOptions, say: Callable[[str], None]) -> None:
 
 
 class End:
-    """The resources of one end. Closing the DPA closes those of the DPA, after its kernels have ended."""
+    """The resources of one end. Closing the DPA closes its resources, after its kernels have ended."""
 
     dpa: Dpa
     link: Link
@@ -146,11 +146,11 @@ class End:
         self.outbox, self.inbox = dpa.alloc(options.size), dpa.alloc(SLOTS * options.size)
         self.out_mr, self.in_mr = pd.register(self.outbox), pd.register(self.inbox)
         for n in range(SLOTS):
-            self._slot(n)[:] = self._message(n) ^ 0xFF  # wrong everywhere
+            self._slot(n)[:] = self._message(n) ^ 0xFF  # every byte is wrong
         self.stop, self.out = dpa.alloc(8), dpa.alloc(16)
 
     def connect(self) -> None:
-        """Swap addresses with the other end, and connect."""
+        """Exchange addresses with the other end, and connect."""
         index, nbytes = self.options.gid_index, self.inbox.nbytes
         here = self.qp.endpoint(sgid_index=index)
         self.far = swap_ends(self.link, [here], self.in_mr.address, self.in_mr.rkey, nbytes, nbytes)
@@ -183,11 +183,11 @@ class End:
         raise TimedOutError(what) if status == dev.ETIMEDOUT else DriverError(what)
 
     def _slot(self, n: int) -> np.ndarray:
-        """Return where message `n` of the other end arrives."""
+        """Return the slot in which message `n` of the other end arrives."""
         return self.inbox.array.reshape(SLOTS, -1)[n % SLOTS]
 
     def _message(self, n: int) -> np.ndarray:
-        """Return what message `n` of the other end must be."""
+        """Return the expected message `n` of the other end."""
         return (np.arange(self.options.size) + self.other + n).astype(np.uint8)
 
     def validate(self) -> None:

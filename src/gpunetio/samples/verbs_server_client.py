@@ -4,7 +4,7 @@
     2. exchange     over TCP: address and rkey of the region; QP number, GID, LID and first PSN of the queue pair
     3. connection   RST → INIT → RTR → RTS, step by step, in connection.py
     4. data path    Send: the client SENDs, the server has posted receives and polls its CQ
-                    Write: the client WRITEs, the server polls its memory, as no completion tells it
+                    Write: the client WRITEs, the server polls its memory, because it gets no completion
                     Read: the client READs, the server has nothing to do
     5. end          each end tells the other that it is done: until then the other may still need its memory
 
@@ -36,13 +36,13 @@ PORT = 5000
 MOST_BYTES = 1 << 30  # of all messages together
 PERSON_SECONDS = 600.0  # for a user to type the size of a burst; an end that dies or hangs is noticed earlier
 WAIT_SECONDS = 10.0  # for the next message or completion
-POLL_SECONDS = 50e-6  # between two looks: the NIC may be a thread that needs this core
+POLL_SECONDS = 50e-6  # between two polls: the NIC may be a thread that needs this core
 
 _MIN_RECEIVES = 4
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 
-Ask = Callable[[Link, int], int] | None  # returns the size of the next burst, given the messages left; None: all
+Ask = Callable[[Link, int], int] | None  # returns the size of the next burst, given the messages left; None means all
 
 # What the client posts, and the access rights that the server's memory needs.
 OPERATIONS = {
@@ -88,7 +88,7 @@ def run(options: SampleOptions, ask: Ask = None) -> None:
 
 
 class End:
-    """What client and server share: their resources, the connection, and how they wait."""
+    """The common part of client and server: their resources, the connection, and how they wait."""
 
     peer = ""
 
@@ -130,7 +130,7 @@ class End:
         return slice(i * self.options.size, (i + 1) * self.options.size)
 
     def sge(self, i: int) -> Sge:
-        """Return the place of message `i` as the NIC needs it."""
+        """Return the place of message `i` as a scatter/gather entry."""
         return Sge(self.mr.address + self.place(i).start, self.options.size, self.mr.lkey)
 
     def message(self, i: int) -> bytes:

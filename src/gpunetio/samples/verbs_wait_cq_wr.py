@@ -5,10 +5,10 @@
 
     1. resources    device, protection domain, three buffers, two completion queues, four queue pairs
     2. connection   QP 1 with QP 2, and QP 3 with QP 4, over the loopback of the device
-    3. data path    receives on QP 2 and QP 4; on QP 3 a WAIT for CQ 1, and behind it the SEND; then the SEND on QP 1
+    3. data path    receives on QP 2 and QP 4; on QP 3 a WAIT for CQ 1, and then the SEND; finally the SEND on QP 1
     4. end          two completions in CQ 1, three in CQ 2; buffer 3 has what buffer 1 had
 
-The SEND of QP 3 is posted before buffer 2 holds anything. Without the WAIT, buffer 3 would get what was there before.
+The SEND of QP 3 is posted before buffer 2 holds anything. Without the WAIT, buffer 3 would get its old contents.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from .connection import connect
 
 DEPTH = 64  # of each queue
 SIZE = 64  # of the message, in bytes
-BYTE = 0x11  # it consists of
+BYTE = 0x11  # every byte of the message
 ACCESS = Access.LOCAL_WRITE  # to the buffers: receives fill them, and no peer writes or reads them
 WAIT_SECONDS = 10.0  # for a completion
-POLL_SECONDS = 50e-6  # between two looks: the NIC may be a thread that needs this core
+POLL_SECONDS = 50e-6  # between two polls: the NIC may be a thread that needs this core
 
 _log = logging.getLogger(__name__)
 
@@ -116,7 +116,7 @@ class Sample:
             )
 
     def post(self) -> None:
-        """Post everything. The SEND on QP 1, which starts it all, comes last."""
+        """Post everything. The SEND on QP 1, which starts the chain, comes last."""
         self.qp2.post_recv(RecvWr(sges=[_whole(self.mr2)]))
         self.qp4.post_recv(RecvWr(sges=[_whole(self.mr3)]))
         # Nothing is in flight to CQ 1, so its next completions are number `consumer_index` and the one after it: the
@@ -140,7 +140,7 @@ class Sample:
 
 
 def _whole(mr: MR) -> Sge:
-    """Return all of a buffer."""
+    """Return a scatter/gather entry for a whole buffer."""
     return Sge(mr.address, mr.nbytes, mr.lkey)
 
 

@@ -1,10 +1,10 @@
-"""The conformance kit: holds any provider against the contract of DOCA Verbs as `gpunetio.verbs` implements it.
+"""The conformance kit: checks any provider against the contract of DOCA Verbs, as `gpunetio.verbs` implements it.
 
     report = testing.run(lambda: verbs.open("soft0"), lambda: verbs.open("soft1"))
     print(report)
     assert report.passed
 
-`pytest_plugin` is for suites of programs that use RDMA.
+`pytest_plugin` is for test suites of programs that use RDMA.
 """
 
 # Each module registers its checks, in the order of the report.

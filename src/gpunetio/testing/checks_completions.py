@@ -64,7 +64,7 @@ def cq_overrun(rig: Rig) -> None:
     a, b = rig.pair(near={"send_cq": rig.near.create_cq(2)})
     a.qp.post_send(*(SendWr(opcode=WrOpcode.RDMA_WRITE, **b.memory.remote()) for _ in range(8)))
     wanted, found = (AsyncEventType.CQ_ERR.name, str(a.sent)), []
-    while wanted not in found and (event := rig.near.get_async_event(rig.patience)):  # there is the queue pair's, too
+    while wanted not in found and (event := rig.near.get_async_event(rig.patience)):  # also the queue pair's
         event.ack()
         found.append((event.type.name, str(event.element)))
     true(f"CQ_ERR of {a.sent} is among the events {found}", wanted in found)
@@ -105,7 +105,7 @@ def collapsed_cq(rig: Rig) -> None:
 
 
 def _counter(cq: CQ) -> int:
-    """The wqe_counter of the first entry."""
+    """Return the wqe_counter of the first entry."""
     entry = (ctypes.c_char * CQE_SIZE).from_address(cq.ring_address).raw
     return int.from_bytes(entry[CQE64.wqe_counter : CQE64.wqe_counter + 2], "big")
 

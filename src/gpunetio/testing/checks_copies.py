@@ -12,7 +12,7 @@ _HALF = 1 << 17  # of a side's memory: source and target do not overlap
 
 
 def _alone(rig: Rig, access: Access | None = None) -> Side:
-    """A queue pair that is connected to itself. NotSupportedError if the device copies no memory."""
+    """Return a queue pair that is connected to itself. NotSupportedError if the device copies no memory."""
     side = rig.side(rig.near, access=access, memcpy=True)
     side.qp.connect(side.qp)
     return side

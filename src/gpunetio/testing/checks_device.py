@@ -1,4 +1,4 @@
-"""What a device and its ports say of themselves."""
+"""The attributes of a device and its ports."""
 
 from __future__ import annotations
 

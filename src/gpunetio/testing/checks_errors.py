@@ -1,4 +1,4 @@
-"""How requests fail: the status at each end, what is flushed behind them, and what stays untouched."""
+"""How requests fail: the status at each end, which requests are flushed, and what stays unchanged."""
 
 from __future__ import annotations
 

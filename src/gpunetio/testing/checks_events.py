@@ -1,4 +1,4 @@
-"""Events: what completion channels tell, and the asynchronous events of objects."""
+"""Events of completion channels, and asynchronous events of objects."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .rig import Rig, Side, refused, same
 
 @dataclass
 class _Told:
-    """A sender, and a receiver whose completions a channel tells of."""
+    """A sender, and a receiver whose completions are reported on a channel."""
 
     rig: Rig
     a: Side
@@ -30,16 +30,16 @@ class _Told:
         return cls(rig, a, b, channel)
 
     def send(self, solicited: bool = False) -> None:
-        """A message that has arrived when this returns: its completion waits."""
+        """Send a message that has arrived when this returns, so that its completion is in the CQ."""
         self.a.post(WrOpcode.SEND, self.a.memory.sge(), flags=SendFlags.SOLICITED if solicited else SendFlags(0))
         self.a.succeed(0)
 
     def event(self) -> None:
-        """The event that must come."""
+        """Take the event that must come."""
         self.rig.told(self.channel, self.b.received)
 
     def none(self) -> None:
-        """None may come."""
+        """Check that no event comes."""
         self.rig.not_told(self.channel)
 
 
@@ -94,7 +94,7 @@ def solicited_events(rig: Rig) -> None:
     told.send(solicited=True)
     told.event()
     told.b.arrive(0, 1)
-    for first in (True, False):  # asked for both, any completion will do, in either order
+    for first in (True, False):  # with both requests, any completion will do, in either order
         told.b.received.req_notify(solicited_only=first)
         told.b.received.req_notify(solicited_only=not first)
         told.send()

@@ -1,4 +1,4 @@
-"""Who may touch what: rights, bounds, keys and address bases of memory regions, and the rights of queue pairs."""
+"""Access to memory: rights, bounds, keys and address bases of memory regions, and the rights of queue pairs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .kit import check
 from .rig import Remote, Rig, Side, same
 
 _WRITE, _READ, _ADD = WrOpcode.RDMA_WRITE, WrOpcode.RDMA_READ, WrOpcode.ATOMIC_FETCH_AND_ADD
-_OPERATIONS = (  # what asks for each remote right, and how many bytes
+_OPERATIONS = (  # an operation for each remote right, and its bytes
     (_WRITE, Access.REMOTE_WRITE, 100),
     (_READ, Access.REMOTE_READ, 100),
     (_ADD, Access.REMOTE_ATOMIC, 8),
@@ -20,7 +20,7 @@ _SIZE = 4096
 
 
 def _refused(a: Side, b: Side, status: WcStatus, opcode: WrOpcode, nbytes: int, **remote: Unpack[Remote]) -> None:
-    """The request fails so, what is behind it is flushed, and neither memory has changed."""
+    """Check that a request fails with this status, the next one is flushed, and neither memory changes."""
     for number in range(2):
         a.post(opcode, a.memory.sge(0, nbytes), wr_id=number, **remote)
     a.fail(status, 0, 1)
@@ -34,7 +34,7 @@ def _succeeds(a: Side, b: Side, opcode: WrOpcode, nbytes: int, at: int = 0) -> N
 
 
 def _one_right(rig: Rig, opcode: WrOpcode, right: Access, nbytes: int) -> None:
-    """Enough alone, and missed when all others are there."""
+    """Check that a right suffices alone, and is missed when all others are present."""
     needed = Access.LOCAL_WRITE if right in (Access.REMOTE_WRITE, Access.REMOTE_ATOMIC) else Access.LOCAL_READ
     a, b = rig.pair(far={"access": right | needed, "size": _SIZE})
     _succeeds(a, b, opcode, nbytes)
@@ -163,7 +163,7 @@ def bounds_of_atomics(rig: Rig) -> None:
 
 
 def _based(rig: Rig, iova: int) -> None:
-    """Keys that count from `iova`: at both ends, with bounds, and memory's own addresses mean nothing."""
+    """Check keys that count from `iova`, at both ends, and their bounds. The memory's own addresses mean nothing."""
     (a, b), nbytes = rig.pair(), 1000
     near, far = rig.memory(a.pd, nbytes, iova=iova), rig.memory(b.pd, nbytes, iova=iova)
     same("the region's base", (near.mr.iova, far.mr.iova), (iova, iova))

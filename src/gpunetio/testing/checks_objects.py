@@ -1,4 +1,4 @@
-"""The life of objects: made, used, refused to close while in use, closed with their parents, and dead afterwards."""
+"""The life of objects: creation, use, refusal to close while in use, closing with their parents, use afterwards."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .rig import Rig, refused, same, true
 
 
 def _dead(handle: Handle, *uses: Callable[[], object]) -> None:
-    """Closed: a second close does nothing, and every use is refused."""
+    """Check that an object is closed: a second close does nothing, and every use is refused."""
     true(f"{handle} is closed", handle.closed)
     handle.close()
     for use in uses:

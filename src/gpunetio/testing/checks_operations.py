@@ -1,4 +1,4 @@
-"""What every operation of a reliable connection does, byte for byte."""
+"""The effect of every operation of a reliable connection, byte for byte."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _IMM = 0x89ABCDEF
 
 
 def _sizes(a: Side, b: Side) -> tuple[int, ...]:
-    """Around the boundaries of packets."""
+    """Return sizes around the boundaries of packets."""
     mtu = min(side.ctx.query_port().active_mtu for side in (a, b))
     return (0, 1, mtu - 1, mtu, mtu + 1, _LONG)
 
 
 def _is(done: Completion, wr_id: int, opcode: WcOpcode, byte_len: int | None = None, imm: int | None = None) -> None:
-    """A success of this request. `byte_len` of a send or a WRITE means nothing."""
+    """Check that a completion is a success of this request. `byte_len` of a send or a WRITE means nothing."""
     found = (done.wr_id, done.status, done.opcode, done.imm, bool(done.flags & WcFlags.WITH_IMM))
     same("completion", found, (wr_id, WcStatus.SUCCESS, opcode, imm, imm is not None))
     if byte_len is not None:
@@ -27,7 +27,7 @@ def _is(done: Completion, wr_id: int, opcode: WcOpcode, byte_len: int | None = N
 
 
 def _one_way(rig: Rig, opcode: WrOpcode, completion: WcOpcode, received: WcOpcode | None, with_imm: bool) -> None:
-    """SENDs and WRITEs of all sizes, each to another place."""
+    """Check SENDs or WRITEs of all sizes, each to another place."""
     a, b = rig.pair()
     imm = _IMM if with_imm else None
     remote = received != WcOpcode.RECV
@@ -215,7 +215,7 @@ def inline(rig: Rig) -> None:
         _is(b.receives()[0], 0, WcOpcode.RECV, nbytes)
         b.memory.verify(f"{nbytes} bytes inline")
     source = rig.memory(a.pd, 64)
-    by_address = Sge(source.mr.address, 50, 0)  # a key that is none
+    by_address = Sge(source.mr.address, 50, 0)  # an invalid key
     a.post(WrOpcode.RDMA_WRITE, by_address, flags=SendFlags.INLINE, **b.memory.remote(0))
     source.bytes[:] = 0
     a.succeed(0)

@@ -1,4 +1,4 @@
-"""The order in which requests are carried out and complete, and what makes no completion or waits for one."""
+"""The order in which requests are executed and complete, unsignalled requests, and WAITs."""
 
 from __future__ import annotations
 

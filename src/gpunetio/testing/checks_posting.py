@@ -1,4 +1,4 @@
-"""What a post refuses, and what becomes of the other requests."""
+"""Refused posts, and what happens to the other requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shared receive queues: whose receives are used, in what order, and what is told."""
+"""Shared receive queues: whose receives are used, in what order, and which events are reported."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SLOT = 8192
 
 @dataclass
 class _Pool:
-    """Senders, each with a receiver of its own; the receivers share an SRQ, a CQ and memory in slots."""
+    """Senders with a receiver each. The receivers share an SRQ, a CQ and memory in slots."""
 
     rig: Rig
     senders: list[Side]
@@ -40,7 +40,7 @@ class _Pool:
         self.srq.post_recv(*(RecvWr(sges=[self.memory.sge(slot * _SLOT, nbytes)], wr_id=slot) for slot in slots))
 
     def arrive(self, *slots: int) -> None:
-        """The receivers' next completions: successes in these slots, in this order."""
+        """Take the receivers' next completions, and check that they are successes in these slots, in this order."""
         done = self.rig.take(self.received, len(slots))
         same("completions of receives", outcomes(done), [(slot, WcStatus.SUCCESS) for slot in slots])
 
@@ -63,7 +63,7 @@ def srq_serves_many_queue_pairs(rig: Rig) -> None:
     done = rig.take(pool.received, 3 * each)
     same("the receives", sorted(outcomes(done)), [(slot, WcStatus.SUCCESS) for slot in range(3 * each)])
     for one in done:
-        source, at, nbytes = sent[one.qp_num].pop(0)  # of one sender in order
+        source, at, nbytes = sent[one.qp_num].pop(0)  # the next message of this sender
         same("length of a message", one.byte_len, nbytes)
         pool.memory.expect_copy(one.wr_id * _SLOT, source, at, nbytes)
     pool.memory.verify("messages in an SRQ")

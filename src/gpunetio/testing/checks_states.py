@@ -1,4 +1,4 @@
-"""The state machine of a queue pair: its path, what each step takes, what a query tells, and what each state allows."""
+"""The state machine of a queue pair: its path, the attributes of each step, queries, and what each state allows."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _STATES = (_RST, *_PATH, _ERR)  # those of DOCA Verbs
 
 
 def _attr(qp: QP, peer: QP | None = None, **values: object) -> QpAttr:
-    """Attributes that lead to a connection with a peer, or with the queue pair itself."""
+    """Return attributes that connect a queue pair to a peer, or to itself."""
     end, port = (peer or qp).endpoint(), qp.ctx.query_port()
     attr = QpAttr(
         dest_qp_num=end.qpn, rq_psn=end.psn, sq_psn=qp.psn, path_mtu=min(port.active_mtu, end.mtu),
@@ -42,13 +42,13 @@ def _attr(qp: QP, peer: QP | None = None, **values: object) -> QpAttr:
 
 
 def _move(qp: QP, to: QpState, mask: QpAttrMask | None = None, peer: QP | None = None, **values: object) -> None:
-    """One transition with what it needs."""
+    """Make one transition, with the attributes that it needs."""
     needed = _NEEDED.get((qp.state, to), _M(0)) if mask is None else mask
     qp.modify(_attr(qp, peer, next_state=to, **values), needed | _M.NEXT_STATE)
 
 
 def _in_state(rig: Rig, state: QpState) -> QP:
-    """A queue pair that was brought there."""
+    """Return a queue pair in this state."""
     qp = rig.side(rig.near, size=64).qp
     for step in (_ERR,) if state == _ERR else _PATH[: int(state)]:
         _move(qp, step)
@@ -326,7 +326,7 @@ def messages_before_rtr(rig: Rig) -> None:
     """
     a, b = rig.sides()
     for state in _PATH:
-        _move(a.qp, state, peer=b.qp, ack_timeout=16)  # a quarter of a second, and seven times more
+        _move(a.qp, state, peer=b.qp, ack_timeout=16)  # a quarter of a second, and seven retries
     _move(b.qp, _INIT, peer=a.qp)
     a.post(WrOpcode.RDMA_WRITE, a.memory.sge(0, 100), **b.memory.remote(0))
     rig.quiet("completions of a WRITE to a queue pair in INIT", a.sent.poll)

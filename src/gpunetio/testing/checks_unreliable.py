@@ -1,4 +1,4 @@
-"""Unreliable connections: SENDs and WRITEs, and what is lost without a word."""
+"""Unreliable connections: SENDs and WRITEs, and silent losses."""
 
 from __future__ import annotations
 

@@ -17,8 +17,8 @@ from ..verbs.qp import ConnectOptions
 class KernelPair:
     """Two queue pairs of kernels, `near` and `far`, connected to each other; `source` and `target` are their memory.
 
-    The memory is reached by kernels and, as `.array`, by the CPU. Each end's is registered with its own NIC. `deadline`
-    is the number of seconds that a wait of a kernel, or for one, takes at most.
+    Kernels access the memory directly, the CPU as `.array`. Each end's is registered with its own NIC. `deadline` is
+    the most seconds that a wait of a kernel, or for a kernel, may take.
     """
 
     gpu: Gpu
@@ -32,7 +32,7 @@ class KernelPair:
 
     @property
     def arguments(self) -> tuple[ExportedQp, int, int, int, int]:
-        """Return what a kernel that puts from `source` to `target` takes: qp, raddr, rkey, laddr, lkey."""
+        """Return the arguments of a kernel that puts from `source` to `target`: qp, raddr, rkey, laddr, lkey."""
         return self.near, self.target.address, self.target_mr.rkey, self.source.address, self.source_mr.lkey
 
     def run(self, kernel: Kernel, *arguments: object, grid: int = 1, block: int = 1) -> None:
@@ -51,7 +51,7 @@ class KernelPair:
 def open_pair(
     stack: ExitStack, gpu: Gpu, near: Context, far: Context, nbytes: int, deadline: float, options: ConnectOptions
 ) -> KernelPair:
-    """Return a pair on two NICs, which `stack` closes."""
+    """Return a pair on two NICs. `stack` closes it."""
 
     def end(nic: Context) -> tuple[ExportedQp, GpuMemory, MR]:
         pd = nic.create_pd()

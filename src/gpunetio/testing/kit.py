@@ -1,4 +1,4 @@
-"""Checks by name, how they are run, and what came of them."""
+"""Register checks by name, run them, and report their results."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _registered: dict[str, Check] = {}
 
 
 class Outcome(Enum):
-    """What came of a check."""
+    """The outcome of a check."""
 
     PASSED = "passed"
     FAILED = "FAILED"
@@ -27,9 +27,9 @@ class Outcome(Enum):
 
 @dataclass(frozen=True)
 class Check:
-    """A function that raises unless a provider keeps one promise, which its docstring says.
+    """A function that raises unless a provider keeps the one promise in its docstring.
 
-    `area` is the module that it stands in, without `checks_`.
+    `area` is the name of its module without `checks_`.
     """
 
     name: str
@@ -38,18 +38,18 @@ class Check:
 
     @property
     def contract(self) -> str:
-        """What is promised, and by which document."""
+        """Return the promise, and the document that it comes from."""
         return inspect.getdoc(self.function) or ""
 
     @property
     def summary(self) -> str:
-        """Its first line."""
+        """Return the first line of the contract."""
         return self.contract.partition("\n")[0]
 
 
 @dataclass(frozen=True)
 class Result:
-    """What came of one check. `message` says what was wrong, or what the provider does not have."""
+    """The result of one check. `message` says what was wrong, or what the provider does not have."""
 
     check: Check
     outcome: Outcome
@@ -57,28 +57,28 @@ class Result:
     seconds: float
 
     def line(self, width: int = 0) -> str:
-        """A row of the report, the name padded to `width`."""
+        """Return a row of the report, with the name padded to `width`."""
         return f"{self.check.name:<{width}}  {self.outcome.value}" + (f": {self.message}" if self.message else "")
 
 
 @dataclass(frozen=True)
 class Report:
-    """What came of all of them, in the order in which they ran. `str()` of it is a table."""
+    """The results of all checks, in the order in which they ran. `str()` of it is a table."""
 
     results: tuple[Result, ...]
 
     @property
     def passed(self) -> bool:
-        """Whether none has failed. What a provider says it does not have is no failure."""
+        """Return whether no check has failed. NotSupportedError from a provider is not a failure."""
         return not self.of(Outcome.FAILED)
 
     def of(self, outcome: Outcome) -> list[Result]:
-        """The results with this outcome."""
+        """Return the results with this outcome."""
         return [result for result in self.results if result.outcome is outcome]
 
     @property
     def summary(self) -> str:
-        """How many there are of each outcome."""
+        """Return the counts of each outcome in words."""
         counts = ", ".join(f"{len(self.of(outcome))} {outcome.value}" for outcome in Outcome)
         return f"{len(self.results)} checks: {counts}"
 
@@ -98,7 +98,7 @@ def check(function: Callable[[Rig], None]) -> Callable[[Rig], None]:
 
 
 def checks(only: Iterable[str] | None = None) -> list[Check]:
-    """All checks, or those of these names and areas. NotFoundError for what is neither."""
+    """Return all checks, or those of these names and areas. NotFoundError for anything that is neither."""
     known = list(_registered.values())
     if only is None:
         return known
@@ -121,14 +121,14 @@ def run(
     """Run the checks, or those of the names and areas in `only`, and report.
 
     `factory` opens the device to check, `peer` the one at the other end, by default the same. Both are called for each
-    check, which closes what it got. A check waits `patience` seconds for what must happen. `tell` hears of each result
-    as it comes.
+    check, which closes what they return. A check waits `patience` seconds for events that must happen. `tell` is called
+    with each result as it comes.
     """
     chosen = checks(only)
     other = peer or factory
     results = []
     with ExitStack() as stack:
-        for opener in (factory, other):  # a device that stays open is opened again faster
+        for opener in (factory, other):  # reopening a device that is kept open is faster
             stack.enter_context(opener())
         for one in chosen:
             result = _run_one(one, factory, other, patience)
@@ -148,6 +148,6 @@ def _run_one(one: Check, factory: Callable[[], Context], peer: Callable[[], Cont
         outcome, message = Outcome.NOT_SUPPORTED, str(error)
     except Violation as error:
         outcome, message = Outcome.FAILED, str(error)
-    except Exception as error:  # whatever a provider does wrong: the other checks go on
+    except Exception as error:  # whatever a provider does wrong, the other checks run
         outcome, message = Outcome.FAILED, f"{type(error).__name__}: {error}"
     return Result(one, outcome, message, time.monotonic() - start)

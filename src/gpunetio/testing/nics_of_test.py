@@ -1,4 +1,4 @@
-"""The software NICs that open while one test runs: their faults and captures, and what is kept if the test fails."""
+"""The software NICs that open while one test runs: their faults and captures, and the artefacts if the test fails."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _LONGEST_NAME = 150  # file systems take 255 bytes
 
 @dataclass(frozen=True)
 class Network:
-    """What NICs get when they open.
+    """The settings that NICs get when they open.
 
     `faults`   faults to inject, or None
     `forced`   whether these faults replace those of the program's own port
-    `twin`     whether the NIC makes its turns on the twin of a GPU
+    `twin`     whether the NIC's engine runs on the twin of a GPU
     """
 
     faults: Faults | None = None
@@ -38,7 +38,7 @@ class Network:
     twin: bool = False
 
     def port(self, asked: PortConfig) -> PortConfig:
-        """Return the port of a NIC for which a program asks for another one."""
+        """Return the port that a NIC gets when a program asks for the port `asked`."""
         if self.forced or asked.faults is None:
             asked = replace(asked, faults=self.faults)
         if self.twin and asked.engine == CPU and asked.wire_kind.neighbours:
@@ -63,7 +63,7 @@ def _diagnosis(nic: SoftNic) -> str:
 
 
 def folder_of(artefacts: Path, test: str) -> Path:
-    """Return the folder for the artefacts of a test, whose name any file system and any upload takes."""
+    """Return the folder for the artefacts of a test. Its name is valid for any file system and any upload."""
     name = re.sub(r"[^\w.-]+", "-", test).strip("-")
     if len(name) > _LONGEST_NAME:
         name = f"{name[:_LONGEST_NAME]}-{zlib.crc32(test.encode()):08x}"
@@ -73,17 +73,17 @@ def folder_of(artefacts: Path, test: str) -> Path:
 class NicsOfTest:
     """The `gpunetio.providers.watch.Watcher` of one test.
 
-    `folder` is where captures and the diagnosis go, or None. It is removed unless the test fails.
+    `folder` is the folder for captures and the diagnosis, or None. It is removed unless the test fails.
     """
 
     def __init__(self, test: str, network: Network, folder: Path | None):
         self.network, self.folder = network, folder
         self._test = test
-        self._closed: list[str] = []  # the diagnoses of NICs
-        self._injected: Counter[str] = Counter()  # by those, less what open NICs had injected before the test
-        self._closings = 0  # how many have added to it
+        self._closed: list[str] = []  # the diagnoses of closed NICs
+        self._injected: Counter[str] = Counter()  # by closed NICs, less what open NICs had injected before the test
+        self._closings = 0  # how many NICs have added to it
         for nic in open_nics():
-            with suppress(BadStateError):  # it has closed since
+            with suppress(BadStateError):  # it has closed in the meantime
                 self._injected.subtract(nic.injected())
         self._failed = False
         if folder is not None:
@@ -97,7 +97,7 @@ class NicsOfTest:
         return port if self.folder is None else watch.with_capture(port, self.folder)
 
     def closing(self, nic: SoftNic) -> None:
-        """Keep what the NIC tells."""
+        """Keep the diagnosis and the counts of a NIC that closes."""
         self._injected.update(nic.injected())
         self._closings += 1
         if self.folder is not None:
@@ -108,19 +108,19 @@ class NicsOfTest:
     # --- what the test asks
 
     def injected(self) -> dict[str, int]:
-        """Return how many faults NICs have injected during the test, by kind; those that are open and those closed."""
+        """Return how many faults open and closed NICs have injected during the test, by kind."""
         while True:
             closings, counts = self._closings, Counter(self._injected)
             for nic in open_nics():
-                with suppress(BadStateError):  # it has closed since
+                with suppress(BadStateError):  # it has closed in the meantime
                     counts.update(nic.injected())
-            if self._closings == closings:  # else one is counted on both sides, or on neither
+            if self._closings == closings:  # otherwise one NIC is counted twice, or not at all
                 return dict(counts)
 
     # --- its end
 
     def failed(self, phase: str, text: str) -> None:
-        """Write the diagnosis, now that the NICs of fixtures are still open. `text` is what pytest says."""
+        """Write the diagnosis while the NICs of fixtures are still open. `text` is pytest's report."""
         self._failed = True
         if self.folder is None:
             return
@@ -146,10 +146,10 @@ class NicsOfTest:
             file.write("\n".join(parts) + "\n")
 
     def ended(self) -> None:
-        """Remove the artefacts unless the test has failed. NICs have closed their captures."""
+        """Remove the artefacts unless the test has failed. By now, NICs have closed their captures."""
         if self.folder is None:
             return
         if not self._failed:
             shutil.rmtree(self.folder, ignore_errors=True)
-        elif told := self._told_by_others():  # by processes that have ended since
+        elif told := self._told_by_others():  # by processes that ended later
             self._write(self.folder, told)

@@ -1,4 +1,4 @@
-"""A pytest plugin for programs that use RDMA: software NICs, bad networks, and what is kept of a failure.
+"""A pytest plugin for programs that use RDMA: software NICs, bad networks, and artefacts of failed tests.
 
     pytest -p gpunetio.testing.pytest_plugin
 
@@ -109,7 +109,7 @@ def _seconds(where: str, value: object) -> float:
 
 
 def _argument(item: pytest.Item, name: str) -> tuple[str, object] | None:
-    """Return the one argument of the closest marker of a test, and how an error names the marker; None without one."""
+    """Return the only argument of a test's closest marker, and the marker's name in errors; None without a marker."""
     marker = item.get_closest_marker(name)
     if marker is None:
         return None
@@ -123,7 +123,7 @@ _EXAMPLES = {"faults": '@pytest.mark.faults("loss=0.01,seed=7")', "deadline": "@
 
 
 def _network_of(item: pytest.Item) -> Network:
-    """Return the network of a test: that of the options, unless the test has a marker."""
+    """Return the network of a test: that of its marker, or else that of the options."""
     network = item.config.stash[_network]
     given = _argument(item, "faults")
     return network if given is None else Network(_parsed(*given), forced=True, twin=network.twin)
@@ -146,7 +146,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         _deadline_of(item)
     except InvalidValueError as error:
         wrong = str(error)
-    if wrong:  # here, as pytest also prints what an exception is raised in
+    if wrong:  # fail here, because pytest also prints the function that raises
         pytest.fail(wrong, pytrace=False)
     directory = item.config.getoption(_ARTEFACTS)
     folder = folder_of(Path(directory).absolute(), item.nodeid) if directory else None
@@ -171,9 +171,9 @@ def pytest_runtest_makereport(
 
 @pytest.fixture(autouse=True)
 def _gpunetio_nics(request: pytest.FixtureRequest) -> Iterator[NicsOfTest]:
-    """Give the network of the test to the software NICs that open while it runs.
+    """Apply the network of the test to the software NICs that open while it runs.
 
-    It is the first fixture of a test, so all others of the test close their NICs before it ends.
+    It is the first fixture of a test, so all other fixtures close their NICs before it ends.
     """
     nics = request.node.stash[_nics]
     if nics.network.forced:
@@ -204,14 +204,15 @@ def faults(_gpunetio_nics: NicsOfTest) -> Faults | None:
 def injected(_gpunetio_nics: NicsOfTest) -> Callable[[], dict[str, int]]:
     """A function that returns how many frames NICs have lost, duplicated, reordered, corrupted and passed on so far.
 
-    It counts those of this process, since the test began.
+    It counts the frames of NICs in this process since the test began.
     """
     return _gpunetio_nics.injected
 
 
 @pytest.fixture
 def deadline(request: pytest.FixtureRequest) -> float:
-    """Seconds that a wait takes at most, by the marker `deadline` or the option. Use it for your waits, too."""
+    """The most seconds that a wait may take, by the marker `deadline` or the option. Use it for your own waits as well.
+    """
     return _deadline_of(request.node)
 
 
@@ -226,10 +227,10 @@ def connect_options() -> ConnectOptions:
 
 @pytest.fixture
 def rig(deadline: float) -> Iterator[Rig]:
-    """Two ends, `rig.near` on soft0 and `rig.far` on soft1: what the conformance kit works with, too.
+    """Two ends, `rig.near` on soft0 and `rig.far` on soft1, as the conformance kit uses them.
 
-    A NIC opens when it is first asked for. All is closed after the test. The waits of `rig`, such as `rig.until`, raise
-    `gpunetio.testing.Violation` after the deadline.
+    A NIC opens when it is first asked for. Everything is closed after the test. The waits of `rig`, such as
+    `rig.until`, raise `gpunetio.testing.Violation` after the deadline.
     """
     from .rig import Rig
 
@@ -238,7 +239,7 @@ def rig(deadline: float) -> Iterator[Rig]:
 
 
 def _open(name: str) -> Context:
-    """Open a software NIC, with another address than NICs of other processes."""
+    """Open a software NIC whose address differs from those of NICs in other processes."""
     from ..interrupts import uninterrupted
     from ..nic.engine.port import PortConfig
     from ..providers import soft

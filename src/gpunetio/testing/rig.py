@@ -1,4 +1,4 @@
-"""What checks work with: two ends with their objects, waits that end, and comparisons that say what was wrong."""
+"""The tools of checks: two ends with their objects, waits that end, and comparisons that say what was wrong."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from ..memory import PAGE
 from ..verbs import CQ, MR, PD, QP, SRQ, UAR, CompChannel, Completion, Context, RecvWr, SendWr, Sge
 from ..verbs.qp import ConnectOptions
 
-PATIENCE = 10.0  # seconds for what must happen
-QUIET = 0.02  # seconds in which what must not happen would have happened
+PATIENCE = 10.0  # seconds to wait for events that must happen
+QUIET = 0.02  # seconds in which an event that must not happen would have happened
 SIZE = 1 << 18  # bytes of a side's memory: two messages of 64 KiB at different places
 _LOOK = 20e-6
 _GUARD = 64
@@ -29,7 +29,7 @@ _T = TypeVar("_T")
 
 
 class Violation(Exception):
-    """A provider does not keep to the contract: how."""
+    """A provider breaks the contract; the message says how."""
 
 
 class Remote(TypedDict, total=False):
@@ -89,7 +89,7 @@ def true(what: str, holds: object) -> None:
 
 
 def refused(what: str, errors: type[DocaError] | tuple[type[DocaError], ...], call: Callable[[], object]) -> DocaError:
-    """Raise Violation unless the call raises such an error, which is returned."""
+    """Raise Violation unless the call raises one of these errors, which is returned."""
     try:
         call()
     except errors as error:
@@ -100,7 +100,7 @@ def refused(what: str, errors: type[DocaError] | tuple[type[DocaError], ...], ca
 class Memory:
     """Registered memory with guard bytes around it, random content, and an image of what it must hold.
 
-    It begins where atomics can go, and at the offset of `iova` in a page, without which a card does not map it.
+    It begins at an address that atomics can use, and at the offset of `iova` in a page, which cards require.
     """
 
     whole: np.ndarray
@@ -118,32 +118,32 @@ class Memory:
         self.image = self._image[start : start + nbytes]
 
     def sge(self, at: int = 0, nbytes: int = 8) -> Sge:
-        """A scatter/gather entry."""
+        """Return a scatter/gather entry."""
         return Sge(self.mr.iova + at, nbytes, self.mr.lkey)
 
     def remote(self, at: int = 0) -> Remote:
-        """What a request of the peer names it by."""
+        """Return the fields with which a request of the peer names this memory."""
         return {"remote_addr": self.mr.iova + at, "rkey": self.mr.rkey}
 
     def word(self, at: int) -> int:
-        """The 64-bit word there."""
+        """Return the 64-bit word at an offset."""
         return int(self.bytes[at : at + 8].view(np.uint64)[0])
 
     def set_word(self, at: int, value: int) -> None:
-        """Set it, in the image too."""
+        """Set the word at an offset, both in the memory and in the image."""
         for place in (self.bytes, self.image):
             place[at : at + 8].view(np.uint64)[0] = value
 
     def expect_word(self, at: int, value: int) -> None:
-        """Note that it must become this."""
+        """Set the word at an offset in the image: the memory must come to hold it."""
         self.image[at : at + 8].view(np.uint64)[0] = value % 2**64
 
     def expect_copy(self, at: int, source: Memory, start: int, nbytes: int) -> None:
-        """Note that these bytes must come here."""
+        """Copy bytes of another image into this one: the memory must come to hold them."""
         self.image[at : at + nbytes] = source.image[start : start + nbytes]
 
     def verify(self, what: str) -> None:
-        """Raise Violation unless the memory, guards included, is what the image says."""
+        """Raise Violation unless the memory, including its guards, equals the image."""
         wrong = np.flatnonzero(self.whole != self._image)
         if len(wrong):
             first = int(wrong[0]) - int(self.bytes.ctypes.data - self.whole.ctypes.data)
@@ -166,14 +166,14 @@ class Side:
 
     @property
     def ctx(self) -> Context:
-        """Its context."""
+        """Return its context."""
         return self.pd.ctx
 
     def post(
         self, opcode: WrOpcode, *sges: Sge, signaled: bool = True, flags: SendFlags = _NO_FLAGS,
         **values: Unpack[Values],
     ) -> None:  # fmt: skip
-        """Post one request; a SEND_WITH_IMM for example takes `imm`."""
+        """Post one request. SEND_WITH_IMM, for example, takes `imm`."""
         flags |= SendFlags.SIGNALED if signaled else _NO_FLAGS
         self.qp.post_send(SendWr(opcode=opcode, sges=sges, flags=flags, **values))
 
@@ -182,32 +182,33 @@ class Side:
         self.qp.post_recv(RecvWr(sges=sges, wr_id=wr_id))
 
     def sends(self, count: int = 1) -> list[Completion]:
-        """So many completions of the send queue, and no more."""
+        """Return exactly `count` completions of the send queue."""
         return self.rig.take(self.sent, count)
 
     def receives(self, count: int = 1) -> list[Completion]:
-        """The same of the receive queue."""
+        """Return exactly `count` completions of the receive queue."""
         return self.rig.take(self.received, count)
 
     def succeed(self, *wr_ids: int) -> list[Completion]:
-        """The send queue's next completions: successes of these requests, in this order."""
+        """Return the send queue's next completions, which must be successes of these requests, in this order."""
         done = self.sends(len(wr_ids))
         same("completions of sends", outcomes(done), [(wr_id, WcStatus.SUCCESS) for wr_id in wr_ids])
         return done
 
     def arrive(self, *wr_ids: int) -> list[Completion]:
-        """The same of the receive queue."""
+        """Return the receive queue's next completions, which must be successes of these receives, in this order."""
         done = self.receives(len(wr_ids))
         same("completions of receives", outcomes(done), [(wr_id, WcStatus.SUCCESS) for wr_id in wr_ids])
         return done
 
     def fail(self, status: WcStatus, *wr_ids: int) -> None:
-        """The send queue's next completions: the first of these requests has failed so, the others are flushed."""
+        """Check the send queue's next completions: the first request failed with this status, the others are flushed.
+        """
         same("completions of sends", outcomes(self.sends(len(wr_ids))), _failed(status, wr_ids))
         self.rig.state(self.qp, QpState.ERR)
 
     def fail_receiving(self, status: WcStatus, *wr_ids: int) -> None:
-        """The same of the receive queue."""
+        """Check the receive queue's next completions in the same way."""
         same("completions of receives", outcomes(self.receives(len(wr_ids))), _failed(status, wr_ids))
         self.rig.state(self.qp, QpState.ERR)
 
@@ -217,12 +218,12 @@ def _failed(status: WcStatus, wr_ids: tuple[int, ...]) -> list[tuple[int, WcStat
 
 
 def outcomes(done: Iterable[Completion]) -> list[tuple[int, WcStatus]]:
-    """(wr_id, status) of completions."""
+    """Return the (wr_id, status) of completions."""
     return [(one.wr_id, one.status) for one in done]
 
 
 class Rig:
-    """Both ends of one check. Contexts are opened on first use, and closed with all that was made from them.
+    """Both ends of one check. Contexts are opened on first use, and closed with everything that was made from them.
 
     `near` is the device that is checked, `far` the one at the other end, which may be the same device in a context of
     its own.
@@ -234,7 +235,7 @@ class Rig:
         self._factory, self._peer, self.patience = factory, peer, patience
         self._stack = ExitStack()
         self._seed = 0
-        self._made: list[Memory | Side] = []  # held, whatever becomes of them in a check
+        self._made: list[Memory | Side] = []  # kept alive, whatever a check does with them
 
     def __enter__(self) -> Self:
         return self
@@ -244,16 +245,16 @@ class Rig:
 
     @cached_property
     def near(self) -> Context:
-        """The context under examination."""
+        """Return the context that is checked."""
         return self._stack.enter_context(self._factory())
 
     @cached_property
     def far(self) -> Context:
-        """The other end's."""
+        """Return the context of the other end."""
         return self._stack.enter_context(self._peer())
 
     def another(self) -> Context:
-        """One more context of the near device."""
+        """Return one more context of the near device."""
         return self._stack.enter_context(self._factory())
 
     # --- objects
@@ -261,7 +262,7 @@ class Rig:
     def memory(
         self, pd: PD, nbytes: int = SIZE, access: Access | None = None, *, iova: int | None = None
     ) -> Memory:
-        """Memory whose content is like no other's."""
+        """Return memory with unique content."""
         self._seed += 1
         self._made.append(made := Memory(pd, nbytes, self._seed, access, iova))
         return made
@@ -270,7 +271,7 @@ class Rig:
         self, ctx: Context, *, access: Access | None = None, size: int = SIZE, pd: PD | None = None,
         send_cq: CQ | None = None, receive_cq: CQ | None = None, **init: Unpack[QpInit],
     ) -> Side:  # fmt: skip
-        """A queue pair with a PD, CQs and memory of its own, unless they are given."""
+        """Return a queue pair with a PD, CQs and memory of its own, unless they are given."""
         pd = pd or ctx.create_pd()
         sent, received = send_cq or ctx.create_cq(64), receive_cq or ctx.create_cq(64)
         options: QpInit = {"sq_wr": 16, "rq_wr": 16, "send_max_sges": 3, "receive_max_sges": 3, **init}
@@ -279,29 +280,29 @@ class Rig:
         return made
 
     def sides(self, near: SideInit | None = None, far: SideInit | None = None) -> tuple[Side, Side]:
-        """One on each end, not connected."""
+        """Return a side on each end, not connected."""
         return self.side(self.near, **near or SideInit()), self.side(self.far, **far or SideInit())
 
     def pair(
         self, near: SideInit | None = None, far: SideInit | None = None, **connection: Unpack[ConnectOptions]
     ) -> tuple[Side, Side]:
-        """One on each end, connected; the dictionaries are arguments of `side`, the rest those of `QP.connect`."""
+        """Return a connected side on each end. The dictionaries are arguments of `side`, the rest of `QP.connect`."""
         a, b = self.sides(near, far)
         self.connect(a, b, **connection)
         return a, b
 
     @staticmethod
     def connect(a: Side, b: Side, **connection: Unpack[ConnectOptions]) -> None:
-        """Connect two queue pairs. Timeouts are a second, so that a device with no time to spare is not taken for dead.
+        """Connect two queue pairs. Timeouts are a second, so that a busy device is not taken for dead.
 
-        A receiver that is not ready is asked again soon.
+        A receiver that is not ready is tried again soon.
         """
         a.qp.connect(b.qp, **{"ack_timeout": 18, "min_rnr_timer": 1, **connection})
 
     # --- waiting
 
     def until(self, what: str, call: Callable[[], _T | None]) -> _T:
-        """Wait until a call returns something that is true, and return it."""
+        """Wait until a call returns a true value, and return it."""
         end = time.monotonic() + self.patience
         while not (found := call()):
             if time.monotonic() > end:
@@ -310,13 +311,13 @@ class Rig:
         return found
 
     def quiet(self, what: str, call: Callable[[], object]) -> None:
-        """Raise Violation if a call returns something that is true, for a moment."""
+        """Raise Violation if a call returns a true value within a short time."""
         time.sleep(QUIET)
         if found := call():
             raise Violation(f"{what}: {found!r}, and there should be none")
 
     def take(self, cq: CQ, count: int) -> list[Completion]:
-        """So many completions, and no more."""
+        """Return exactly `count` completions."""
         found: list[Completion] = []
 
         def poll() -> bool:
@@ -341,7 +342,7 @@ class Rig:
             time.sleep(_LOOK)
 
     def event(self, ctx: Context, wanted: AsyncEventType, element: object) -> None:
-        """The next asynchronous event: of this type, about this object. It is acknowledged."""
+        """Take the next asynchronous event, which must be of this type and about this object, and acknowledge it."""
         event = ctx.get_async_event(self.patience)
         if event is None:
             raise Violation(f"waited {self.patience:g} s in vain for {wanted.name} of {element}")
@@ -349,13 +350,13 @@ class Rig:
         same("asynchronous event", (event.type.name, str(event.element)), (wanted.name, str(element)))
 
     def no_event(self, ctx: Context) -> None:
-        """No asynchronous event waits, or comes in a moment."""
+        """Check that no asynchronous event waits or comes within a short time."""
         if event := ctx.get_async_event(QUIET):
             event.ack()
             raise Violation(f"asynchronous event {event.type.name} of {event.element}, and there should be none")
 
     def told(self, channel: CompChannel, cq: CQ) -> None:
-        """The channel's next event is about this CQ. It is acknowledged."""
+        """Take the channel's next event, which must be about this CQ, and acknowledge it."""
         found = channel.get_event(self.patience)
         if found is None:
             raise Violation(f"waited {self.patience:g} s in vain for an event of {cq}")
@@ -363,7 +364,7 @@ class Rig:
         same("completion event", str(found), str(cq))
 
     def not_told(self, channel: CompChannel) -> None:
-        """No event comes in a moment."""
+        """Check that no event comes within a short time."""
         if found := channel.get_event(QUIET):
             found.ack_events()
             raise Violation(f"a completion event of {found}, and there should be none")

@@ -1,6 +1,6 @@
-"""The kernel's interface of RDMA devices: numbers and structures of <rdma/*.h>, version 6 of uverbs and 1 of mlx5.
+"""The kernel's interface to RDMA devices: numbers and structures of <rdma/*.h>, version 6 of uverbs and 1 of mlx5.
 
-Structures are in the byte order of the machine, but for GUIDs. Names are those of the headers without their prefixes.
+Structures are in the byte order of the machine, except GUIDs. Names are those of the headers without their prefixes.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from ..formats.layout import Entry
 DRIVER_MLX5 = 1  # enum rdma_driver_id
 _DRIVER = 1 << 12  # UVERBS_ID_NS_SHIFT: objects, methods and attributes of the driver
 
-UHW_IN, UHW_OUT = _DRIVER, _DRIVER + 1  # UVERBS_ATTR_UHW_*: structures of the driver in calls that others have, too
+UHW_IN, UHW_OUT = _DRIVER, _DRIVER + 1  # UVERBS_ATTR_UHW_*: the driver's structures in general calls
 EXTENDED = 1 << 31  # IB_USER_VERBS_CMD_FLAG_EXTENDED
 
 IP_BASED_GIDS = 1 << 26  # IB_UVERBS_PCF_IP_BASED_GIDS, a capability of a port
@@ -50,7 +50,7 @@ class Object(IntEnum):
 
 
 class Method(IntEnum):
-    """Methods, of which each object counts its own from 0."""
+    """The numbers of methods, which each object counts from 0."""
 
     INVOKE_WRITE      = 0  # of DEVICE
     QUERY_PORT        = 2
@@ -71,7 +71,7 @@ DEVX_UMEM_REG, DEVX_UMEM_DEREG = _DRIVER, _DRIVER + 1
 
 
 class Write(IntEnum):
-    """enum ib_uverbs_write_cmds: commands that once were written to the device file, and now come by INVOKE_WRITE."""
+    """enum ib_uverbs_write_cmds: commands that used to be written to the device file, and now come by INVOKE_WRITE."""
 
     QUERY_DEVICE        = 1
     ALLOC_PD            = 3
@@ -93,7 +93,7 @@ class Write(IntEnum):
 
 
 class WriteExtended(IntEnum):
-    """Commands that there are only with EXTENDED."""
+    """Commands that exist only with EXTENDED."""
 
     CREATE_FLOW         = 50
     CREATE_WQ           = 52
@@ -201,7 +201,7 @@ class CreateSrq(IntEnum):
     RESP_SRQ_NUM = 13
 
 
-DESTROYED, DESTROY_RESP = 0, 1  # of every destroy method: the handle, and what was reported of it
+DESTROYED, DESTROY_RESP = 0, 1  # of every destroy method: the handle, and how many of its events were reported
 
 
 class QueryMr(IntEnum):

@@ -1,4 +1,4 @@
-"""One call of the kernel's ioctl: its object and method, and the attributes that it brings and takes back.
+"""One call of the kernel's ioctl: its object and method, and the attributes that go in and out.
 
 The layouts are those of <rdma/rdma_user_ioctl_cmds.h>.
 """
@@ -36,7 +36,7 @@ _INLINE = 8  # bytes that an attribute holds itself
 
 
 class Refused(Exception):
-    """The call fails with `code`, an errno. `expected`: the program tries it only to find out whether it is there."""
+    """The call fails with `code`, an errno. `expected` is set if the program only probes whether the call exists."""
 
     def __init__(self, code: int, why: str, *, expected: bool = False):
         super().__init__(why)
@@ -54,21 +54,21 @@ _libc.process_vm_readv.restype = _libc.process_vm_writev.restype = ctypes.c_ssiz
 
 
 def _copy(call: Callable[..., int], ours: ctypes.Array[ctypes.c_char], address: int, nbytes: int) -> None:
-    """Copy between memory of ours and of the program. Refused with EFAULT if the program's is not there."""
+    """Copy between our memory and the program's. Refused with EFAULT if the program's memory is not mapped."""
     here, there = _Range(ctypes.addressof(ours), nbytes), _Range(address, nbytes)
     if call(threading.get_native_id(), ctypes.byref(here), 1, ctypes.byref(there), 1, 0) != nbytes:
         raise Refused(errno.EFAULT, f"{nbytes} bytes at {address:#x} are not the program's memory")
 
 
 def bytes_at(address: int, nbytes: int) -> bytes:
-    """Return a copy of memory of the program."""
+    """Return a copy of the program's memory."""
     room = ctypes.create_string_buffer(nbytes)
     _copy(_libc.process_vm_readv, room, address, nbytes)
     return room.raw
 
 
 def store_at(address: int, data: bytes) -> None:
-    """Store into memory of the program."""
+    """Store bytes into the program's memory."""
     _copy(_libc.process_vm_writev, ctypes.create_string_buffer(data, len(data)), address, len(data))
 
 
@@ -86,7 +86,7 @@ class Call:
         if int(header["driver_id"]) != DRIVER_MLX5:
             raise Refused(errno.EINVAL, f"a call of driver {int(header['driver_id'])}, not of mlx5")
         self.object, self.method = int(header["object_id"]), int(header["method_id"])
-        bytes_at(address + HEADER.size, count * ATTRIBUTE.size)  # it is there
+        bytes_at(address + HEADER.size, count * ATTRIBUTE.size)  # checks that it is mapped
         raw = (ctypes.c_ubyte * (count * ATTRIBUTE.size)).from_address(address + HEADER.size)
         self._attributes: dict[int, np.ndarray] = {}
         for i in range(count):
@@ -101,7 +101,7 @@ class Call:
         return attribute in self._attributes
 
     def check_known(self, known: Collection[int]) -> None:
-        """Refuse attributes that nobody here knows, if the program insists on them, as the kernel does."""
+        """Refuse unknown attributes that the program marks as mandatory, as the kernel does."""
         for number, attribute in self._attributes.items():
             if number not in known and int(attribute["flags"]) & _MANDATORY:
                 raise Refused(errno.EPROTONOSUPPORT, f"{self}: attribute {number:#x} is not supported")
@@ -112,7 +112,8 @@ class Call:
         return self._attributes[number]
 
     def number(self, attribute: int, without: int | None = None) -> int:
-        """Return an attribute that is a number, a handle or a descriptor; `without` if it may be left out, and is."""
+        """Return an attribute that is a number, a handle or a descriptor, or `without` if an optional one is missing.
+        """
         if without is not None and attribute not in self._attributes:
             return without
         return int(self._attribute(attribute)["data"])
@@ -125,7 +126,7 @@ class Call:
         return value
 
     def data(self, attribute: int) -> bytes:
-        """Return the bytes of an attribute; none if it is not there."""
+        """Return the bytes of an attribute, or no bytes if it is missing."""
         if attribute not in self._attributes:
             return b""
         found = self._attributes[attribute]
@@ -135,15 +136,15 @@ class Call:
         return bytes_at(data, nbytes)
 
     def take(self, attribute: int, layout: Entry) -> np.ndarray:
-        """Return a structure that the program has filled. What its older headers do not have is 0."""
+        """Return a structure that the program has filled. Members that are missing in older headers are 0."""
         return layout.at(bytearray(self.data(attribute).ljust(layout.size, b"\0")))
 
     def room(self, attribute: int) -> int:
-        """Return for how many bytes of answer there is room."""
+        """Return how many bytes of answer the program has room for."""
         return int(self._attributes[attribute]["len"]) if attribute in self._attributes else 0
 
     def put(self, attribute: int, data: bytes) -> None:
-        """Answer with bytes, as many as there is room for. The rest of the room becomes 0."""
+        """Answer with bytes, as many as there is room for, and clear the rest of the room."""
         if attribute not in self._attributes:
             return
         found = self._attributes[attribute]
@@ -157,5 +158,5 @@ class Call:
         self.put(attribute, (value & (1 << 64) - 1).to_bytes(8, "little"))
 
     def name(self, attribute: int, handle: int) -> None:
-        """Give a new object its handle, or its descriptor."""
+        """Give the program a new object's handle or descriptor."""
         self._attribute(attribute)["data"] = handle

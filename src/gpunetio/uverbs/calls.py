@@ -1,4 +1,4 @@
-"""What preload.c calls: open, ioctl, mmap, write and close on the device files of a program."""
+"""The functions that preload.c calls: open, ioctl, mmap, write and close on the device files of a program."""
 
 from __future__ import annotations
 
@@ -67,11 +67,11 @@ class Calls:
         atexit.register(self._exit)
 
     def _exit(self) -> None:
-        """Note that Python ends. NICs have closed, and objects of pyverbs that still live are closed after this."""
+        """Note that Python ends. NICs have closed, and pyverbs closes its remaining objects after this."""
         self._exiting = True
 
     def _open_for_cm(self, number: int) -> Context:
-        """Open a device for the connection manager, whose end comes before that of the NIC."""
+        """Open a device for the connection manager, which ends before the NIC."""
         opened = Context(soft.open_beside_others(*self._ports[number]))  # type: ignore[arg-type]
         atexit.register(self._manager.close)
         return opened
@@ -114,7 +114,7 @@ class Calls:
         return self._files[file].worker if file in self._files else 0
 
     def reach(self, file: int, attributes: int) -> int:
-        """Know the way of an address handle that is about to be made."""
+        """Lay the path for an address handle that is about to be made."""
         with self._files[file].whole_call():
             queues.reach(self._files[file], attributes)
         return 0
@@ -133,14 +133,14 @@ class Calls:
         return 0
 
 
-# What a program gets that asks for what software NICs do not have. Its user is told, but not again and again.
+# The errors for operations that software NICs do not have. The user is told about each of them once.
 _MISSING = errno.EOPNOTSUPP, errno.EPROTONOSUPPORT, errno.ENOSYS
 _MOST_TOLD = 1000
 _told: set[str] = set()
 
 
 def _refuse(code: int, why: Exception, expected: bool = False) -> int:
-    """Return what a call that is refused returns, and say why on stderr if the program may not find out by itself."""
+    """Return the result of a refused call. Log the reason as a warning if the program may not find out by itself."""
     text = str(why)
     tell = code in _MISSING and not expected and text not in _told and len(_told) < _MOST_TOLD
     if tell:
@@ -166,7 +166,7 @@ def _guarded(function: Callable[..., int]) -> Callable[..., int]:
     return call
 
 
-_long, _u64 = ctypes.c_long, ctypes.c_uint64  # an address that is 0 is a number, too
+_long, _u64 = ctypes.c_long, ctypes.c_uint64  # an address of 0 is passed as a number
 _TYPES = {
     "open": (ctypes.c_char_p, _long), "control": (_long, _u64), "map": (_long, _u64, _u64),
     "write": (_long, _u64, _u64), "close": (_long,), "worker": (_long,), "refresh": (), "reach": (_long, _u64),
@@ -175,7 +175,7 @@ _kept: list[object] = []
 
 
 def install(table: int, started: int, end_help: int) -> None:
-    """Fill the table of functions in preload.c, where `end_help` is a function, and say that it is filled."""
+    """Fill the table of functions in preload.c, and set `started` when it is filled. `end_help` is a function there."""
     log.configure()
     valgrind.compile_elsewhere()
     calls = Calls(ports_of_this_program(), ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_int)(end_help))

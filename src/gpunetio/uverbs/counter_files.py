@@ -1,8 +1,8 @@
 """Counters in sysfs: what programs read in the folders `counters` and `hw_counters` of a port.
 
-A card counts for all programs, while each program here has a NIC of its own. So each of the programs that share a
-folder of devices adds to its files what the program's NIC has counted since the last time. A program with a NIC always
-finds the files up to date (preload.c), and other programs find what was counted until a moment ago.
+A card counts for all programs, but here each program has a NIC of its own. So each of the programs that share a folder
+of devices adds the new counts of its NIC to the files. A program with a NIC always finds the files up to date
+(preload.c); in other programs, the counts are a moment old.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 _PERIOD = 0.25  # seconds
 _PATIENCE, _LAST_PATIENCE, _LOOK = 0.5, 10.0, 0.01  # seconds
 _WORD = 4  # bytes: the unit of a port's data (IBTA 16.1.3.5)
-_LIFESPAN = 10  # milliseconds for which the kernel keeps what it has read (ib_core)
+_LIFESPAN = 10  # milliseconds for which the kernel caches what it has read (ib_core)
 
 # Names: Linux, drivers/infiniband/core/sysfs.c and drivers/infiniband/hw/mlx5/counters.c. Each file is the sum of some
-# of the NIC's counters, divided by a unit. Files without counters stay 0: software NICs lack what they count.
+# of the NIC's counters, divided by a unit. Files without counters stay 0: software NICs have nothing to count there.
 _PORT: dict[str, tuple[tuple[str, ...], int]] = {
     "port_xmit_data":                  (("rdma_tx_bytes",), _WORD),
     "port_rcv_data":                   (("rdma_rx_bytes",), _WORD),
@@ -60,7 +60,7 @@ _COUNTED = (
     "req_remote_access_errors", "resp_remote_access_errors", "resp_cqe_flush_error", "req_cqe_flush_error",
     "req_transport_retries_exceeded", "req_rnr_retries_exceeded", "rx_icrc_encapsulated",
 )  # fmt: skip
-_CONGESTION = (  # which software NICs do not control
+_CONGESTION = (  # software NICs have no congestion control
     "np_cnp_sent", "np_ecn_marked_roce_packets", "rp_cnp_handled", "rp_cnp_ignored", "roce_adp_retrans",
     "roce_adp_retrans_to", "roce_slow_restart", "roce_slow_restart_cnps", "roce_slow_restart_trans",
 )  # fmt: skip
@@ -72,7 +72,7 @@ _FILES = {
 
 
 def build(port: Path) -> None:
-    """Write the files of a port on which nothing has been counted yet."""
+    """Write the files of a port, with counts of 0."""
     for folder in "counters", "hw_counters":
         (port / folder).mkdir(parents=True)
     for name in _FILES:
@@ -81,14 +81,14 @@ def build(port: Path) -> None:
 
 
 class _Counted:
-    """What a NIC has counted, and how much of that is in the files."""
+    """The counts of a NIC, and how much of them is in the files."""
 
     def __init__(self, port: Path):
         self._port = port
         self._told = dict.fromkeys(_FILES, 0)
 
     def tell(self, counters: Mapping[str, int], patience: float = _PATIENCE) -> None:
-        """Add to the files what was counted since the last call that could, within `patience` seconds.
+        """Add to the files what was counted since the last successful call, within `patience` seconds.
 
         The folder may be gone by now.
         """
@@ -103,20 +103,20 @@ class _Counted:
                 for name, more in changes.items():
                     with open(self._port / name, "r+b", buffering=0) as file:
                         count = int(file.read(32)) + more
-                        os.pwrite(file.fileno(), b"%d\n" % count, 0)  # at once, and never shorter than before
+                        os.pwrite(file.fileno(), b"%d\n" % count, 0)  # in one write, which never shortens the text
                     self._told[name] = now[name]
             finally:
                 os.close(folder)
 
 
 def _lock(folder: int, patience: float) -> None:
-    """Lock a folder. BlockingIOError if another process does not give it up: others only add numbers meanwhile."""
+    """Lock a folder. BlockingIOError if another process keeps it locked; normally, it only adds numbers meanwhile."""
     end = time.monotonic() + patience
     while True:
         try:
             return fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            if time.monotonic() > end:  # it may be stopped
+            if time.monotonic() > end:  # the other process may be stopped
                 raise
             time.sleep(_LOOK)
 
@@ -132,7 +132,7 @@ class CounterFiles:
         self._thread = ServiceThread("gpunetio counters", self._serve)
 
     def begin(self, nic: SoftNic) -> None:
-        """Write from now on what a NIC counts, until `end` was called as often."""
+        """From now on, write what a NIC counts, until `end` was called equally often."""
         with self._lock:
             self._opens[nic] += 1
             if nic not in self._counted:
@@ -141,7 +141,7 @@ class CounterFiles:
                 self._thread.start()
 
     def end(self, nic: SoftNic) -> None:
-        """Write what a NIC has counted, before it may close."""
+        """Write what a NIC has counted, before the NIC may close."""
         self.tell(_LAST_PATIENCE)
         with self._lock:
             self._opens[nic] -= 1

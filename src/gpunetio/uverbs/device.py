@@ -1,4 +1,4 @@
-"""Calls about the device and its port: the user's context, attributes, GIDs, doorbell pages."""
+"""Calls about the device and its port: the user's context, attributes, GIDs and doorbell pages."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from .methods import command, method
 _QP_TABLE = 1 << 18  # queue pairs in libmlx5's table
 _ATOMIC_HCA = 1  # enum ibv_atomic_cap: atomic among the device's own atomics
 _LONGEST_MESSAGE = 1 << 30
-# What a ConnectX-7 has and software NICs have as well (mlx5_ib_query_device in Linux).
+# Capabilities of a ConnectX-7 that software NICs also have (mlx5_ib_query_device in Linux).
 _CAPABILITIES = sum(abi.DeviceCap)
 _GRH_REQUIRED = 1  # IB_UVERBS_QPF_GRH_REQUIRED
 
 
 @method(Object.DEVICE, Method.GET_CONTEXT, abi.GetContext)
 def get_context(file: OpenFile, call: Call) -> None:
-    """Tell libmlx5 what it must know to drive queues.
+    """Answer with what libmlx5 must know to drive queues.
 
-    No page of doorbells is allocated for it now (`tot_bfregs`): it asks for pages as it needs them. There is no
-    BlueFlame, so `bf_reg_size` is 0.
+    No doorbell page is allocated for it now (`tot_bfregs`): it asks for pages as it needs them. There is no BlueFlame,
+    so `bf_reg_size` is 0.
     """
     device = file.ctx.query_device()
     request = call.take(abi.UHW_IN, abi.CONTEXT)
@@ -48,7 +48,7 @@ def get_context(file: OpenFile, call: Call) -> None:
 @command(Write.QUERY_DEVICE)
 @command(Write.QUERY_DEVICE | abi.EXTENDED)
 def query_device(file: OpenFile, call: Call) -> None:
-    """Answer with the attributes. libibverbs tries out with a call without room whether the kernel has such calls."""
+    """Answer with the attributes. A call without room for them is libibverbs' probe for such calls."""
     if not call.room(abi.Invoke.OUT):
         raise Refused(errno.ENOSPC, f"{call} has no room for an answer")
     d = file.ctx.query_device()
@@ -79,7 +79,7 @@ def query_port(file: OpenFile, call: Call) -> None:
 
 
 def _gid_entry(file: OpenFile, port: int, index: int) -> bytes | None:
-    """Return an entry of the GID table; None if it is empty."""
+    """Return an entry of the GID table, or None if it is empty."""
     gid = file.ctx.query_gid(port, index)
     if not any(gid):
         return None
@@ -114,7 +114,7 @@ _KINDS = {UarType.BLUEFLAME: UarAllocationType.BLUEFLAME, UarType.NONCACHE: UarA
 
 @method(Object.UAR, abi.UAR_ALLOC, abi.Uar)
 def alloc_uar(file: OpenFile, call: Call) -> None:
-    """Allocate a page, which the program then maps at the offset that it is told."""
+    """Allocate a page, and return the offset at which the program maps it."""
     kind = call.number(abi.Uar.TYPE)
     if kind not in list(UarType):
         raise Refused(errno.EOPNOTSUPP, f"doorbell pages of type {kind} are not supported")

@@ -27,8 +27,8 @@ from .methods import method
 
 logger: logging.Logger = logging.getLogger("gpunetio.uverbs")
 
-# Rings and records of a program are always in UMEMs. The kernel says so for it: UCX does not.
-_TYPE_BYTES = 2  # of an event, in a list
+# Rings and records of a program are always in UMEMs. The kernel sets these bits for the program: UCX does not.
+_TYPE_BYTES = 2  # of an event type, in a list
 _RING_AND_RECORD = {"wq": {"wq_umem_valid": 1, "dbr_umem_valid": 1}}
 _IN_UMEMS = {
     Opcode.CREATE_CQ:  (cmd.CREATE_CQ_IN,  {"cq_umem_valid": 1, "cq_context": {"dbr_umem_valid": 1}}),
@@ -41,28 +41,29 @@ _IN_UMEMS = {
 
 
 def _in_umems(call: Call) -> bytes:
-    """Return the mailbox of a call. If it names rings, it says that they are in UMEMs."""
+    """Return the mailbox of a call. If it names rings, mark them as being in UMEMs."""
     mailbox = bytearray(call.data(DevxObject.IN))
     opcode = int.from_bytes(mailbox[:2], "big")
     if opcode in _IN_UMEMS:
         layout, said = _IN_UMEMS[Opcode(opcode)]
-        if len(mailbox) >= layout.size:  # else the NIC refuses it
+        if len(mailbox) >= layout.size:  # otherwise the NIC refuses it
             layout.update(mailbox, **said)
     return bytes(mailbox)
 
 
 def _mark_unarmed(provider: SoftProvider, mailbox: bytes) -> None:
-    """Mark the doorbell record of a completion queue that a mailbox creates, unless it is in GPU memory."""
+    """Mark the doorbell record of the completion queue that a mailbox creates as unarmed, unless it is in GPU memory.
+    """
     if len(mailbox) < cmd.CREATE_CQ_IN.size:
         return
     context = cmd.CREATE_CQ_IN.get(mailbox, "cq_context")
-    with suppress(CommandError, Refused):  # the NIC refuses what is wrong
+    with suppress(CommandError, Refused):  # the NIC refuses invalid ones
         umems = provider.nic.control.umems
         mark_unarmed(umems.record(context["dbr_umem_id"], context["dbr_addr"], "the CQ doorbell record"))
 
 
 def _carry_out(call: Call, out: int, execute: Callable[[int], bytes]) -> None:
-    """Execute a mailbox, and answer with the device's. If the device refuses it, its status is the answer."""
+    """Execute a mailbox, and answer with the device's output. If the device refuses it, answer with its status."""
     try:
         call.put(out, execute(call.room(out)))
     except DriverError as error:
@@ -83,7 +84,7 @@ def query_eqn(file: OpenFile, call: Call) -> None:
 
 @method(Object.DEVX, abi.DEVX_QUERY_UAR, (abi.UAR_INDEX, abi.UAR_PAGE))
 def query_uar(file: OpenFile, call: Call) -> None:
-    """Answer with the device's number of a doorbell page, which is the one that the program knows."""
+    """Answer with the device's number of a doorbell page, which is the number that the program knows."""
     call.put_number(abi.UAR_PAGE, file.uar(call.number(abi.UAR_INDEX)).page_id)
 
 
@@ -121,7 +122,7 @@ def destroy_object(file: OpenFile, call: Call) -> None:
 
 
 def _made(file: OpenFile, call: Call) -> int:
-    """Return the NIC's handle of an object, which DEVX or verbs may have made."""
+    """Return the NIC's handle of an object that DEVX or verbs has created."""
     what = file.anything(call.number(DevxObject.HANDLE))
     return what.devx_handle if isinstance(what, Handle) else int(what)
 
@@ -161,7 +162,7 @@ def deregister_umem(file: OpenFile, call: Call) -> None:
 
 @method(Object.DEVX_ASYNC_EVENT_FD, abi.DEVX_EVENT_FD_ALLOC, EventFd)
 def create_event_channel(file: OpenFile, call: Call) -> None:
-    """Create an event channel. The program reads the cookie of a subscription and, mostly, the event queue entry."""
+    """Create an event channel. The program reads the cookie of a subscription and, without OMIT_DATA, the EQE."""
     channel = file.provider.create_event_channel()
     devx = 1 if call.number(EventFd.FLAGS) & abi.OMIT_DATA else 2
     fd = file.pump.open_pipe(file.provider.event_channel(channel), devx)

@@ -1,4 +1,4 @@
-"""The environment in which a program's libibverbs finds software NICs."""
+"""The environment that lets a program's libibverbs find software NICs."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from . import ports as ports_file
 from . import sysfs
 from .remover import remove_after_this_process
 
-FOLDER = "GPUNETIO_UVERBS"  # the variable that names the folder of sysfs.py (preload.c)
-INTERPRETER = "GPUNETIO_PYTHON"  # the variable that names this Python
-PORTS = "ports"  # a file in it
+FOLDER = "GPUNETIO_UVERBS"  # the variable with the path of the folder of sysfs.py (preload.c)
+INTERPRETER = "GPUNETIO_PYTHON"  # the variable with the path of this Python
+PORTS = "ports"  # a file in the folder
 _WRITABLE_BY_OTHERS = 0o022  # preload.c refuses a folder with one of these bits
-_QUIET_END = "RDMAV_ALLOW_DISASSOC_DESTROY"  # libibverbs: to destroy an object of a device that is gone is no error
+_QUIET_END = "RDMAV_ALLOW_DISASSOC_DESTROY"  # libibverbs: destroying an object of a device that is gone is no error
 _DESCRIPTION = {  # variable of preload.c → member of python.h's structure
     "GPUNETIO_LIBPYTHON": "library", "GPUNETIO_PYTHONHOME": "home", "GPUNETIO_PYTHONVERSION": "version",
     "GPUNETIO_PATH": "path",
@@ -28,13 +28,13 @@ _DESCRIPTION = {  # variable of preload.c → member of python.h's structure
 
 
 def library() -> Path:
-    """Return the library that stands in for the kernel, which is compiled once for this machine (embed/building.py)."""
+    """Return the library that stands in for the kernel. It is compiled once per machine (embed/building.py)."""
     source = Path(__file__).with_name("preload.c")
     return building.library("libgpunetio-uverbs.so", source, "gpunetio run")
 
 
 def _need_shared_library() -> None:
-    """Raise NotSupportedError if this Python has no shared library, by which a program gets its NICs."""
+    """Raise NotSupportedError if this Python has no shared library, which a program needs to load the NICs."""
     if python.shared_library() is None:
         raise NotSupportedError(
             f"this Python ({sys.executable}) has no shared library, by which a program gets its NICs: "
@@ -43,10 +43,10 @@ def _need_shared_library() -> None:
 
 
 def prepare(root: Path, ports: Sequence[tuple[str, PortConfig]]) -> dict[str, str]:
-    """Return what to add to the environment of a program that is to see these devices, while the folder `root` lasts.
+    """Return the environment variables with which a program sees these devices, as long as the folder `root` exists.
 
     `ports` has a name and a configuration for each device. InUseError if the folder has files already;
-    NotPermittedError if another user may change it, and with it what such programs do.
+    NotPermittedError if another user may change it, and with it the behaviour of such programs.
     """
     _need_shared_library()
     preloaded = ":".join(filter(None, (str(library()), os.environ.get("LD_PRELOAD"))))
@@ -72,7 +72,7 @@ def prepare(root: Path, ports: Sequence[tuple[str, PortConfig]]) -> dict[str, st
 
 
 def lasting_environment(ports: Sequence[tuple[str, PortConfig]]) -> dict[str, str]:
-    """Return what `prepare` does, for a new folder, which lasts as long as this process and programs that it starts."""
+    """Return the variables of `prepare` for a new folder, which lasts as long as this process and its programs."""
     _need_shared_library()  # before there is something to remove
     folder = Path(mkdtemp(prefix="gpunetio-"))
     try:

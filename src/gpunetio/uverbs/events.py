@@ -1,4 +1,4 @@
-"""Completion channels and asynchronous events: pipes from which libibverbs reads what the NIC has told."""
+"""Completion channels and asynchronous events: pipes from which libibverbs reads the NIC's events."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .call import Call, Refused, store_at
 from .files import OpenFile
 from .methods import command, method
 
-_NO_REQUEST = b"\xff" * 4  # in the record that arms a completion queue: with reserved bits
+_NO_REQUEST = b"\xff" * 4  # in the record that arms a completion queue: it has reserved bits set
 _OF_DEVICE = EventType.PORT_CHANGE, EventType.INTERNAL_ERROR
 
 
@@ -27,22 +27,22 @@ def create_comp_channel(file: OpenFile, call: Call) -> None:
 
 
 def mark_unarmed(record: int) -> None:
-    """Let the doorbell record of a new completion queue contain no request to arm it.
+    """Make sure that the doorbell record of a new completion queue contains no request to arm it.
 
-    The first request of a program may be 0, as an empty record is, and equal to what an earlier queue has left there.
+    A program's first request may be 0, like an empty record, or equal to what an earlier queue has left there.
     """
     store_at(record + CQ_DBREC.arm, _NO_REQUEST)
 
 
 def tell_completions(file: OpenFile, fd: int, cq: Handle, subscriber: int) -> None:
-    """Have a completion channel, named by its descriptor, hear of a CQ. Refused with EBADF if it is none."""
+    """Send events of a CQ to a completion channel, named by its descriptor. Refused with EBADF if it is no channel."""
     if fd not in file.channels:
         raise Refused(errno.EBADF, f"descriptor {fd} is not a completion channel of this device")
     file.provider.subscribe(file.channels[fd], cq.devx_handle, (EventType.COMPLETION,), subscriber)
 
 
 def tell_errors(file: OpenFile, what: Handle, kinds: Iterable[EventType], subscriber: int) -> None:
-    """Have the asynchronous events of the file hear of an object."""
+    """Send an object's events to the file's channel of asynchronous events."""
     if file.asynchronous is not None:
         file.provider.subscribe(file.asynchronous, what.devx_handle, kinds, subscriber)
 

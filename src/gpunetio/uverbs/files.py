@@ -24,7 +24,8 @@ from .pump import Pump
 
 @dataclass
 class Held:
-    """An object of a file: what it is, what its events are about, and what it needs besides."""
+    """An object of a file: its kind, the object itself, the subscriber of its events, and what to undo when it closes.
+    """
 
     kind: Object
     what: Any
@@ -35,7 +36,7 @@ class Held:
 class OpenFile:
     """One open of a device file. Closing it closes all objects.
 
-    `worker` is what threads that poll may help, until `end_help` was called.
+    `worker` is the NIC's work that polling threads may help with, until `end_help` is called.
     """
 
     def __init__(self, device: str, port: PortConfig, end_help: Callable[[], bool], counters: CounterFiles):
@@ -50,17 +51,17 @@ class OpenFile:
             counters.begin(self.provider.nic)
             undo.pop_all()
         atexit.register(self._end_counting)
-        atexit.register(self.pump.stop)  # later than the NIC's end, so before it
+        atexit.register(self.pump.stop)  # atexit calls it before it ends the NIC
         self._end_help = end_help
         atexit.register(self._be_alone)
         self.lock = threading.Lock()
         self.uars: dict[int, UAR] = {}  # by page id
         self.channels: dict[int, int] = {}  # completion channels, by descriptor
-        self.event_channels: dict[int, int] = {}  # those of DEVX, by descriptor
-        self.subscribers: dict[tuple[int, int | None], int] = {}  # on the latter, by channel and object
-        self.ways: dict[int, int] = {}  # paths that address handles of libmlx5 need, by LID
+        self.event_channels: dict[int, int] = {}  # channels of DEVX, by descriptor
+        self.subscribers: dict[tuple[int, int | None], int] = {}  # subscribers on DEVX channels, by channel and object
+        self.ways: dict[int, int] = {}  # paths that libmlx5's address handles need, by LID
         self.asynchronous: int | None = None  # the channel of asynchronous events
-        self.caps: dict[QP, np.ndarray] = {}  # what each was created with
+        self.caps: dict[QP, np.ndarray] = {}  # the capabilities that each was created with
         self._held: dict[int, Held] = {}
         self._next = 1
 
@@ -78,7 +79,7 @@ class OpenFile:
 
     @contextmanager
     def whole_call(self) -> Iterator[None]:
-        """Make one call at a time. If it fails, remove the objects that it has made."""
+        """Run one call at a time. If it fails, remove the objects that it has made."""
         with self.lock:
             first = self._next
             try:
@@ -96,17 +97,17 @@ class OpenFile:
         return held
 
     def get(self, kind: Object, handle: int) -> Any:
-        """Return what has this handle."""
+        """Return the object that has this handle."""
         return self.held(kind, handle).what
 
     def anything(self, handle: int) -> Any:
-        """Return what has this handle, whatever it is. Refused with EINVAL if nothing has it."""
+        """Return the object of any kind that has this handle. Refused with EINVAL if there is none."""
         if handle not in self._held:
             raise Refused(errno.EINVAL, f"nothing has the handle {handle}")
         return self._held[handle].what
 
     def remove(self, kind: Object, handle: int) -> Held:
-        """Close an object. If it cannot be closed, it stays."""
+        """Close an object. If that fails, the object stays."""
         held = self.held(kind, handle)
         if isinstance(held.what, Handle):
             held.what.close()
@@ -115,24 +116,24 @@ class OpenFile:
         return held
 
     def bury(self, call: Call) -> None:
-        """Answer a call that destroys an object, when Python has ended and all NICs are closed."""
+        """Answer a call that destroys an object after Python has ended and all NICs are closed."""
         held = self._held.pop(call.number(DESTROYED), None) if DESTROYED in call else None
         if held is not None and held.subscriber:
             call.put(DESTROY_RESP, self.reported(held))
 
     def reported(self, held: Held) -> bytes:
-        """Return how many events of a removed object the program has read: for a CQ, those of completions first."""
+        """Return how many events of a removed object the program has read: for a CQ, first those of completions."""
         completions, others = self.pump.forget(held.subscriber)
         counts = (completions, others) if held.kind == Object.CQ else (others,)
         return b"".join(count.to_bytes(4, "little") for count in counts)
 
     def _be_alone(self) -> None:
-        """Let no thread help any more."""
+        """Stop threads from helping."""
         if not self._end_help():
             raise TimedOutError(f"a thread of the program has been making a turn of {self.ctx.name} for 10 s")
 
     def _end_counting(self) -> None:
-        """Let nobody read the NIC's counters any more."""
+        """Stop reading the NIC's counters."""
         self._counters.end(self.provider.nic)
 
     def close(self) -> None:
@@ -144,7 +145,7 @@ class OpenFile:
         atexit.unregister(self.pump.stop)
         with ExitStack() as steps:
             steps.callback(self.ctx.close)
-            for held in self._held.values():  # which are closed in reverse order
+            for held in self._held.values():  # closed in reverse order
                 steps.callback(held.undo.close)
             steps.callback(self.pump.close)
         self._held.clear()

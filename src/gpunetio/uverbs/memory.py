@@ -17,16 +17,16 @@ from .files import OpenFile
 from .methods import command, method
 
 _KNOWN = sum(Access.all()) | Access.RELAXED_ORDERING
-_MW_BIND, _HUGETLB = 1 << 4, 1 << 7  # IB_UVERBS_ACCESS_*: windows, which nobody can create, and a hint
+_MW_BIND, _HUGETLB = 1 << 4, 1 << 7  # IB_UVERBS_ACCESS_*: windows, which cannot be created, and a hint
 _MOST_INT = (1 << 31) - 1
-_OPTIONAL = (1 << 30) - (1 << 20)  # IB_UVERBS_ACCESS_OPTIONAL_RANGE: what the device need not know
+_OPTIONAL = (1 << 30) - (1 << 20)  # IB_UVERBS_ACCESS_OPTIONAL_RANGE: rights that the device need not know
 
 
 def access_of(bits: int) -> Access:
     """Return the rights that a program asks for.
 
-    Refused with EOPNOTSUPP if the device must know a right and does not, and with EINVAL if peers may write where the
-    device itself may not (`ib_check_mr_access` in Linux).
+    Refused with EOPNOTSUPP if the device does not know a right that is not optional, and with EINVAL if peers may write
+    where the device itself may not (`ib_check_mr_access` in Linux).
     """
     if unknown := bits & ~_KNOWN & ~_OPTIONAL & ~_MW_BIND & ~_HUGETLB:
         raise Refused(errno.EOPNOTSUPP, f"access {unknown:#x} is not supported")
@@ -37,9 +37,9 @@ def access_of(bits: int) -> Access:
 
 @contextmanager
 def pinned(start: int, nbytes: int, access: Access) -> Iterator[None]:
-    """Refuse with EFAULT what the device cannot use of a program's memory.
+    """Refuse, with EFAULT, memory of a program that the device cannot use.
 
-    Linux does so where it pins the pages (`ib_umem_get`): pages that are not mapped, that nobody may read, or that are
+    Linux does so when it pins the pages (`ib_umem_get`): pages that are not mapped, that nobody may read, or that are
     read-only although the device may write to them.
     """
     try:
@@ -82,7 +82,7 @@ def reg_mr(file: OpenFile, call: Call) -> None:
 
 @method(Object.MR, abi.REG_DMABUF_MR, abi.RegDmabufMr)
 def reg_dmabuf_mr(file: OpenFile, call: Call) -> None:
-    """Refuse with EOPNOTSUPP. NCCL and UCX ask with the descriptor -1 whether a device registers dmabufs at all."""
+    """Refuse with EOPNOTSUPP. NCCL and UCX pass the descriptor -1 to find out whether a device registers dmabufs."""
     asks = call.number(abi.RegDmabufMr.FD, 0) > _MOST_INT
     raise Refused(errno.EOPNOTSUPP, "registrations of dmabufs are not supported", expected=asks)
 

@@ -1,4 +1,4 @@
-"""The tables of calls: what answers each method of each object, and each command that INVOKE_WRITE brings."""
+"""The tables of calls: a function for each method of each object, and for each command that INVOKE_WRITE brings."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from .files import OpenFile
 logger: logging.Logger = logging.getLogger("gpunetio.uverbs")
 
 Answer = Callable[[OpenFile, Call], None]
-_methods: dict[tuple[int, int], tuple[Answer, Collection[int]]] = {}  # and the attributes that it knows
+_methods: dict[tuple[int, int], tuple[Answer, Collection[int]]] = {}  # the function, and the attributes that it knows
 _commands: dict[int, Answer] = {}
 
 
 def method(object: Object, number: int, known: Collection[int]) -> Callable[[Answer], Answer]:
-    """Have a function answer a method of an object, which knows these attributes, and structures of the driver."""
+    """Make a function answer a method of an object. The method knows these attributes, and structures of the driver."""
 
     def register(answer: Answer) -> Answer:
         _methods[object, number] = answer, (*known, UHW_IN, UHW_OUT)
@@ -29,7 +29,7 @@ def method(object: Object, number: int, known: Collection[int]) -> Callable[[Ans
 
 
 def command(number: int) -> Callable[[Answer], Answer]:
-    """Have a function answer a command."""
+    """Make a function answer a command."""
 
     def register(answer: Answer) -> Answer:
         _commands[number] = answer
@@ -42,15 +42,15 @@ def _name(number: int, *enums: type[IntEnum]) -> str:
     return next((enum(number).name for enum in enums if number in list(enum)), f"{number:#x}")
 
 
-# Newer methods, in place of which libibverbs sends a command if the kernel lacks them.
+# Newer methods. If the kernel lacks them, libibverbs sends a command instead.
 _REPLACED = {(Object.MR, REG_MR_METHOD)}
 
 
 def execute(file: OpenFile, call: Call) -> None:
     """Execute a call.
 
-    If nothing answers it here, it is refused as the kernel refuses it: a method with EPROTONOSUPPORT, after which
-    libibverbs looks for another way (ib_uverbs_cmd_verbs), and a command with EOPNOTSUPP.
+    A call that no function answers is refused as the kernel refuses it: a method with EPROTONOSUPPORT, after which
+    libibverbs tries another way (ib_uverbs_cmd_verbs), and a command with EOPNOTSUPP.
     """
     method = call.object, call.method
     if method != (Object.DEVICE, Method.INVOKE_WRITE):

@@ -1,4 +1,4 @@
-"""The file that tells a program's NICs how they are connected: the names and ports of its devices, as JSON."""
+"""A file that describes the NICs of a program: the names and ports of its devices, as JSON."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ Ports = Sequence[tuple[str, PortConfig]]
 
 
 def write(file: Path, ports: Ports) -> None:
-    """Write the file, in a folder that only this user may write."""
+    """Write the file, in a folder that only this user may write to."""
     devices = [{"name": name, "port": asdict(port)} for name, port in ports]
-    write_trusted(file, json.dumps(devices, default=str).encode())  # a path is text
+    write_trusted(file, json.dumps(devices, default=str).encode())  # default=str: a path becomes text
 
 
 def read(file: Path) -> list[tuple[str, PortConfig]]:
-    """Return names and ports. NotPermittedError if others may have written the file; InvalidValueError for any other.
+    """Return names and ports. NotPermittedError if others may have written the file, InvalidValueError if it is bad.
 
     The ports decide where the program's packets go and which files its captures overwrite.
     """

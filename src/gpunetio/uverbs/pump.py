@@ -31,7 +31,7 @@ _libc = ctypes.CDLL(None)
 class Pump:
     """Passes on events of the channels for which pipes were opened.
 
-    The cookie of what a channel hears is the address of a subscriber.
+    The cookie of a channel's event is the address of a subscriber.
     """
 
     def __init__(self, name: str):
@@ -55,14 +55,15 @@ class Pump:
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._pollfds[0], self._record["count"] = (self._wake, select.POLLIN, 0), 1
         self._channels: list[EventChannel] = []  # of the pipes
-        self._unread: list[int] = []  # other descriptors of the ends from which the program reads
+        self._unread: list[int] = []  # duplicates of the descriptors from which the program reads
         self._cookies: list[HostMemory] = []
         compile_pump()
         self._thread = ServiceThread(f"{name} events", lambda: serve(self._memory.address))
         self._thread.start()
 
     def subscriber(self, element: int) -> int:
-        """Return a new subscriber: what the program calls `element`. NoMemoryError if there are too many."""
+        """Return a new subscriber for the object that the program calls `element`. NoMemoryError if there are too many.
+        """
         with self._lock:
             place = self._free.pop() if self._free else next(self._unused)
         if place >= _MOST_SUBSCRIBERS:
@@ -79,7 +80,7 @@ class Pump:
         return address
 
     def set_cookies(self, subscriber: int, kinds: Iterable[EventType], cookie: int) -> None:
-        """Set what the program is told with events of these types."""
+        """Set the cookie that the program gets with events of these types."""
         (memory,) = (each for each in self._cookies if each.address == int(self._row(subscriber)["cookies"]))
         memory.view(np.dtype(np.uint64), 0, _TYPES)[[int(kind) for kind in kinds]] = cookie
 
@@ -88,7 +89,7 @@ class Pump:
         return row
 
     def open_pipe(self, channel: EventChannel, devx: int = 0) -> int:
-        """Return the end of a new pipe from which the program reads a channel's events. The program closes it."""
+        """Open a pipe for a channel's events. Return the end from which the program reads; the program closes it."""
         with self._lock:
             place = int(self._record["count"])
             if place == MOST_PIPES:
@@ -104,9 +105,9 @@ class Pump:
         return theirs
 
     def forget(self, subscriber: int) -> tuple[int, int]:
-        """Forget an object that is gone. Return how many events the program has read: of completions, and others.
+        """Forget an object that is gone. Return how many of its events the program has read: completions, and others.
 
-        Those that it has not read are taken back.
+        Events that the program has not read are removed from the pipes.
         """
         row = self._row(subscriber)
         element = int(row["element"]).to_bytes(8, "little", signed=True)
@@ -128,7 +129,7 @@ class Pump:
 
     @contextmanager
     def _held(self) -> Iterator[None]:
-        """Hold the thread off, so that it fills no pipe that is emptied here. It never has the mutex for long."""
+        """Keep the thread from filling pipes while they are emptied here. The thread never holds the mutex for long."""
         with deferred():
             _libc.pthread_mutex_lock(self._mutex)
             try:
@@ -137,7 +138,7 @@ class Pump:
                 _libc.pthread_mutex_unlock(self._mutex)
 
     def stop(self) -> None:
-        """Stop the thread: the channels may close. Idempotent. TimedOutError if it does not stop."""
+        """Stop the thread, so that the channels may close. Idempotent. TimedOutError if it does not stop."""
         self._record["stop"] = 1
         os.eventfd_write(self._wake, 1)
         if not self._thread.join():

@@ -1,4 +1,4 @@
-"""Which attributes `ibv_modify_qp` takes in each transition: those that Linux takes (IBTA 11.2.5.2, table 91).
+"""The attributes that `ibv_modify_qp` takes in each transition: those that Linux takes (IBTA 11.2.5.2, table 91).
 
 DOCA's rules, which `gpunetio.verbs` follows, require less: a program would pass here and fail on a card.
 """
@@ -67,7 +67,7 @@ _FROM_RST = {QpState.RST, QpState.INIT}
 
 
 def check(current: QpState, following: QpState, qp_type: QpType, asked: QpMask) -> None:
-    """Refuse a transition, or attributes in it, that Linux refuses with EINVAL (`ib_modify_qp_is_ok`)."""
+    """Refuse a transition, or its attributes, with EINVAL if Linux does (`ib_modify_qp_is_ok`)."""
     way = f"{qp_type.name} from {current.name} to {following.name}"
     rule = rule_of(current, following, qp_type)
     if rule is None:

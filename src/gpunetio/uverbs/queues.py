@@ -1,6 +1,6 @@
 """Calls about completion queues, queue pairs, shared receive queues and address handles.
 
-libmlx5 allocates rings and doorbell records, and tells where they are.
+libmlx5 allocates rings and doorbell records, and passes their addresses.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ _RECORD = 8  # bytes of a doorbell record
 _IGNORE_OVERRUN = 2  # IB_UVERBS_CQ_FLAGS_IGNORE_OVERRUN
 _SIG_ALL = 1 << 12  # IB_UVERBS_QP_CREATE_SQ_SIG_ALL
 _BLOCK_MULTICAST_LOOPBACK = 1 << 1  # IB_UVERBS_QP_CREATE_BLOCK_MULTICAST_LOOPBACK: there is no multicast
-# Scatter to CQE, and what says nothing to the device.
+# Scatter to CQE, and flags that mean nothing to the device.
 _QP_FLAGS = abi.QP_SCATTER_CQE | abi.QP_ALLOW_SCATTER_CQE | abi.QP_PACKET_BASED_CREDIT | abi.QP_UAR_PAGE_INDEX
 _TYPES = {QpKind.RC: QpType.RC, QpKind.UC: QpType.UC, QpKind.UD: QpType.UD}
-_MOST_SHIFT = 32  # of the bytes of a receive WQE, as mlx5_ib takes it (set_rq_size)
+_MOST_SHIFT = 32  # log2 of the bytes of a receive WQE, as mlx5_ib limits it (set_rq_size)
 # enum ib_uverbs_qp_type (rdma/ib_user_verbs.h); mlx5 has DC as the driver's own kind
 _OTHER_KINDS = {8: "raw packets", 9: "XRC (sending)", 10: "XRC (receiving)", 255: "DC"}
 _MIGRATED = 0  # IBV_MIG_MIGRATED
 
 
 def _umem(file: OpenFile, address: int, nbytes: int, undo: ExitStack) -> tuple[UMEM, int]:
-    """Register the pages of a range that libmlx5 has allocated, and return the range's place in them."""
+    """Register the pages of a range that libmlx5 has allocated. Return the UMEM, and the offset of the range in it."""
     start = address & -PAGE
     nbytes = round_up(address - start + nbytes, PAGE)
     with pinned(start, nbytes, Access.LOCAL_WRITE):
@@ -65,7 +65,7 @@ def _umem(file: OpenFile, address: int, nbytes: int, undo: ExitStack) -> tuple[U
 
 
 def _ring_entries(file: OpenFile, asked: int) -> int:
-    """Return the entries of a ring for so many completions and one more. Refused with EINVAL if it is too large."""
+    """Return the entries of a ring for this many completions and one more. Refused with EINVAL if it is too large."""
     most = file.ctx.query_device().max_cqe
     if (entries := 1 << asked.bit_length()) > most:
         raise Refused(errno.EINVAL, f"{asked} completions: a queue has {most - 1} at most")
@@ -111,7 +111,7 @@ def destroy_cq(file: OpenFile, call: Call) -> None:
 
 @command(Write.RESIZE_CQ)
 def resize_cq(file: OpenFile, call: Call) -> None:
-    """Move a CQ to another ring. libmlx5 then copies what waits in the old one, up to the entry that marks its end."""
+    """Move a CQ to another ring. libmlx5 then copies the CQEs in the old one, up to the entry that marks its end."""
     request, ring = call.take(abi.Invoke.IN, abi.RESIZE_CQ), call.take(abi.UHW_IN, abi.MLX5_RESIZE_CQ)
     held = file.held(Object.CQ, int(request["cq_handle"]))
     cq: CQ = held.what
@@ -126,7 +126,7 @@ def resize_cq(file: OpenFile, call: Call) -> None:
             cq_umem_id=umem.umem_id, cq_umem_offset=offset, cq_umem_valid=1,
         )  # fmt: skip
         file.provider.devx_obj_modify(cq.devx_handle, bytes(mailbox), OUT.size)
-        undo.callback(held.undo.close)  # before the new ring
+        undo.callback(held.undo.close)  # closed before the new ring
         held.undo = undo.pop_all()
     call.put_number(abi.Invoke.OUT, entries - 1)
 
@@ -154,7 +154,7 @@ def create_qp(file: OpenFile, call: Call) -> None:
     if not int(request["flags"]) & abi.QP_UAR_PAGE_INDEX:
         raise Refused(errno.EOPNOTSUPP, "this libmlx5 does not name the doorbell page of a queue pair")
     qp_type = _TYPES[QpKind(kind)]
-    # Payload in completions, as mlx5_ib decides.
+    # Whether payload goes into completions, decided as in mlx5_ib.
     scatters = bool(int(request["flags"]) & abi.QP_SCATTER_CQE) and not qp_type.datagrams
     all_complete = bool(int(request["flags"]) & abi.QP_ALLOW_SCATTER_CQE or flags & _SIG_ALL)
     sends, receives, shift = (int(request[name]) for name in ("sq_wqe_count", "rq_wqe_count", "rq_wqe_shift"))
@@ -190,7 +190,7 @@ def create_qp(file: OpenFile, call: Call) -> None:
 
 
 def _smallest_wqe(qp_type: QpType) -> int:
-    """Return the bytes of a send WQE with one segment of data, in which `create_qp` counts a ring."""
+    """Return the bytes of a send WQE with one data segment, the unit in which `create_qp` counts a ring."""
     header = AV_SEG.size if qp_type.datagrams else SEGMENT + ATOMIC_SEG.size
     return round_up(CTRL_SEG.size + header + DATA_SEG.size, WQEBB)
 
@@ -200,7 +200,7 @@ def destroy_qp(file: OpenFile, call: Call) -> None:
     call.put(abi.DESTROY_RESP, file.reported(file.remove(Object.QP, call.number(abi.DESTROYED))))
 
 
-# What `ibv_modify_qp` calls an attribute, and its name in the structure and in `QpAttr`.
+# The attributes of `ibv_modify_qp`, with their names in the structure and in `QpAttr`.
 _MASKS = {
     QpMask.STATE:              (QpAttrMask.NEXT_STATE,         "qp_state",           "next_state"),
     QpMask.CUR_STATE:          (QpAttrMask.CURRENT_STATE,      "cur_qp_state",       "current_state"),
@@ -281,11 +281,11 @@ def _state(code: int) -> QpState:
 
 
 def _path_of(file: OpenFile, dest: np.ndarray) -> AhAttr:
-    """Return the path that an address handle, or the address of a connected queue pair, names.
+    """Return the path named by an address handle, or by the address of a connected queue pair.
 
     As in Linux (`rdma_check_ah_attr`), the port must exist, and on Ethernet a path must have a GID. The hop limit is
-    then that of the route (`ib_resolve_eth_dmac`), whatever the program asks for. Of the flow label, mlx5_ib takes the
-    lower 20 bits.
+    that of the route (`ib_resolve_eth_dmac`), whatever the program asks for. mlx5_ib takes the lower 20 bits of the
+    flow label.
     """
     device = file.ctx.query_device()
     ethernet = device.link_layer == LinkLayer.ETHERNET
@@ -302,7 +302,7 @@ def _path_of(file: OpenFile, dest: np.ndarray) -> AhAttr:
 
 
 def values_of(attr: QpAttr) -> dict[str, int | bytes]:
-    """Return attributes by their names in the kernel's structures, but for states, rights and the path."""
+    """Return attributes by their names in the kernel's structures, except states, rights and the path."""
     values: dict[str, int | bytes] = {
         theirs: int(getattr(attr, name)) for bit, (_, theirs, name) in _MASKS.items() if bit not in _OF_STATE
     }
@@ -344,8 +344,8 @@ def create_srq(file: OpenFile, call: Call) -> None:
     if call.number(abi.CreateSrq.TYPE) or int(request["flags"]):
         raise Refused(errno.EOPNOTSUPP, "shared receive queues of XRC, tag matching and signatures are not supported")
     asked, sges = call.number(abi.CreateSrq.MAX_WR), call.number(abi.CreateSrq.MAX_SGE)
-    # As mlx5_create_srq rounds up: one more than asked for. If that is 1, libmlx5 posts nothing, and the NIC needs a
-    # ring of 2 all the same.
+    # Round up as mlx5_create_srq does: one more than asked for. If that is 1, libmlx5 posts nothing, but the NIC still
+    # needs a ring of 2.
     entries = 1 << asked.bit_length()
     in_ring = max(2, entries)
     stride = 1 << (SEGMENT + sges * SEGMENT - 1).bit_length()
@@ -397,7 +397,7 @@ def query_srq(file: OpenFile, call: Call) -> None:
 
 @command(Write.CREATE_AH)
 def create_ah(file: OpenFile, call: Call) -> None:
-    """Create an address handle. What libmlx5 needs of it is the peer's MAC."""
+    """Create an address handle. libmlx5 needs only the peer's MAC from it."""
     request = call.take(abi.Invoke.IN, abi.CREATE_AH)
     dest = abi.AH_ATTR.at(request["attr"].tobytes())
     pd: PD = file.get(Object.PD, int(request["pd_handle"]))
@@ -409,12 +409,12 @@ def create_ah(file: OpenFile, call: Call) -> None:
 
 
 def reach(file: OpenFile, attributes: int) -> None:
-    """Lay the path of an address handle that libmlx5 makes by itself, which it does on InfiniBand.
+    """Lay the path of an address handle that libmlx5 makes by itself, as it does on InfiniBand.
 
     The path stays until the file is closed. Refused with EHOSTUNREACH if no NIC has the LID.
     """
     if file.ctx.query_device().link_layer == LinkLayer.ETHERNET:
-        return  # CREATE_AH comes
+        return  # CREATE_AH follows
     dest = abi.AH_ATTR.at(bytes_at(attributes, abi.AH_ATTR.size))
     lid, port = int(dest["dlid"]), int(dest["port_num"])
     route = Route(
@@ -427,7 +427,7 @@ def reach(file: OpenFile, attributes: int) -> None:
     except NotFoundError as error:
         logger.warning("the program cannot send datagrams to LID %#x: %s", lid, error)
         raise
-    if (before := file.ways.pop(lid, None)) is not None:  # it may have led to a NIC that is gone
+    if (before := file.ways.pop(lid, None)) is not None:  # it may have led to a NIC that is now gone
         file.provider.destroy_ah(before)
     file.ways[lid] = laid
 

@@ -1,7 +1,7 @@
-"""Removes the folder of `gpunetio run` when nothing uses it any more. Runs as a process of its own.
+"""Remove the folder of `gpunetio run` when nothing uses it any more. This module runs as a process of its own.
 
-`gpunetio run` becomes the program that it runs, so it cannot clean up itself; nor could a parent that is killed.
-This module imports nothing but the standard library: Python runs it as a file, without site-packages.
+`gpunetio run` becomes the program that it runs, so it cannot clean up itself; nor could a parent that is killed. This
+module imports only the standard library: Python runs it as a file, without site-packages.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-_PERIOD, _LOOKS = 0.5, 3  # seconds between two looks, and how many must find nobody
+_PERIOD, _LOOKS = 0.5, 3  # seconds between two looks, and how many looks in a row must find no user
 _PATIENCE = 60.0
 
 
 def remove_after_this_process(folder: Path, variable: str) -> None:
-    """Start a process that removes a folder, once this process and all that have it in an environment variable ended.
+    """Start a process that removes a folder once nothing uses it.
 
-    The new process is no child of this one, whose program may wait for all of its children, and it holds no descriptor.
+    That is when this process and all processes that have the folder in the environment variable have ended. The new
+    process is no child of this one, whose program may wait for all of its children, and it holds no descriptor.
     """
     subprocess.run(
         [sys.executable, "-I", "-S", __file__, f"{variable}={folder}", str(folder)],
@@ -33,7 +34,7 @@ def remove_after_this_process(folder: Path, variable: str) -> None:
 
 
 def _needed_by_python() -> dict[str, str]:
-    """Return the part of the environment without which Python may not start. The rest is the program's."""
+    """Return the part of the environment without which Python may not start. The rest is meant for the program."""
     return {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
 
 
@@ -49,7 +50,7 @@ def _wait_for(process: int) -> None:
 
 
 def _is_used(setting: bytes) -> bool:
-    """Return whether a process of this user was started with a setting in its environment: a daemon may live on."""
+    """Return whether a process of this user was started with a setting in its environment, as a daemon may be."""
     for environment in Path("/proc").glob("[0-9]*/environ"):
         with suppress(OSError):
             if setting in environment.read_bytes().split(b"\0"):
@@ -58,10 +59,10 @@ def _is_used(setting: bytes) -> bool:
 
 
 def _main(setting: str, folder: str) -> None:
-    watched = os.getppid()  # waits for us, so the number is its own
+    watched = os.getppid()  # it waits for us, so its number is not reused
     if os.fork():
         return
-    for number in signal.SIGTERM, signal.SIGHUP:  # which service managers send to everything at once (systemd.kill(5))
+    for number in signal.SIGTERM, signal.SIGHUP:  # service managers send these to everything at once (systemd.kill(5))
         signal.signal(number, signal.SIG_IGN)
     _wait_for(watched)
     unused = 0

@@ -27,7 +27,7 @@ SIZES = {socket.AF_INET: IN.size, socket.AF_INET6: IN6.size}
 
 @dataclass(frozen=True)
 class Address:
-    """An IP address, as a GID, and a port. Port 0 is none yet."""
+    """An IP address, as a GID, and a port. Port 0 means none yet."""
 
     family: int
     gid: bytes
@@ -43,7 +43,7 @@ class Address:
         return replace(self, port=port)
 
     def overlaps(self, other: Address) -> bool:
-        """Return whether one peer could mean both addresses, if IPv6's wildcard takes IPv4, too."""
+        """Return whether a peer could mean either address, given that IPv6's wildcard also takes IPv4."""
         return self.gid == other.gid or self.wildcard or other.wildcard
 
     def pack(self) -> bytes:
@@ -66,7 +66,7 @@ def of_gid(gid: bytes, port: int) -> Address:
 
 
 def parse(raw: bytes) -> Address | None:
-    """Return an address; None if it is of no family. Refused with EAFNOSUPPORT unless it is of IPv4 or IPv6."""
+    """Return an address, or None if its family is unspecified. Refused with EAFNOSUPPORT unless it is IPv4 or IPv6."""
     family = int.from_bytes(raw[:2], "little")
     if family == socket.AF_UNSPEC:
         return None

@@ -1,6 +1,6 @@
-"""The folder that stands for /dev/infiniband, /sys/class/infiniband and others: what programs read of each device.
+"""A folder that stands in for /dev/infiniband, /sys/class/infiniband and others: what programs read about each device.
 
-As in Linux, a device of a class is a link to where it is in the tree of PCI devices. UCX asks for that place.
+As in Linux, a device of a class is a link to its place in the tree of PCI devices. UCX asks for that place.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from .abi import IP_BASED_GIDS, PHYSICALLY_UP
 ABI_VERSION = 6  # IB_USER_VERBS_ABI_VERSION
 MLX5_ABI_VERSION = 1  # MLX5_IB_UVERBS_ABI_VERSION
 CM_DEVICE = b"rdma_cm"  # the connection manager's device file
-_VENDOR, _DEVICE = 0x15B3, 0x1021  # Mellanox, ConnectX-7 (PCI): by these libmlx5 knows that it is meant
-_NULL = "1:3"  # /dev/null, as which device files are opened (preload.c)
-_CPUS = Path("/sys/devices/system/cpu/online")  # for all of which the device is as near
-_DOMAIN = 0xFFFF  # of PCI, where a machine has nothing
+_VENDOR, _DEVICE = 0x15B3, 0x1021  # Mellanox, ConnectX-7 (PCI): libmlx5 drives devices with these numbers
+_NULL = "1:3"  # /dev/null, which preload.c opens in place of device files
+_CPUS = Path("/sys/devices/system/cpu/online")  # the CPUs that the device is equally near to: all
+_DOMAIN = 0xFFFF  # a PCI domain that machines do not use
 _SPEEDS = {  # by ibv_port_attr.active_speed
     1: "SDR", 2: "DDR", 4: "QDR", 8: "FDR10", 16: "FDR", 32: "EDR", 64: "HDR", 128: "NDR", 256: "XDR",
 }  # fmt: skip
@@ -33,7 +33,7 @@ def build(root: Path, ports: dict[str, Port]) -> None:
     _write(classes / "infiniband_verbs", {"abi_version": ABI_VERSION})
     _write(classes / "infiniband", {})
     _write(classes / "misc" / CM_DEVICE.decode(), {"abi_version": ucma_abi.ABI_VERSION})
-    # With this module of the kernel, cards reach GPU memory that is registered by its address. NCCL looks for it.
+    # With this kernel module, cards reach GPU memory that is registered by its address. NCCL looks for it.
     _write(root / "sys/module/nvidia_peermem", {"version": "software"})
     (devices / CM_DEVICE.decode()).symlink_to("/dev/null")
     for number, (name, port) in enumerate(ports.items()):
@@ -54,7 +54,7 @@ def build(root: Path, ports: dict[str, Port]) -> None:
 
 
 def _mask(cpus: str) -> str:
-    """Return a list of CPUs, such as 0-3,8, as the kernel prints a mask: words of 32 bits in hexadecimal."""
+    """Return a list of CPUs, such as 0-3,8, as the mask that the kernel prints: words of 32 bits in hexadecimal."""
     mask = 0
     for part in cpus.strip().split(","):
         first, _, last = part.partition("-")
@@ -78,12 +78,13 @@ def _describe(folder: Path, port: Port) -> None:
         "sm_lid": "0x0", "sm_sl": 0,
     })  # fmt: skip
     _write(one / "pkeys", {"0": "0xffff"})
-    # Programs share this folder. Without addresses that all of them ask for, each has its own GIDs, which calls tell.
+    # Programs share this folder. Unless all of them ask for the same addresses, each has its own GIDs, which calls
+    # return.
     gids = port.gids if port.config.addresses else [bytes(16)] * len(port.gids)
     _write(one / "gids", {str(n): gid.hex(":", 2) for n, gid in enumerate(gids)})
-    kind = "IB/RoCE v1" if port.infiniband else "RoCE v2"  # as the kernel calls them
+    kind = "IB/RoCE v1" if port.infiniband else "RoCE v2"  # the kernel's names
     _write(one / "gid_attrs/types", dict.fromkeys(map(str, range(len(gids))), kind))
-    # For programs, the network device of a GID is the interface that has its address. On InfiniBand, GIDs have none.
+    # To programs, the network device of a GID is the interface that has its address. On InfiniBand, GIDs have none.
     devices = {} if port.infiniband else {n: interface_of(address_of(gid)) for n, gid in enumerate(port.gids)}
     _write(one / "gid_attrs/ndevs", {str(n): name for n, name in devices.items() if name})
     counter_files.build(one)

@@ -1,7 +1,7 @@
-"""What librdmacm asks of the kernel's connection manager, by writing commands to /dev/infiniband/rdma_cm.
+"""The commands that librdmacm writes to the kernel's connection manager, /dev/infiniband/rdma_cm.
 
-`gpunetio.cm` has the messages and their states. librdmacm moves the queue pair, which nothing here touches: it is only
-told with which attributes. As in Linux, what takes time ends with an event.
+`gpunetio.cm` has the messages and their states. librdmacm moves the queue pair itself: it only asks here for the
+attributes. As in Linux, anything that takes time ends with an event.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ logger: logging.Logger = logging.getLogger("gpunetio.uverbs")
 _ERRNO = ((BadStateError, errno.EINVAL), (InUseError, errno.EADDRINUSE), (TooBigError, errno.EINVAL))
 
 
-_MOST_WRITTEN = 0x7FFF_F000  # bytes that write(2) transfers at a time
-_MOST_BYTES = (1 << 16) - 1  # that a header can announce
+_MOST_WRITTEN = 0x7FFF_F000  # bytes that one write(2) transfers at most
+_MOST_BYTES = (1 << 16) - 1  # bytes that a header can announce at most
 
 
 class Channel(NamedTuple):
-    """Who writes a command: an open file, and the manager of all."""
+    """The sender of a command: an open file, and the manager of all."""
 
     manager: Manager
     file: CmFile
@@ -44,7 +44,7 @@ Answer = Callable[[Channel, np.ndarray], "bytes | None"]
 
 
 class _Known(NamedTuple):
-    """How to answer a command: what it brings, and the least room that its answer needs."""
+    """How to answer a command: the function, the command's layout, and the least room that its answer needs."""
 
     answer: Answer
     layout: Entry
@@ -55,7 +55,7 @@ _commands: dict[int, _Known] = {}
 
 
 def command(number: Command, layout: Entry, room: int = 0) -> Callable[[Answer], Answer]:
-    """Have a function answer a command. With `room`, it returns at least so many bytes for the program."""
+    """Make a function answer a command. With `room`, it returns at least that many bytes for the program."""
 
     def register(answer: Answer) -> Answer:
         _commands[number] = _Known(answer, layout, room)
@@ -65,7 +65,7 @@ def command(number: Command, layout: Entry, room: int = 0) -> Callable[[Answer],
 
 
 def write(manager: Manager, file: CmFile, address: int, nbytes: int) -> int:
-    """Execute a command that the program has written. Return how many bytes that took: all. -EAGAIN without event."""
+    """Execute a command that the program has written. Return `nbytes`, or -EAGAIN if there is no event."""
     if nbytes < ucma_abi.HEADER.size:
         raise Refused(errno.EINVAL, f"a command of {nbytes} bytes has no header")
     nbytes = min(nbytes, _MOST_WRITTEN)
@@ -79,10 +79,10 @@ def write(manager: Manager, file: CmFile, address: int, nbytes: int) -> int:
         raise Refused(errno.EOPNOTSUPP, f"{Command(number).name} is not supported")
     if room < known.room:
         raise Refused(errno.ENOSPC, f"{Command(number).name} leaves {room} bytes for an answer of {known.room}")
-    # Older programs bring less of a structure: the rest is 0.
+    # Older programs pass a shorter structure: the rest is 0.
     request = known.layout.at(raw[ucma_abi.HEADER.size :][:size].ljust(known.layout.size, b"\0"))
     if known.room:
-        store_at(int(request["response"]), bytes(known.room))  # so that nothing is done whose answer cannot be stored
+        store_at(int(request["response"]), bytes(known.room))  # fail first if no answer could be stored
     if number != Command.GET_EVENT:
         logger.debug("%s", Command(number).name)
     try:

@@ -1,6 +1,6 @@
-"""The kernel's interface of the RDMA connection manager: numbers and structures of <rdma/rdma_user_cm.h>, version 4.
+"""The kernel's interface to the RDMA connection manager: numbers and structures of <rdma/rdma_user_cm.h>, version 4.
 
-Structures are in the byte order of the machine, but for GUIDs. Names are those of the header without their prefixes.
+Structures are in the byte order of the machine, except GUIDs. Names are those of the header without their prefixes.
 """
 
 from __future__ import annotations

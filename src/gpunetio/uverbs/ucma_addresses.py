@@ -1,4 +1,4 @@
-"""Commands of the connection manager about identifiers, their addresses and options."""
+"""Commands of the connection manager about identifiers, their addresses and their options."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from .ucma_ids import CmId, Pending
 
 logger: logging.Logger = logging.getLogger("gpunetio.uverbs")
 
-_EXACTLY = 2  # IB_SA_EQ: how a path record says that a value is this one
+_EXACTLY = 2  # IB_SA_EQ: marks a value of a path record as exact
 
 
 # --- identifiers -----------------------------------------------------------------------------------------------------
@@ -36,7 +36,8 @@ _EXACTLY = 2  # IB_SA_EQ: how a path record says that a value is this one
 @command(Command.CREATE_ID, ucma_abi.CREATE_ID, ucma_abi.CREATE_ID_RESP.size)
 def create_id(channel: Channel, request: np.ndarray) -> bytes:
     space = int(request["ps"])
-    # With that of IB, librdmacm finds out whether the kernel takes addresses of InfiniBand, which BIND refuses then.
+    # With an identifier of port space IB, librdmacm finds out whether the kernel takes InfiniBand addresses. BIND
+    # refuses those.
     if space not in list(PortSpace):
         raise Refused(errno.EOPNOTSUPP, f"port space {space:#x} is not supported: RDMA_PS_TCP and RDMA_PS_UDP are")
     made = channel.manager.new(channel.file, int(request["uid"]), PortSpace(space))
@@ -52,7 +53,7 @@ def destroy_id(channel: Channel, request: np.ndarray) -> bytes:
 
 @command(Command.MIGRATE_ID, ucma_abi.MIGRATE_ID, ucma_abi.MIGRATE_RESP.size)
 def migrate_id(channel: Channel, request: np.ndarray) -> bytes:
-    """Move an identifier to this channel from that of another descriptor."""
+    """Move an identifier from another descriptor's channel to this one."""
     cm_id = channel.manager.get(int(request["id"]))
     if cm_id.file.descriptor != int(request["fd"]):
         raise Refused(errno.ENOENT, f"{cm_id} does not belong to the channel of descriptor {int(request['fd'])}")
@@ -73,7 +74,7 @@ def bind(channel: Channel, request: np.ndarray) -> None:
 
 
 def bind_to(channel: Channel, cm_id: CmId, address: Address) -> None:
-    """Give an identifier an address, and the device that has it. Refused with EADDRNOTAVAIL or EADDRINUSE."""
+    """Give an identifier an address, and the device with that address. Refused with EADDRNOTAVAIL or EADDRINUSE."""
     device = None
     if not address.wildcard:
         device = channel.manager.devices.having(address.gid)
@@ -85,7 +86,7 @@ def bind_to(channel: Channel, cm_id: CmId, address: Address) -> None:
 def _with_port(channel: Channel, cm_id: CmId, address: Address) -> Address:
     """Return an address with its port, or a free one. Refused if another identifier has it (Linux: cma_check_port)."""
     only = cm_id.only(address)
-    # A connection has its listener's port, which does not keep another listener from it.
+    # A connection has its listener's port, but does not keep another listener from using that port.
     others = [
         other for other in channel.manager.ids()
         if other is not cm_id and other.space == cm_id.space and not other.passive and other.source is not None
@@ -108,7 +109,7 @@ def _with_port(channel: Channel, cm_id: CmId, address: Address) -> Address:
 @command(Command.RESOLVE_IP, ucma_abi.RESOLVE_IP)
 @command(Command.RESOLVE_ADDR, ucma_abi.RESOLVE_ADDR)
 def resolve_address(channel: Channel, request: np.ndarray) -> None:
-    """Find the device by which a peer is reached, and the peer there. It may take a while: an event says the result."""
+    """Find the device that leads to a peer, and the peer. That may take a while: an event reports the result."""
     cm_id = channel.get(request)
     source, peer = sockaddr.parse(request["src_addr"].tobytes()), sockaddr.parse(request["dst_addr"].tobytes())
     asked = cm_id.communication is not None or cm_id.listenings or cm_id.peer is not None or cm_id.resolving
@@ -116,10 +117,10 @@ def resolve_address(channel: Channel, request: np.ndarray) -> None:
         raise Refused(errno.EINVAL, f"{cm_id} has a peer already, or is to get none")
     if cm_id.source is None and source is not None:
         bind_to(channel, cm_id, source)
-    if peer.wildcard:  # the kernel takes it for this machine
+    if peer.wildcard:  # the kernel takes a wildcard as this machine
         peer = Address(peer.family, IPV4_MAPPED + bytes((127, 0, 0, 1)), peer.port)
 
-    def failed(error: DocaError) -> None:  # a program may ask again after the event
+    def failed(error: DocaError) -> None:  # a program may ask again once it has the event
         logger.info("%s: %s", cm_id, error)
         cm_id.resolving = False
         channel.manager.add(Pending(cm_id, Event.ADDR_ERROR, -errno.EHOSTUNREACH))
@@ -147,7 +148,7 @@ def resolve_address(channel: Channel, request: np.ndarray) -> None:
 
 
 def _way(channel: Channel, cm_id: CmId, peer: Address) -> tuple[Device, bytes]:
-    """Return the device and the address from which to ask a peer. NotFoundError if no device has one for it."""
+    """Return the device and the own address for reaching a peer. NotFoundError if no device has an address for it."""
     if cm_id.device is not None and cm_id.source is not None:
         return cm_id.device, cm_id.source.gid
     found = channel.manager.devices.toward(peer.gid)
@@ -158,7 +159,7 @@ def _way(channel: Channel, cm_id: CmId, peer: Address) -> tuple[Device, bytes]:
 
 @command(Command.RESOLVE_ROUTE, ucma_abi.RESOLVE_ROUTE)
 def resolve_route(channel: Channel, request: np.ndarray) -> None:
-    """Say that the route is known: RoCE has none to look for."""
+    """Report that the route is known: RoCE has no route to resolve."""
     cm_id = channel.get(request)
     if cm_id.path is None or cm_id.routed:
         raise Refused(errno.EINVAL, f"{cm_id} has a route already, or its address is not resolved")
@@ -168,7 +169,7 @@ def resolve_route(channel: Channel, request: np.ndarray) -> None:
 
 @command(Command.QUERY_ROUTE, ucma_abi.QUERY, ucma_abi.QUERY_ROUTE_RESP.ibdev_index)
 def query_route(channel: Channel, request: np.ndarray) -> bytes:
-    """Tell what is known of an identifier. The number of its device is left out: only netlink knows such numbers."""
+    """Return what is known of an identifier. The number of its device is left out: only netlink knows such numbers."""
     cm_id = channel.get(request)
     known: dict[str, int | bytes] = {}
     if cm_id.source is not None:

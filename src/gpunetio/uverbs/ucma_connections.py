@@ -1,4 +1,4 @@
-"""Commands of the connection manager about listening, connecting, and what becomes of that."""
+"""Commands of the connection manager about listening and connecting, and the events that result."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _MOST_BACKLOG = 1024  # net.rdma_ucm.max_backlog of Linux
 _PRIVATE_BYTES = ucma_abi.CONN_PARAM.private_data_len - ucma_abi.CONN_PARAM.private_data
 _PARAM_BYTES = ucma_abi.EVENT_RESP.reserved - ucma_abi.EVENT_RESP.param
 _STATUS_MASK = 0xFFFF_FFFF
-_Q_KEY = 0x0123_4567  # RDMA_UDP_QKEY: of queue pairs for datagrams
+_Q_KEY = 0x0123_4567  # RDMA_UDP_QKEY: the Q_Key of queue pairs for datagrams
 
 
 # --- listening -------------------------------------------------------------------------------------------------------
@@ -42,7 +42,7 @@ _Q_KEY = 0x0123_4567  # RDMA_UDP_QKEY: of queue pairs for datagrams
 
 @command(Command.LISTEN, ucma_abi.LISTEN)
 def listen(channel: Channel, request: np.ndarray) -> None:
-    """Listen at the identifier's address: at a wildcard, on all devices."""
+    """Listen at the identifier's address; for a wildcard, on all devices."""
     cm_id, asked = channel.get(request), int(request["backlog"])
     if cm_id.source is None:
         bind_to(channel, cm_id, Address(sockaddr.family_of(IPV4_MAPPED), IPV4_MAPPED + bytes(4)))
@@ -70,7 +70,7 @@ def listen(channel: Channel, request: np.ndarray) -> None:
 
 
 def _on_request(manager: Manager, listener: CmId, device: Device, communication: Communication, told: Told) -> None:
-    """Make an identifier of a peer's request. In the agent's thread."""
+    """Make an identifier for a peer's request. Runs in the agent's thread."""
     address, peer, source = communication.address, communication.peer, listener.source
     if told.type is not EventType.REQUEST or address is None or source is None:
         return
@@ -98,7 +98,7 @@ def _on_request(manager: Manager, listener: CmId, device: Device, communication:
 
 
 def _terms(cm_id: CmId, device: Device, raw: np.ndarray) -> tuple[Terms, bytes]:
-    """Return what the program says of its queue pair, and its private data."""
+    """Return what the program says about its queue pair, and its private data."""
     param = ucma_abi.CONN_PARAM.at(raw.tobytes())
     terms = Terms(
         qpn=int(param["qp_num"]), psn=cm_id.psn, responder_resources=int(param["responder_resources"]),
@@ -168,7 +168,7 @@ def reject(channel: Channel, request: np.ndarray) -> None:
 
 @command(Command.DISCONNECT, ucma_abi.DISCONNECT)
 def disconnect(channel: Channel, request: np.ndarray) -> None:
-    """End a connection. Nothing happens to one that has ended, or whose end the peer knows."""
+    """End a connection. Do nothing if it has ended, or the peer already knows of its end."""
     cm_id = channel.get(request)
     communication = cm_id.the_communication()
     with cm_id.the_device().agent.machine() as machine:
@@ -178,7 +178,7 @@ def disconnect(channel: Channel, request: np.ndarray) -> None:
 
 @command(Command.NOTIFY, ucma_abi.NOTIFY)
 def notify(channel: Channel, request: np.ndarray) -> None:
-    """Take a message on the queue pair for the peer's confirmation."""
+    """Take a message on the queue pair as the peer's confirmation."""
     cm_id = channel.get(request)
     if int(request["event"]) != ucma_abi.COMMUNICATION_ESTABLISHED:
         raise Refused(errno.EINVAL, f"event {int(request['event'])} says nothing of connections")
@@ -204,7 +204,7 @@ _MASKS = {QpState.RTR: _PATH_MASK, QpState.RTS: _SEND_MASK}
 
 @command(Command.INIT_QP_ATTR, ucma_abi.INIT_QP_ATTR, ucma_abi.QP_ATTR.size)
 def init_qp_attr(channel: Channel, request: np.ndarray) -> bytes:
-    """Say how to move the queue pair to a state."""
+    """Return the attributes that move the queue pair to a state."""
     cm_id, code = channel.get(request), int(request["qp_state"])
     cm_id.the_device()
     state, communication = STATES.get(code), cm_id.communication
@@ -246,11 +246,11 @@ _OF_DATAGRAMS = {
     EventType.RESPONSE: Event.ESTABLISHED, EventType.REJECTED: Event.UNREACHABLE,
     EventType.UNREACHABLE: Event.UNREACHABLE,
 }  # fmt: skip
-_WITH_DATA = EventType.RESPONSE, EventType.REJECTED  # as in Linux, others bring no private data
+_WITH_DATA = EventType.RESPONSE, EventType.REJECTED  # as in Linux, other events have no private data
 
 
 def _on_event(manager: Manager, cm_id: CmId, communication: Communication, told: Told) -> None:
-    """Tell the program what has become of its connection, or its question. In the agent's thread."""
+    """Tell the program what has become of its connection or its lookup. Runs in the agent's thread."""
     if cm_id.passive and told.type in (EventType.REJECTED, EventType.UNREACHABLE) and manager.withdraw(cm_id):
         return
     status = -errno.ETIMEDOUT if told.type is EventType.UNREACHABLE else told.reason
@@ -264,7 +264,7 @@ def _on_event(manager: Manager, cm_id: CmId, communication: Communication, told:
 
 
 def _param(peer: Terms | None, private_data: bytes) -> bytes:
-    """Return what an event says of the peer's queue pair, from the side of who is told."""
+    """Return an event's description of the peer's queue pair, from the receiver's point of view."""
     said: dict[str, int | bytes] = {
         "private_data": private_data.ljust(_PRIVATE_BYTES, b"\0"), "private_data_len": len(private_data),
     }  # fmt: skip
@@ -278,7 +278,7 @@ def _param(peer: Terms | None, private_data: bytes) -> bytes:
 
 
 def _datagram_param(communication: Communication, private_data: bytes) -> bytes:
-    """Return what an event says of where datagrams go."""
+    """Return an event's description of where to send datagrams."""
     service = communication.service or Service(0, 0)
     return ucma_abi.UD_PARAM.pack(
         qp_num=service.qpn, qkey=service.q_key, ah_attr=_pack_path(ah_of(communication.path)),
@@ -288,7 +288,7 @@ def _datagram_param(communication: Communication, private_data: bytes) -> bytes:
 
 @command(Command.GET_EVENT, ucma_abi.GET_EVENT, ucma_abi.EVENT_RESP.reserved)
 def get_event(channel: Channel, request: np.ndarray) -> bytes | None:
-    """Give the program its oldest event. If there is none, preload.c waits, unless the program does not want that."""
+    """Return the program's oldest event. If there is none, preload.c waits, unless the file is non-blocking."""
     pending = channel.file.take()
     if pending is None:
         return None

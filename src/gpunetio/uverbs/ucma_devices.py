@@ -1,4 +1,4 @@
-"""The devices as the connection manager sees them: which one has an address, and by which one a peer is reached."""
+"""The devices of the connection manager: which one has an address, and which one leads to a peer."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from .environment import FOLDER
 from .sockaddr import family_of
 
 PORT = 1  # of each device
-_DISCARD = 9  # a port, for asking for a route only
+_DISCARD = 9  # a port, used only to look up a route
 
 
 @dataclass(eq=False)
 class Device:
-    """An open device: its agent of queue pair 1, and the GUID by which librdmacm finds it."""
+    """An open device: its agent of queue pair 1, and the GUID by which librdmacm identifies it."""
 
     ctx: Context
     agent: Agent
     guid: bytes
 
     def gid_index(self, gid: bytes) -> int | None:
-        """Return where the GID table has a GID."""
+        """Return the index of a GID in the GID table."""
         return next((index for index, found in self.gids() if found == gid), None)
 
     def gids(self) -> Iterator[tuple[int, bytes]]:
-        """Return the GIDs, and where the table has them."""
+        """Yield the GIDs with their indices in the table."""
         for index in range(self.ctx.query_port(PORT).gid_tbl_len):
             gid = bytes(self.ctx.query_gid(PORT, index))
             if any(gid):
@@ -45,7 +45,7 @@ class Device:
 class Devices:
     """The devices of this program, each opened when the connection manager first needs it, and closed with it.
 
-    `opener` opens a device by its number. The program's own opens of a device are of the same NIC.
+    `opener` opens a device by its number. When the program opens the device as well, it gets the same NIC.
     """
 
     def __init__(self, names: list[str], opener: Callable[[int], Context]):
@@ -74,14 +74,15 @@ class Devices:
         return list(self._opened.values())
 
     def having(self, gid: bytes) -> Device | None:
-        """Return the device that has an address."""
+        """Return the device that has an address, or None."""
         return next((device for device in self if device.gid_index(gid) is not None), None)
 
     def toward(self, gid: bytes) -> tuple[Device, bytes] | None:
-        """Return the device and its address from which a peer is reached.
+        """Return the device that leads to a peer, and its own address to use.
 
-        The kernel's route says which address that is. If no device has it, as on loopback, any of the IP version will
-        do, but not a link-local GID: it stands for the device's first address, of whichever version that is.
+        The kernel's route determines that address. If no device has it, as on loopback, any address of the same IP
+        version will do, except a link-local GID: it stands for the device's first address, of whichever version that
+        is.
         """
         source = _source(gid)
         if source is not None and (device := self.having(source)) is not None:
@@ -95,7 +96,7 @@ class Devices:
         )  # fmt: skip
 
     def close(self) -> None:
-        """Close the devices. Their agents wait a second for peers to answer."""
+        """Close the devices. Their agents give peers a second to answer."""
         while self._opened:
             _, device = self._opened.popitem()
             with suppress(DocaError):
@@ -103,12 +104,12 @@ class Devices:
 
 
 def _guid(text: str) -> bytes:
-    """Return a GUID as sysfs has it: four numbers of 16 bits."""
+    """Return a GUID from its text in sysfs: four numbers of 16 bits."""
     return bytes.fromhex(text.strip().replace(":", ""))
 
 
 def _source(gid: bytes) -> bytes | None:
-    """Return the address from which the kernel would send to a peer; None if there is no route."""
+    """Return the address from which the kernel would send to a peer, or None if there is no route."""
     with suppress(OSError), socket.socket(family_of(gid), socket.SOCK_DGRAM) as probe:
         probe.connect((text_of(gid), _DISCARD))
         return gid_of(probe.getsockname()[0])

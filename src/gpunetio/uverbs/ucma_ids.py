@@ -26,15 +26,15 @@ from .ucma_devices import Device, Devices
 from .ucma_watch import PeerWatch
 
 _PSN_BITS = 24
-_LAST_WORDS = 1.0  # seconds that peers have to answer when a program leaves
+_LAST_WORDS = 1.0  # seconds that peers have to answer when a program ends
 
 
 @dataclass(eq=False)
 class CmId:
-    """What librdmacm calls an `rdma_cm_id`.
+    """An identifier, librdmacm's `rdma_cm_id`.
 
-    `uid` is the program's name of it, 0 while it has none: it is told nothing then. `source` and `peer` are addresses
-    as far as they are known, `path` leads to the peer. `psn` is of the first packet that its queue pair expects.
+    `uid` is the program's name for it. While that is 0, the program gets no events. `source` and `peer` are addresses
+    as far as they are known, `path` leads to the peer. `psn` is that of the first packet that its queue pair expects.
     """
 
     number: int
@@ -45,9 +45,9 @@ class CmId:
     peer: Address | None = None
     device: Device | None = None
     path: Path | None = None
-    resolving: bool = False  # the peer's address is being looked for
+    resolving: bool = False  # the peer's address is being resolved
     routed: bool = False
-    passive: bool = False  # a peer has asked
+    passive: bool = False  # made for a peer's request
     communication: Communication | None = None
     listenings: list[tuple[Device, Listening]] = field(default_factory=list)
     options: dict[ucma_abi.Option, int] = field(default_factory=dict)
@@ -58,7 +58,7 @@ class CmId:
         return f"rdma_cm_id {self.number}"
 
     def only(self, source: Address) -> int | None:
-        """Return the only family that it takes at an address (Linux: rdma_bind_addr). None: IPv6, and IPv4, too."""
+        """Return the only family that it takes at an address (Linux: rdma_bind_addr), or None for IPv6 with IPv4."""
         return source.family if source.family == socket.AF_INET or Option.AFONLY in self.options else None
 
     def the_device(self) -> Device:
@@ -76,7 +76,7 @@ class CmId:
 
 @dataclass
 class Pending:
-    """An event that the program has not taken. `made` is the identifier that a request to the listener `about` made."""
+    """An event that the program has not taken. For a request to the listener `about`, `made` is its new identifier."""
 
     about: CmId
     event: ucma_abi.Event
@@ -86,7 +86,7 @@ class Pending:
 
 
 class CmFile:
-    """One open of the device file. `descriptor`, which the program has, becomes readable when there is an event."""
+    """One open of the device file. The program's `descriptor` becomes readable when there is an event."""
 
     def __init__(self, manager: Manager, descriptor: int):
         self._manager, self.descriptor = manager, descriptor
@@ -94,13 +94,13 @@ class CmFile:
         self._event = os.eventfd(0, os.EFD_CLOEXEC)
         os.dup2(self._event, descriptor, inheritable=False)
 
-    # The descriptor counts 1 while something is pending. So it is read only then, and never blocks, whatever flags the
-    # program has set.
+    # The descriptor counts 1 while something is pending. It is read only then, so the read never blocks, whatever
+    # flags the program has set.
 
     def add(self, pending: Pending) -> None:
-        """Add an event, and have the identifier that it brings. The manager's queue lock is held."""
+        """Add an event, and take over the identifier that it brings. The manager's queue lock is held."""
         if pending.made is not None:
-            pending.made.file = self  # the listener may have moved since the peer has asked
+            pending.made.file = self  # the listener may have moved since the peer's request
         if not self._pending:
             os.eventfd_write(self._event, 1)
         self._pending.append(pending)
@@ -116,7 +116,7 @@ class CmFile:
             return taken
 
     def extract(self, about: CmId) -> list[Pending]:
-        """Take out the events about an identifier. The manager's queue lock is held."""
+        """Remove and return the events about an identifier. The manager's queue lock is held."""
         taken = [pending for pending in self._pending if pending.about is about]
         if taken:
             self._pending = deque(pending for pending in self._pending if pending.about is not about)
@@ -125,7 +125,7 @@ class CmFile:
         return taken
 
     def withdraw(self, made: CmId) -> bool:
-        """Take out the request that has made an identifier, if it is there. The manager's queue lock is held."""
+        """Remove the request that made an identifier. Return whether it was there. The manager's queue lock is held."""
         left = deque(pending for pending in self._pending if pending.made is not made)
         found = len(left) < len(self._pending)
         self._pending = left
@@ -134,7 +134,7 @@ class CmFile:
         return found
 
     def close(self) -> None:
-        """Destroy its identifiers, and give peers a moment to answer: the process may end now."""
+        """Destroy its identifiers, and give peers a moment to answer, because the process may end now."""
         with self._manager.lock:
             for cm_id in self._manager.ids_of(self):
                 self._manager.destroy(cm_id)
@@ -145,8 +145,8 @@ class CmFile:
 class Manager:
     """All identifiers of this process.
 
-    `lock` makes one command at a time. `queue_lock` is for identifiers' names and events, which agents' threads touch,
-    too: nothing is called while it is held.
+    `lock` serializes commands. `queue_lock` protects identifiers' names and events, which agents' threads also use;
+    nothing is called while it is held.
     """
 
     def __init__(self, devices: Devices):
@@ -183,7 +183,7 @@ class Manager:
         return [cm_id for cm_id in self.ids() if cm_id.file is file]
 
     def add(self, pending: Pending) -> None:
-        """Tell the program of an event, unless it has no name for the identifier yet."""
+        """Queue an event for the program, unless the program has no name for the identifier yet."""
         with self.queue_lock:
             if pending.about.uid and pending.about.number in self._ids:
                 pending.about.file.add(pending)
@@ -191,7 +191,7 @@ class Manager:
     def withdraw(self, made: CmId) -> bool:
         """Take back the request of a peer that has given up. Return False if the program has taken it.
 
-        So strangers who ask and give up fill no memory while the program does something else.
+        Otherwise strangers who ask and give up could fill memory while the program does something else.
         """
         with self.queue_lock:
             withdrawn = made.file.withdraw(made)
@@ -200,14 +200,14 @@ class Manager:
             return withdrawn
 
     def move(self, cm_id: CmId, file: CmFile) -> None:
-        """Let another file have an identifier and its events."""
+        """Move an identifier and its events to another file."""
         with self.queue_lock:
             for pending in cm_id.file.extract(cm_id):
                 file.add(pending)
             cm_id.file = file
 
     def destroy(self, cm_id: CmId) -> None:
-        """End what the identifier does, and forget it, and those that were made for it and nobody has taken."""
+        """Stop and forget an identifier, and those that were made for it and that the program has not taken."""
         for device, listening in cm_id.listenings:
             with suppress(DocaError), device.agent.machine() as machine:
                 machine.stop_listening(listening)
@@ -224,7 +224,7 @@ class Manager:
                 self.destroy(pending.made)
 
     def watch(self, communication: Communication) -> None:
-        """Notice from now on when the peer's process ends."""
+        """From now on, notice when the peer's process ends."""
         if self._watch is None:
             self._watch = PeerWatch(self._connections)
         self._watch.begin(communication)
@@ -236,7 +236,7 @@ class Manager:
         ]  # fmt: skip
 
     def say_goodbye(self) -> None:
-        """Wait a second at most for peers that have to answer."""
+        """Wait up to a second for peers that have to answer."""
         for device in self.devices.opened:
             with suppress(DocaError):
                 device.agent.quiet(_LAST_WORDS)
@@ -252,4 +252,4 @@ class Manager:
 
 
 def _ignore(communication: Communication, told: Told) -> None:
-    """Take events of a communication that the program has left."""
+    """Ignore an event of a communication that the program has left."""

@@ -1,7 +1,7 @@
-"""Notices that the process of a connection's peer has ended.
+"""Notice when the process of a connection's peer has ended.
 
-Linux disconnects what a program leaves when it is killed. A software NIC, and the connection manager on it, end with
-their program, which then says nothing. But a NIC of this host holds its address while it lives.
+Linux disconnects the connections of a program that is killed. A software NIC, and the connection manager on it, end
+with their program, and then send nothing. But a NIC of this host holds its address as long as it lives.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _CONNECTED = State.REP_SENT, State.MRA_REP_RECEIVED, State.ESTABLISHED, State.DR
 
 
 class PeerWatch:
-    """A thread that looks after connections, which `connections` returns, once a second."""
+    """A thread that checks the connections that `connections` returns, once a second."""
 
     def __init__(self, connections: Callable[[], list[tuple[Agent, Communication]]]):
         self._connections = connections
@@ -33,8 +33,8 @@ class PeerWatch:
         self._thread.start()
 
     def begin(self, communication: Communication) -> None:
-        """Note which process has the peer's address. Nothing is watched if none of this host has it."""
-        with suppress(TimedOutError):  # it lives, but is busy
+        """Note which process has the peer's address. If no process of this host has it, nothing is watched."""
+        with suppress(TimedOutError):  # it is alive, but busy
             if (owner := _owner(communication)) is not None:
                 self._owners[communication] = owner
 

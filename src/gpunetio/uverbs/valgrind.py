@@ -1,7 +1,7 @@
-"""Programs under valgrind: another process compiles the NIC's code, where the compiler is a hundred times faster.
+"""Programs under valgrind: another process compiles the NIC's code, because compiling there is a hundred times faster.
 
-valgrind(1) emulates a processor with fewer features than the machine's, so what was compiled for this machine is of no
-use there.
+valgrind(1) emulates a processor with fewer features than the machine's, so code compiled for this machine does not run
+there.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from .environment import INTERPRETER
 
 logger: logging.Logger = logging.getLogger("gpunetio.uverbs")
 
-_PRELOADED = "vgpreload_"  # begins the names of valgrind's own libraries
+_PRELOADED = "vgpreload_"  # prefix of the names of valgrind's own libraries
 _PATIENCE = 900.0  # seconds
 _COMPILE = """
 from gpunetio.fabric.ring import next_full
@@ -26,9 +26,9 @@ engine.compile_engine(), compile_pump(), helping.address(), next_full.compile()
 
 
 def compile_elsewhere() -> None:
-    """Under valgrind, have the NIC compiled natively for the processor that valgrind emulates, unless it is there.
+    """Under valgrind, have the NIC compiled natively for the processor that valgrind emulates, if that is not done yet.
 
-    If that fails, the log says so, and the NIC is compiled here.
+    If that fails, log a message; the NIC is then compiled under valgrind.
     """
     if _PRELOADED not in os.environ.get("LD_PRELOAD", ""):
         return

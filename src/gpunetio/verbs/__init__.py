@@ -1,6 +1,6 @@
-"""The control path of a device: its objects, their attributes and their states (DOCA Verbs).
+"""DOCA Verbs: the control path of a device, with its objects, their attributes and their states.
 
-`open()` a device, make a PD, register memory, create completion queues and queue pairs, and connect them:
+Open a device, create a PD, register memory, create completion queues and queue pairs, and connect them:
 
     with verbs.open() as ctx:
         pd = ctx.create_pd()

@@ -1,4 +1,4 @@
-"""Address handles: how a queue pair reaches its peer, and the device's address path for it."""
+"""Address handles, and the address path of a queue pair: how packets reach a peer."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _DSCP_SHIFT = 2  # a traffic class is 6 bits of DSCP, then 2 of ECN
 
 
 def sender_of(ctx: Context, port: int, done: Completion, header: bytes) -> AhAttr:
-    """Return the path back to the sender of a datagram, whose receive begins with the 40 bytes of `header`."""
+    """Return the path to the sender of a datagram. `header` is the first 40 bytes in the buffers of its receive."""
     if ctx.query_device().link_layer == LinkLayer.INFINIBAND:
         path = AhAttr(dlid=done.slid, sl=done.sl, addr_type=AddrType.IB_NO_GRH)
         if WcFlags.GRH not in done.flags:
@@ -54,10 +54,10 @@ def sender_of(ctx: Context, port: int, done: Completion, header: bytes) -> AhAtt
 
 
 class AddressHandle(Handle):
-    """The way to a destination of datagrams (`ibv_ah`), from `PD.create_ah`. Its PD closes it.
+    """The path to a destination of datagrams (`ibv_ah`), created by `PD.create_ah`. Its PD closes it.
 
-    `attr` is what it was made of. `av` is the address vector that WQEs contain (formats.wqe.AV_SEG), for whoever builds
-    them; it is empty on a device without DEVX.
+    `attr` is the path it was created from. `av` is the address vector (formats.wqe.AV_SEG) that a WQE to this
+    destination contains; it is empty on a device without DEVX.
     """
 
     _rank = 0
@@ -83,7 +83,7 @@ class AddressHandle(Handle):
 
 
 def route_of(ah: AhAttr) -> Route:
-    """Return the path of an address handle that has a type, as libibverbs takes it."""
+    """Return the path in libibverbs' form. The address handle must have an address type."""
     return Route(
         bytes(ah.gid), ah.dlid, ah.sl, ah.sgid_index, ah.static_rate, ah.hop_limit, ah.traffic_class,
         ah.addr_type != AddrType.IB_NO_GRH, ah.flow_label,
@@ -91,9 +91,9 @@ def route_of(ah: AhAttr) -> Route:
 
 
 def with_type(ctx: Context, port: int, ah: AhAttr) -> AhAttr:
-    """Return the address handle with an address type: its own, or else the one that its GID calls for.
+    """Return the address handle with an address type: the one it has, or the one that its GID implies.
 
-    On InfiniBand a packet needs a global route (GRH) only when it leaves its subnet (IBTA 1.2.1, 8.3).
+    On InfiniBand, a packet needs a global route (GRH) only when it leaves its subnet (IBTA 1.2.1, 8.3).
     """
     if ah.addr_type is not None:
         return ah
@@ -105,7 +105,7 @@ def with_type(ctx: Context, port: int, ah: AhAttr) -> AhAttr:
 
 
 def path_to(ctx: Context, port: int, ah: AhAttr) -> Fields:
-    """Return the primary_address_path of a queue pair that is to reach `ah`; on RoCE, with the peer's MAC."""
+    """Return the primary_address_path for a queue pair whose peer is `ah`. On RoCE, it contains the peer's MAC."""
     path: Fields = {"stat_rate": ah.static_rate}
     if ah.addr_type in (AddrType.IB_GRH, AddrType.IB_NO_GRH):
         path |= {"tclass": ah.traffic_class, "rlid": ah.dlid, "sl": ah.sl, "grh": ah.addr_type == AddrType.IB_GRH}
@@ -123,7 +123,7 @@ def path_to(ctx: Context, port: int, ah: AhAttr) -> Fields:
 
 
 def path_update(ctx: Context, ah: AhAttr) -> tuple[Fields, OptParam]:
-    """Return the part of its path that a connected queue pair can change: the source address and the DSCP."""
+    """Return the part of the path that a connected queue pair can change: the source address and the DSCP."""
     path, opt = {"src_addr_index": ah.sgid_index}, OptParam.SGID_INDEX
     device = ctx.query_device()
     if device.rts2rts_qp_dscp and device.link_layer == LinkLayer.ETHERNET and _is_roce_v2(ctx, ah.sgid_index):
@@ -133,7 +133,7 @@ def path_update(ctx: Context, ah: AhAttr) -> tuple[Fields, OptParam]:
 
 
 def ah_of(path: Fields, link_layer: LinkLayer) -> AhAttr:
-    """Return the address handle of a primary_address_path."""
+    """Convert a primary_address_path to an address handle."""
     gid = path["rgid_rip"]
     if link_layer == LinkLayer.ETHERNET:
         addr_type, traffic_class = ip_type(gid), path["dscp"] << _DSCP_SHIFT

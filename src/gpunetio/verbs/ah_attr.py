@@ -18,13 +18,13 @@ _LIMITS = {
 
 @dataclass
 class AhAttr:
-    """The path to a peer (`doca_verbs_ah_attr`): RoCE uses its `gid`, InfiniBand `dlid` and `sl`.
+    """The path to a peer (`doca_verbs_ah_attr`). RoCE uses `gid`, InfiniBand `dlid` and `sl`.
 
-    `sgid_index` chooses this end's address. `gid` is 16 raw bytes; IPv4 addresses are written ::ffff:a.b.c.d. By
-    default, `addr_type` follows from the GID and the port.
+    `sgid_index` selects the source GID in this port's table. `gid` is 16 raw bytes; an IPv4 address is written
+    ::ffff:a.b.c.d. By default, `addr_type` follows from the GID and the port.
 
-    `flow_label`, of IPv6 and of global routes on InfiniBand, is that of libibverbs (`ibv_global_route.flow_label`).
-    DOCA has no counterpart.
+    `flow_label` is that of IPv6 and of global routes on InfiniBand (`ibv_global_route.flow_label`). DOCA has no
+    counterpart.
     """
 
     gid: bytes = bytes(GID_BYTES)

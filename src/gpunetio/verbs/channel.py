@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class CompChannel(Handle, ABC):
     """A completion channel (`doca_verbs_comp_channel`): reports which of its CQs has a requested completion.
 
-    `req_notify()` of a CQ requests one event. Take the completions, request the next event, and poll once more.
+    A CQ's `req_notify()` requests one event. After the event, poll the CQ, request the next event, and poll once more.
     Acknowledge each event with the CQ's `ack_events()`. `async for cq in channel` waits in asyncio.
     """
 
@@ -33,7 +33,7 @@ class CompChannel(Handle, ABC):
 
     @abstractmethod
     def _create(self, undo: ExitStack) -> None:
-        """Create it on the device: `reader`."""
+        """Create the channel on the device, and set `reader`."""
 
     def fileno(self) -> int:
         """Return a descriptor that is readable while events wait (`doca_verbs_comp_channel_get_handle`)."""

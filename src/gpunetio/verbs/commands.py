@@ -1,4 +1,4 @@
-"""Commands of a device: errors that name the command."""
+"""Run device commands so that their errors name the command."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def command(name: str) -> Iterator[None]:
-    """Put the command's name before the device's error. NoMemoryError if the device has no more such objects."""
+    """Prefix a device's error with the command's name. NoMemoryError if the device has no room for another object."""
     try:
         yield
     except DriverError as error:
@@ -25,6 +25,6 @@ def command(name: str) -> Iterator[None]:
 
 
 def destroy(provider: Provider, name: str, handle: int) -> None:
-    """Destroy a device object. `name` is the command."""
+    """Destroy a device object with the command `name`."""
     with command(name):
         provider.devx_obj_destroy(handle)

@@ -32,10 +32,10 @@ logger: logging.Logger = logging.getLogger("gpunetio.verbs")
 
 
 def open(name: str | None = None, *, port: PortConfig | None = None) -> Context:
-    """Open a device (`ibv_open_device`): a card or a software NIC.
+    """Open a device, a card or a software NIC (`ibv_open_device`).
 
     Without a name, open the first card with an active port, or else the first software NIC that no other process has
-    open; the log says which (INFO). `port` configures the port of a software NIC: addresses, wire, MTU, link layer,
+    open; the log names it (INFO). `port` configures the port of a software NIC: addresses, wire, MTU, link layer,
     faults, capture.
     """
     if name is not None:
@@ -49,7 +49,7 @@ def _open_context(name: str | None, port: PortConfig | None) -> Context:
     roots.close_all()
     try:
         ctx = Context(open_device(name, port))
-    except (InUseError, InvalidValueError):  # perhaps the device is open for a context that nobody holds
+    except (InUseError, InvalidValueError):  # a context that was dropped but not closed may still hold the device
         if not roots.found():
             raise
         ctx = Context(open_device(name, port))
@@ -61,15 +61,15 @@ def _open_context(name: str | None, port: PortConfig | None) -> Context:
 def import_context(provider: Provider) -> Context:
     """Return a context on a device that the caller has opened (`doca_verbs_bridge_verbs_context_import`).
 
-    Closing the context closes what was created from it. The caller keeps the device open until then, and closes it.
+    Closing the context closes everything created from it. The caller closes the device, after the context.
     """
     return Context(provider, imported=True)
 
 
 class Context(Handle):
-    """An open device (`ibv_context`). It closes everything created from it, and the device unless that was imported.
+    """An open device (`ibv_context`). Closing it closes everything created from it, and the device unless imported.
 
-    `async_events` are its asynchronous events: a `fd`, and `async for`.
+    `async_events` are the device's asynchronous events: use `fd`, or `async for`.
     """
 
     _rank = 4
@@ -77,7 +77,7 @@ class Context(Handle):
     name: str
     kinds: Kinds
     async_events: AsyncEvents
-    _by_name = False  # whether `open` has made it: else its maker closes it
+    _by_name = False  # whether `open` created the context; otherwise its creator closes it
 
     def __init__(self, provider: Provider, imported: bool = False):
         self.dropped: Dropped[Closable] = Dropped()
@@ -102,13 +102,13 @@ class Context(Handle):
             drop_root(self)
 
     def close_with_owner(self) -> None:
-        """Close the device. Objects that users created with mailboxes are destroyed first: they may use all others.
+        """Close the device. First destroy the objects that users created with DEVX: they may use any other object.
 
-        What steers packets goes before these: it made its objects so, too, and has an order for them.
+        Flow-steering objects close even before those: they are DEVX objects as well, and close in their own order.
         """
         dropped = [what for what in self.dropped.take() if isinstance(what, Handle)]
         for what in dropped:
-            what.know()  # if the collector has found the context itself, it has cleared these weak references, too
+            what.know()  # if the collector found the context itself, it has already cleared these weak references
         with ExitStack() as steps:
             steps.callback(self._close_objects)
             for user in self.users:
@@ -122,7 +122,7 @@ class Context(Handle):
                 if handle not in ours:
                     self._close_stray(handle)
             made = [user for user in reversed(self.users) if isinstance(user, DevxObject)]
-            while sum(user.destroy_if_unused() for user in made):  # a MODIFY can make an object use newer ones
+            while sum(user.destroy_if_unused() for user in made):  # after a MODIFY, an object can use newer objects
                 pass
         super().close_with_owner()
 
@@ -140,18 +140,18 @@ class Context(Handle):
 
     @property
     def has_devx(self) -> bool:
-        """Return whether the device has DEVX, so that kernels can drive its queues and your memory can hold them.
+        """Return whether the device has DEVX, which lets kernels drive its queues and lets queues lie in your memory.
 
-        Without DEVX, libibverbs creates the queues and the CPU posts and polls. Everything else raises
+        Without DEVX, libibverbs creates the queues, and the CPU posts and polls. Everything else raises
         NotSupportedError.
         """
         return self.provider.plain is None
 
     @cached_property
     def devx(self) -> Devx:
-        """Return DEVX: commands of the PRM, and objects made by them.
+        """Return DEVX: commands of the PRM, and the objects they create.
 
-        NotSupportedError without DEVX, and in SDK mode.
+        NotSupportedError on a device without DEVX, and in SDK mode.
         """
         if not self.has_devx:
             raise needs_devx(self, "Context.devx")
@@ -166,17 +166,17 @@ class Context(Handle):
         return query_device(self.provider)
 
     def query_device(self) -> DeviceAttributes:
-        """Return what the device is and can do (`doca_verbs_query_device`). The device is queried once."""
+        """Return the device's identity, limits and capabilities, queried only once (`doca_verbs_query_device`)."""
         self.check_open()
         return self._device
 
     def query_port(self, port: int = 1) -> PortAttr:
-        """Return state, MTUs and addresses of a port, numbered from 1 (`ibv_query_port`)."""
+        """Return the state, MTUs and addresses of a port; ports count from 1 (`ibv_query_port`)."""
         self._check_port(port)
         return self.provider.query_port(port)
 
     def query_gid(self, port: int = 1, index: int = 0) -> bytes:
-        """Return the 16 raw bytes of a port's GID; all zero for an empty entry (`ibv_query_gid`)."""
+        """Return a GID of a port as 16 raw bytes, all zero for an empty entry (`ibv_query_gid`)."""
         self._check_port(port)
         size = self.query_device().gid_table_size
         if not 0 <= (index := whole("index", index)) < size:
@@ -184,7 +184,7 @@ class Context(Handle):
         return self.provider.query_gid(port, index)
 
     def gid_type(self, port: int = 1, index: int = 0) -> GidType:
-        """Return the kind of packets that a GID sends (`ibv_query_gid_ex`)."""
+        """Return the type of packets sent from a GID: InfiniBand, RoCE v1 or RoCE v2 (`ibv_query_gid_ex`)."""
         self._check_port(port)
         return self.provider.gid_type(port, whole("index", index))
 
@@ -200,7 +200,7 @@ class Context(Handle):
     def import_pd(self, pdn: int) -> PD:
         """Return a protection domain that the caller has created on this device (`doca_verbs_bridge_verbs_pd_import`).
 
-        Closing it closes what was created from it here. The domain itself stays open.
+        Closing it closes what was created from it here. The domain on the device stays allocated.
         """
         return PD(self, pdn)
 
@@ -209,22 +209,22 @@ class Context(Handle):
         return self.kinds.channel(self)
 
     def get_async_event(self, timeout: float) -> AsyncEvent | None:
-        """Return the next event of an object, the port or the device; None if there is none within `timeout` seconds.
+        """Return the next event of an object, the port or the device, or None after `timeout` seconds without one.
 
-        `doca_verbs_get_async_event`. Each event must be acknowledged: `event.ack()`.
+        `doca_verbs_get_async_event`. Acknowledge each event with `event.ack()`.
         """
         self.check_open()
         return self.async_events.get(timeout)
 
     def query_clock(self) -> ClockInfo:
-        """Return what converts the `timestamp` of a completion to the time of day (`mlx5dv_get_clock_info`).
+        """Return the data that converts a completion's `timestamp` to the time of day (`mlx5dv_get_clock_info`).
 
-        Query it now and then: the two clocks drift apart. NotSupportedError if completions have no timestamps.
+        Query it repeatedly, because the two clocks drift apart. NotSupportedError if completions have no timestamps.
         """
         return self.provider.query_clock()
 
     def raw_clock(self) -> int:
-        """Return the device's present clock, in the cycles of timestamps (`ibv_query_rt_values_ex`)."""
+        """Return the current value of the device's clock, in the cycles of timestamps (`ibv_query_rt_values_ex`)."""
         return self.provider.raw_clock()
 
     def create_cq(
@@ -244,14 +244,15 @@ class Context(Handle):
     ) -> CQ:
         """Create a completion queue of `cqe` entries of `cqe_size` bytes, 64 or 128 (`doca_verbs_cq_create`).
 
-        `cqe` is rounded up to what the device can have, a power of two; `query()` returns it. Kernels read only entries
-        of 64 bytes. `channel` reports completions after `req_notify()`; `comp_vector` chooses the device's event queue
-        for that. With `external_datapath`, someone else reads the entries, for example a kernel, and `poll()` refuses.
-        The same holds for a ring in memory of yours.
+        `cqe` is rounded up to a power of two, or to what the device supports; `query()` returns the result. Kernels can
+        read only 64-byte entries. `channel` reports completions after `req_notify()`; `comp_vector` selects the
+        device's event queue for these reports. With `external_datapath`, something else, such as a kernel, reads the
+        entries, and `poll()` raises an error. The same holds for a ring in your own UMEM.
 
         `external_umem` and `external_dbr_umem`, each (UMEM, byte offset), place the ring and its doorbell record in
-        memory of yours. You preset its entries. Without them, both are allocated here. `overrun` lets the device
-        overwrite unread entries; a `collapsed` queue keeps only the last entry. `context` is any object of yours.
+        your UMEMs; you initialize the entries. Without them, both are allocated for you. `overrun` lets the device
+        overwrite unread entries; a `collapsed` queue keeps only the last entry. `context` is an arbitrary object, kept
+        as an attribute of the queue.
         """
         attr = CqInitAttr(
             cqe=cqe,
@@ -273,9 +274,9 @@ class Context(Handle):
         return UAR(self, kind)
 
     def shared_uar(self, kind: UarAllocationType, instead: UarAllocationType) -> UAR:
-        """Return the page shared by queues without their own: of kind `kind`, or else of kind `instead`.
+        """Return the page shared by queues that have no page of their own: of kind `kind`, or else of kind `instead`.
 
-        The original allocates a page per queue, but a device has only a few hundred.
+        The C library allocates a page per queue, but a device has only a few hundred pages.
         """
         kind, instead = (
             member(name, value, UarAllocationType) for name, value in (("kind", kind), ("instead", instead))
@@ -298,11 +299,11 @@ class Context(Handle):
     ) -> UMEM:
         """Register `nbytes` at `offset` of a dmabuf for queues (`doca_verbs_umem_create` with a dmabuf id).
 
-        `memory` is the memory behind the dmabuf from its start, and stays alive. Without its address, kernels cannot
-        use the queues.
+        `memory` is the memory behind the dmabuf, from its start; the UMEM keeps it alive. Without `memory`, the queues
+        have no address, and kernels cannot use them.
         """
         return UMEM(self, memory, access, Dmabuf(fd, offset, nbytes))
 
     def register_umem(self, obj: object, access: Access = Access.LOCAL_WRITE, *, nbytes: int | None = None) -> UMEM:
-        """Register memory to place queues in (`doca_verbs_umem_create`): an object's, or `nbytes` from an address."""
+        """Register memory for queues (`doca_verbs_umem_create`): that of `obj`, or `nbytes` at the address `obj`."""
         return UMEM(self, obj, access, nbytes=nbytes)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CqAttr:
-    """What a completion queue holds: entries, the bytes of each, and the completion vector of its events."""
+    """The capacity of a completion queue, the bytes per entry, and the completion vector of its events."""
 
     cqe: int
     cqe_size: int
@@ -38,7 +38,7 @@ class CqAttr:
 
 @dataclass(frozen=True, kw_only=True)
 class CqInitAttr:
-    """Attributes of a new completion queue (`doca_verbs_cq_attr`), as in `Context.create_cq`."""
+    """Attributes of a new completion queue (`doca_verbs_cq_attr`), as `Context.create_cq` describes them."""
 
     cqe: int
     cqe_size: int
@@ -53,7 +53,7 @@ class CqInitAttr:
     context: object
 
     def checked(self, ctx: Context) -> CqInitAttr:
-        """Return them with ints and enumeration members. Raise the error that names an impossible one."""
+        """Return the attributes as ints and enumeration members. An impossible value raises an error that names it."""
         if whole("cqe_size", self.cqe_size) not in CQE_SIZES:
             raise InvalidValueError(
                 f"cqe_size = {self.cqe_size}: completion queue entries have {' or '.join(map(str, CQE_SIZES))} bytes"
@@ -72,9 +72,9 @@ class CqInitAttr:
 class CQ(Handle, ABC):
     """A completion queue (`doca_verbs_cq`), number `cqn`.
 
-    `entries` CQEs of `cqe_size` bytes are at `ring_address` (`doca_verbs_cq_get_wq`); the words of the doorbell record
-    are at `dbr_address`, the consumer index, and `arm_address` (`doca_verbs_cq_get_dbr_addr`). `ring` says in which
-    memory they lie.
+    `ring_address` is the address of `entries` CQEs of `cqe_size` bytes (`doca_verbs_cq_get_wq`). In the doorbell
+    record, the consumer index is at `dbr_address` and the arm word at `arm_address` (`doca_verbs_cq_get_dbr_addr`).
+    `ring` says in which memory ring and record lie.
     """
 
     _rank = 1
@@ -104,8 +104,8 @@ class CQ(Handle, ABC):
         self.cqe_size, self.overrun, self.collapsed = attr.cqe_size, attr.overrun, attr.collapsed
         self.comp_vector = attr.comp_vector
         self.channel, self.external_datapath, self.context = attr.channel, attr.external_datapath, attr.context
-        self._queues: dict[int, Posting] = {}  # by number: queue pairs that complete here
-        self._consumer = 0  # counts completions forever
+        self._queues: dict[int, Posting] = {}  # by QPN: the queue pairs that complete here
+        self._consumer = 0  # completions polled so far; never wraps
         self._lock = threading.Lock()
         with ExitStack() as undo:
             self._create(attr, undo)
@@ -118,19 +118,19 @@ class CQ(Handle, ABC):
 
     @abstractmethod
     def _create(self, attr: CqInitAttr, undo: ExitStack) -> None:
-        """Create it on the device: `cqn`, and `entries`, at least as many as requested."""
+        """Create the queue on the device, and set `cqn` and `entries`, which is at least as many as requested."""
 
     def query(self) -> CqAttr:
-        """Return what it holds. `cqe` is its real capacity, which may be more than requested."""
+        """Return the queue's attributes. `cqe` is its real capacity, which may be more than requested."""
         self.check_open()
         return CqAttr(self.entries, self.cqe_size, self.comp_vector)
 
     @deferred()
     def resize(self, cqe: int) -> None:
-        """Change the capacity to `cqe` entries or more (`ibv_resize_cq`). Waiting completions are kept.
+        """Change the capacity to at least `cqe` entries (`ibv_resize_cq`). Completions not polled yet are kept.
 
-        FullError if more completions wait than would fit. BadStateError for a queue with an external data path, a
-        collapsed queue, or a queue in memory of yours: they cannot be resized.
+        FullError if they would not fit. BadStateError if the queue has an external data path, is collapsed, or lies in
+        your own UMEM: such a queue cannot be resized.
         """
         self.check_open()
         if not self._polled:
@@ -141,25 +141,25 @@ class CQ(Handle, ABC):
 
     @abstractmethod
     def _resize(self, cqe: int) -> None:
-        """Resize the ring, under the lock."""
+        """Resize the ring. The caller holds the lock."""
 
     # --- the CPU data path -------------------------------------------------------------------------------------------
 
     def serve(self, qpn: int, posting: Posting) -> None:
-        """Add a queue pair that completes here."""
+        """Add a queue pair whose requests complete here."""
         self._queues[qpn] = posting
 
     @abstractmethod
     def forget(self, qp: QP) -> None:
-        """Remove a destroyed queue pair and its completions that were not polled."""
+        """Remove a destroyed queue pair, and those of its completions that were not polled."""
 
     @abstractmethod
     def drop(self, qp: QP) -> None:
-        """Drop the completions of a queue pair that was reset: they belong to forgotten requests."""
+        """Drop the completions of a queue pair that was reset: their requests no longer exist."""
 
     @property
     def _polled(self) -> bool:
-        """Return whether the queue can be polled here."""
+        """Return whether `poll()` can read the queue."""
         return not self.collapsed and not self.external_datapath
 
     def _not_ours(self, what: str) -> BadStateError:
@@ -173,10 +173,10 @@ class CQ(Handle, ABC):
         return self._consumer
 
     def req_notify(self, solicited_only: bool = False) -> None:
-        """Request one event on the channel, at the next completion that has not been polled (`ibv_req_notify_cq`).
+        """Request one event on the channel, for the next completion that has not been polled (`ibv_req_notify_cq`).
 
-        If such a completion already waits, the event comes at once, so that none is missed. With `solicited_only`, only
-        errors and requests whose sender set SOLICITED count.
+        If such a completion is already in the queue, the event comes at once, so no completion is missed. With
+        `solicited_only`, only errors and requests whose sender set SOLICITED count.
         """
         self.check_open()
         if self.channel is None:
@@ -188,14 +188,14 @@ class CQ(Handle, ABC):
 
     @abstractmethod
     def _request_event(self, channel: CompChannel, solicited_only: bool) -> None:
-        """Request the event, under the lock."""
+        """Request the event. The caller holds the lock."""
 
     def event_taken(self) -> None:
-        """Note that the channel has delivered an event of this queue."""
+        """Record that the channel has delivered an event of this queue."""
         self.hold_for_event()
 
     def ack_events(self, count: int = 1) -> None:
-        """Acknowledge events from the channel (`doca_verbs_ack_cq_events`). The queue cannot be closed before."""
+        """Acknowledge events from the channel (`doca_verbs_ack_cq_events`). The queue cannot be closed until then."""
         self.check_open()
         self.acknowledge(count)
 
@@ -214,4 +214,4 @@ class CQ(Handle, ABC):
 
     @abstractmethod
     def _poll(self, most: int) -> list[Completion]:
-        """Poll, under the lock."""
+        """Poll. The caller holds the lock."""

@@ -1,4 +1,4 @@
-"""What a device is and can do, gathered from its attributes and its capability pages."""
+"""The identity, limits and capabilities of a device, gathered from its attributes and capability pages."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from ..formats.wqe import ATOMIC_SEG, CTRL_SEG, DATA_SEG, MAX_MMO, RADDR_SEG
 from ..providers.provider import DeviceAttr, Provider
 from .commands import command
 
-_ROCE_V2 = 1 << 2  # PRM, roce_cap.roce_version: a bit for each
+_ROCE_V2 = 1 << 2  # PRM, roce_cap.roce_version: one bit per version
 _UDP_SPORTS = 0xC000, 0xFFFF  # IBTA annex A17
-_CURRENT = 1  # op_mod bit 0 of QUERY_HCA_CAP: what is enabled now, not the most there could be
+_CURRENT = 1  # op_mod bit 0 of QUERY_HCA_CAP: the capabilities enabled now, not the maximum
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceAttributes(DeviceAttr):
     """Identity, limits and capabilities of a device (`doca_verbs_device_attr`; its fields are the getters).
 
-    Sizes are in bytes; `log_*` are powers of two; `hca_core_clock` is the frequency of timestamps in kHz, 0 when there
-    are none; `min_udp_sport` … `max_udp_sport` are RoCE v2 source ports; a MEMCPY copies `max_wr_memcpy_length` bytes
-    at most, and 0 says that there is none.
+    Sizes are in bytes, and `log_*` are powers of two. `hca_core_clock` is the frequency of timestamps in kHz, or 0
+    without timestamps. `min_udp_sport` to `max_udp_sport` are the RoCE v2 source ports. A MEMCPY copies at most
+    `max_wr_memcpy_length` bytes; 0 means that the device has no MEMCPY.
     """
 
     link_layer: LinkLayer
@@ -47,7 +47,7 @@ class DeviceAttributes(DeviceAttr):
     max_wr_memcpy_length: int = 0
 
     def is_qp_type_supported(self, qp_type: QpType) -> bool:
-        """`doca_verbs_device_attr_get_is_qp_type_supported`."""
+        """Return whether the device has this type (`doca_verbs_device_attr_get_is_qp_type_supported`)."""
         return {QpType.RC: self.rc, QpType.UC: self.uc, QpType.UD: self.ud, QpType.GSI: self.ud}.get(qp_type, False)
 
 
@@ -59,7 +59,7 @@ def query_device(provider: Provider) -> DeviceAttributes:
 def _by_libibverbs(provider: Provider) -> DeviceAttributes:
     """Return the attributes that libibverbs reports.
 
-    The others have the specifications' values, and nothing optional.
+    The others have the specifications' values, and every optional feature is absent.
     """
     known, port = provider.query_device(), provider.query_port(1)
     ethernet = port.link_layer == LinkLayer.ETHERNET
@@ -68,7 +68,7 @@ def _by_libibverbs(provider: Provider) -> DeviceAttributes:
         link_layer=port.link_layer,
         gid_table_size=port.gid_tbl_len,
         rc=True,
-        uc=True,  # devices with RC usually have it; creating one tells
+        uc=True,  # devices with RC usually have it; if not, creating a UC queue pair fails
         ud=True,
         log_max_qp_sz=known.max_qp_wr.bit_length() - 1,
         log_max_cq_sz=known.max_cqe.bit_length() - 1,
@@ -125,7 +125,7 @@ def _longest_memcpy(general: Fields) -> int:
 
 
 def query_cap(provider: Provider, cap: CapClass, layout: BitStruct) -> Fields:
-    """Query a capability page, as it is enabled now."""
+    """Query a capability page, with the values enabled now."""
     mailbox = QUERY_HCA_CAP_IN.pack(opcode=Opcode.QUERY_HCA_CAP, op_mod=cap << 1 | _CURRENT)
     with command(f"QUERY_HCA_CAP {cap.name}"):
         out = provider.general_cmd(bytes(mailbox), QUERY_HCA_CAP_OUT.size)
@@ -133,7 +133,7 @@ def query_cap(provider: Provider, cap: CapClass, layout: BitStruct) -> Fields:
 
 
 def _ib_gids(code: int) -> int:
-    """Return the number of entries for an InfiniBand port's gid_table_size code."""
+    """Decode an InfiniBand port's gid_table_size into a number of entries."""
     if code > 4:
         raise UnexpectedError(f"the device reports gid_table_size code {code}: only 0 to 4 are defined")
     return 8 << code

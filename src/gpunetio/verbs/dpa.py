@@ -1,4 +1,4 @@
-"""What a queue pair needs of a DPA, whose kernels drive it. `gpunetio.Dpa` has it, and is built on top of `verbs`."""
+"""The DPA interface that a queue pair needs when a DPA's kernels drive it. `gpunetio.Dpa`, built on `verbs`, has it."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from .handle import Handle
 
 
 class AnyDpa(Handle, ABC):
-    """A DPA (`doca_dpa`). The queue pairs that it is told of are of its own context."""
+    """A DPA (`doca_dpa`). It only handles queue pairs of its own context."""
 
     @abstractmethod
     def attach(self, qp: Handle) -> None:
-        """Let kernels drive a queue pair that was made for this DPA."""
+        """Let kernels drive a queue pair that was created for this DPA."""
 
     @abstractmethod
     def detach(self, qp: Handle) -> None:
@@ -21,7 +21,7 @@ class AnyDpa(Handle, ABC):
 
     @abstractmethod
     def restart(self, qp: Handle) -> None:
-        """Count a queue pair from 0 again, as the device does in RST."""
+        """Restart a queue pair's counters from 0, as the device does in RST."""
 
     @abstractmethod
     def handle(self, qp: Handle) -> int:
@@ -29,15 +29,15 @@ class AnyDpa(Handle, ABC):
 
     @abstractmethod
     def wait_for_kernels(self, what: str) -> None:
-        """Wait until no kernel runs that may have the handle of `what`. TimedOutError if one does not end."""
+        """Wait until no kernel that may hold the handle of `what` is running. TimedOutError if one does not end."""
 
 
 class AnyDpaCompletion(Handle, ABC):
-    """Where a queue of a DPA's queue pair completes (`doca_dpa_completion`): the CQ `cq`."""
+    """The completion object of a DPA's queue pair (`doca_dpa_completion`), whose CQ is `cq`."""
 
     dpa: AnyDpa
     cq: CQ
 
     @abstractmethod
     def check_free(self) -> None:
-        """Raise InUseError when a queue completes here."""
+        """Raise InUseError if a queue already completes here."""

@@ -1,4 +1,4 @@
-"""Events: readers of a device's events, and the asynchronous events of a context."""
+"""Readers of a device's events, and the asynchronous events of a context."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from .qp import QP
     from .srq import SRQ
 
-_OF_DEVICE = 0  # the cookie of events that are about no object
+_OF_DEVICE = 0  # the cookie of events that concern no object
 
-# The device's names of events, and those of verbs (ibv_get_async_event(3)).
+# The device's event types, and those of verbs (ibv_get_async_event(3)).
 ASYNC_TYPES = {
     EventType.PATH_MIGRATED:       Async.PATH_MIG,
     EventType.COMM_EST:            Async.COMM_EST,
@@ -62,10 +62,10 @@ class Reader(ABC):
 
     @abstractmethod
     def take(self) -> tuple[Handle | None, Event] | None:
-        """Return the oldest event and its object, or None. Events of closed objects are skipped."""
+        """Return the oldest event and its object, or None. Skip events of closed objects."""
 
     def wait(self, timeout: float) -> tuple[Handle | None, Event] | None:
-        """Return the oldest event and its object; wait at most `timeout` seconds."""
+        """Return the oldest event and its object, or None if there is none within `timeout` seconds."""
         until = deadline(timeout)
         if timeout < 0:
             raise InvalidValueError(f"timeout = {timeout}: give seconds, 0 or more")
@@ -76,11 +76,11 @@ class Reader(ABC):
         return found
 
     async def wait_in_loop(self) -> tuple[Handle | None, Event]:
-        """Return the next event and its object, in asyncio's event loop and without a deadline."""
+        """Wait in asyncio's event loop, without a deadline, for the next event, and return it with its object."""
         loop = asyncio.get_running_loop()
         while (found := self.take()) is None:
             ready, waiting = loop.create_future(), self._tasks[loop]
-            waiting.add(ready)  # of several tasks, as a loop has one reader of a descriptor
+            waiting.add(ready)  # all tasks share one reader: an event loop takes one per descriptor
             loop.add_reader(self.fd, _let_go_on, waiting)
             try:
                 await ready
@@ -99,7 +99,7 @@ def _let_go_on(waiting: set[asyncio.Future[None]]) -> None:
 
 
 class EventReader(Reader):
-    """An event channel of the device, and the objects that it reports."""
+    """A reader of one of the device's event channels, with the objects subscribed to it."""
 
     def __init__(self, provider: Provider, undo: ExitStack):
         super().__init__()
@@ -111,14 +111,14 @@ class EventReader(Reader):
         self._cookies = itertools.count(_OF_DEVICE + 1)
 
     def subscribe(self, target: Handle, handle: int, types: Iterable[EventType], undo: ExitStack) -> None:
-        """Subscribe to a DEVX object, until `undo`."""
+        """Subscribe to a DEVX object until `undo` is closed."""
         cookie = next(self._cookies)
         self._targets[cookie] = target
         undo.callback(self._targets.pop, cookie, None)
         self._provider.subscribe(self._channel, handle, types, cookie)
 
     def subscribe_device(self) -> None:
-        """Subscribe to the port and the device."""
+        """Subscribe to events of the port and the device."""
         self._provider.subscribe(self._channel, None, _OF_PORT_AND_DEVICE, _OF_DEVICE)
 
     def take(self) -> tuple[Handle | None, Event] | None:
@@ -134,8 +134,8 @@ class EventReader(Reader):
 class AsyncEvent:
     """An event of an object, a port or the device (`doca_verbs_async_event`). Call `ack()` once.
 
-    `element` is the QP, CQ or SRQ, the number of the port, or None for the device. `eqe` is the device's event queue
-    entry, 64 bytes.
+    `element` is the QP, CQ or SRQ, the number of the port, or None for the device. `eqe` is the device's 64-byte event
+    queue entry.
     """
 
     type: Async
@@ -145,11 +145,11 @@ class AsyncEvent:
 
     @property
     def syndrome(self) -> int:
-        """Return what went wrong with a CQ: 1 for an overrun (eqe.syndrome of CQ_ERR); 0 for other events."""
+        """Return the error of a CQ, 1 for an overrun (eqe.syndrome of CQ_ERR), or 0 for any other event."""
         return self.eqe[EQE.syndrome] if self.type == Async.CQ_ERR and self.eqe else 0
 
     def ack(self) -> None:
-        """Acknowledge the event (`doca_verbs_ack_async_event`). Its object cannot be closed before."""
+        """Acknowledge the event (`doca_verbs_ack_async_event`). Its object cannot be closed until then."""
         if self.acknowledged:
             raise InvalidValueError(f"{self.type.name} was already acknowledged: acknowledge each event once")
         self.acknowledged = True
@@ -158,7 +158,7 @@ class AsyncEvent:
 
 
 class AsyncEvents:
-    """The asynchronous events of a context. `async for` over them never ends. `fd` is readable while events wait."""
+    """The asynchronous events of a context. `async for` never ends. `fd` is readable while events wait."""
 
     def __init__(self, provider: Provider, undo: ExitStack):
         self._name = provider.name
@@ -166,7 +166,7 @@ class AsyncEvents:
         self._reader.subscribe_device()
 
     def subscribe(self, target: Handle, handle: int, types: Iterable[EventType], undo: ExitStack) -> None:
-        """Subscribe to a DEVX object, until `undo`."""
+        """Subscribe to a DEVX object until `undo` is closed."""
         self._reader.subscribe(target, handle, types, undo)
 
     @property
@@ -175,7 +175,7 @@ class AsyncEvents:
         return self._reader.fd
 
     def get(self, timeout: float) -> AsyncEvent | None:
-        """Return the oldest event; None if there is none within `timeout` seconds."""
+        """Return the oldest event, or None if there is none within `timeout` seconds."""
         found = self._reader.wait(timeout)
         return None if found is None else _translate(*found)
 

@@ -1,4 +1,4 @@
-"""The common part of all verbs objects: one owning process, an order of closing, and errors that name the object."""
+"""The base class of all verbs objects. Each has an owning process, a closing order, and errors that name it."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
     from .context import Context
 
 
-_LISTED = 5  # users that an error names
+_LISTED = 5  # how many users an error names
 Owner = TypeVar("Owner", bound="Handle")
 
 
 def listed(users: Collection[Handle]) -> str:
-    """Return the first users by name, and how many more there are."""
+    """Return the names of the first few users, and how many more there are."""
     more = f" and {len(users) - _LISTED} more" if len(users) > _LISTED else ""
     return ", ".join(map(str, itertools.islice(users, _LISTED))) + more
 
 
 class _Made(Whole):
-    """The metaclass of handles. If the device has no room, it has after what nobody holds is closed (dropped.py)."""
+    """The metaclass of handles. If the device has no room, it closes dropped objects and tries again (dropped.py)."""
 
     if not TYPE_CHECKING:
 
@@ -46,7 +46,7 @@ class _Made(Whole):
 
 
 class _Itself:
-    """A handle, for the steps that close it. They are part of it: so it is here only while they may run."""
+    """A reference to a handle for its closing steps. It is set only while they run, because the handle owns them."""
 
     handle: Handle | None = None
 
@@ -55,19 +55,19 @@ class Handle(Closing, Droppable, metaclass=_Made):
     """An object on a device. It is a context manager, and lives until it or its parent is closed.
 
     A context or PD closes what was created from it. Any other object refuses to close while another object needs it.
-    Closing waits for kernels that were given the object, or an object that closes with it. Ctrl+C leaves nothing
-    half-made or half-closed.
+    Closing waits for kernels that were given the object, or an object that closes with it. Ctrl+C never leaves an
+    object half created or half closed.
 
-    An object keeps those alive that it needs, and these know it by a weak reference. One that nobody holds is closed
-    when another one is made from its context, with a ResourceWarning (dropped.py).
+    An object keeps the objects that it needs alive; they refer to it weakly. An object that nothing refers to any more
+    is closed when the next object is created from its context, with a ResourceWarning (dropped.py).
     """
 
-    _rank: ClassVar[int]  # a parent closes the lowest first
+    _rank: ClassVar[int]  # a parent closes objects of the lowest rank first
     _closes_users: bool = False
-    _kept: ClassVar[bool] = False  # whether the context keeps it until it is closed, even if nobody holds it
-    _handle: int = 0  # the provider's, of an object made by a mailbox
+    _kept: ClassVar[bool] = False  # whether the context keeps it alive until it is closed
+    _handle: int = 0  # the provider's handle of an object created with a DEVX command
 
-    _undo: ExitStack | None = None  # the steps of close(); None while the object is not open
+    _undo: ExitStack | None = None  # the steps of close(); None unless the object is open
 
     def __init__(self, ctx: Context):
         self.ctx = ctx
@@ -76,28 +76,28 @@ class Handle(Closing, Droppable, metaclass=_Made):
         self._itself = _Itself()
         self._uses: tuple[Handle, ...] = ()
         self._users: dict[int, ref[Handle]] = {}  # by id()
-        self._unacknowledged = 0  # events that were taken and not acknowledged
+        self._unacknowledged = 0  # events delivered but not acknowledged
         self._acknowledging = threading.Lock()
         if ctx is not self and ctx.open_here:
             ctx.dropped.close_all()
 
     @property
     def open_here(self) -> bool:
-        """Return whether the object is open, and was opened by this process."""
+        """Return whether the object is open, and this process opened it."""
         return self._undo is not None and self._pid == os.getpid()
 
     def when_dropped(self) -> None:
-        self._unacknowledged = 0  # nobody can acknowledge them any more
+        self._unacknowledged = 0  # nothing can acknowledge them any more
         self.know()  # the collector clears weak references before it calls finalizers
         self.ctx.dropped.note(self)
 
     def know(self) -> None:
-        """Tell the objects that this one needs of it."""
+        """Register this object with the objects that it needs."""
         for used in self._uses:
             used._users[id(self)] = ref(self)
 
     def _use(self, *handles: Handle | None) -> None:
-        """Note the objects that this object needs. They must be open, and belong to the same context."""
+        """Record objects that this object needs. They must be open and belong to the same context."""
         for handle in handles:
             if handle is None or handle in self._uses:
                 continue
@@ -107,7 +107,7 @@ class Handle(Closing, Droppable, metaclass=_Made):
             self._uses += (handle,)
 
     def _exchange(self, before: Iterable[Handle], after: Iterable[Handle]) -> None:
-        """Replace objects that this open object needs."""
+        """Replace objects that this open object needs with others."""
         before, after = tuple(before), tuple(after)
         for used in after:
             used.check_open()
@@ -117,13 +117,13 @@ class Handle(Closing, Droppable, metaclass=_Made):
         self.know()
 
     def _step(self, close: Callable[[Owner], None]) -> Callable[[], None]:
-        """Return a method of the object as a step of its `undo`. A bound method would keep it alive."""
+        """Return a method of the object as a step for `undo`. A bound method would keep the object alive."""
         itself = self._itself
         itself.handle = self
         return lambda: close(cast("Owner", itself.handle))
 
     def _opened(self, label: str, undo: ExitStack) -> None:
-        """Mark the object as open. `undo` destroys it; the objects that it uses stay until then."""
+        """Mark the object as open. `undo` destroys it; the objects that it needs stay open until then."""
         self._label, self._undo = label, undo.pop_all()
         self._itself.handle = None
         self.know()
@@ -131,7 +131,7 @@ class Handle(Closing, Droppable, metaclass=_Made):
             self.ctx.kept[self] = None
 
     def check_open(self) -> None:
-        """Raise BadStateError unless the object is open, and was opened by this process."""
+        """Raise BadStateError unless the object is open and this process opened it."""
         if self._pid != os.getpid():
             raise BadStateError(f"{self} was opened in process {self._pid}: open anew, or use spawn")
         if self._undo is None:
@@ -149,11 +149,11 @@ class Handle(Closing, Droppable, metaclass=_Made):
 
     @property
     def devx_handle(self) -> int:
-        """Return the provider's handle of an object made by a mailbox; 0 of any other."""
+        """Return the provider's handle of an object created with a DEVX command; 0 for any other object."""
         return self._handle
 
     def close(self) -> None:
-        """Destroy the object. Idempotent. A forked child leaves the object to its parent process."""
+        """Destroy the object. Idempotent. In a forked child, do nothing: the object belongs to the parent process."""
         if not self.open_here:
             return
         if self.users and not self._closes_users:
@@ -167,12 +167,12 @@ class Handle(Closing, Droppable, metaclass=_Made):
             self.close_with_owner()
 
     def wait_idle(self) -> None:
-        """Wait until no kernel uses the object or what closes with it. TimedOutError if a kernel does not end."""
+        """Wait until no kernel uses the object or anything closed with it. TimedOutError if a kernel does not end."""
         for user in self.users:
             user.wait_idle()
 
     def close_with_owner(self) -> None:
-        """Close the object without checks, for `close()` or the owner that closes. No kernel runs."""
+        """Close the object without checks, for `close()` or for an owner that closes. No kernel uses it any more."""
         if self._undo is None:
             return
         with ExitStack() as steps:  # in reverse order; every step runs, even if others raise
@@ -192,7 +192,7 @@ class Handle(Closing, Droppable, metaclass=_Made):
             self._itself.handle = None
 
     def hold_for_event(self) -> None:
-        """Keep the object until an event about it, which was taken, is acknowledged."""
+        """Keep the object open until a delivered event about it is acknowledged."""
         with self._acknowledging:
             self._unacknowledged += 1
 
@@ -210,7 +210,7 @@ class Handle(Closing, Droppable, metaclass=_Made):
         return f"<{', '.join([self._label, *(['closed'] if self.closed else self._details())])}>"
 
     def _details(self) -> Iterable[str]:
-        """Return what `repr()` shows besides the name, without asking the device."""
+        """Return what `repr()` shows after the name, without querying the device."""
         return ()
 
     def __reduce__(self) -> NoReturn:

@@ -1,4 +1,4 @@
-"""The kind of a device's objects: created by mailboxes, or by libibverbs."""
+"""The two kinds of objects that a device can have: created with DEVX commands, or by libibverbs."""
 
 from __future__ import annotations
 

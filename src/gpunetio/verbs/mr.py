@@ -1,4 +1,4 @@
-"""Memory regions: memory that work requests may name, and its keys."""
+"""Memory regions: memory that work requests can access, and its keys."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
 _WRITING = Access.LOCAL_WRITE | Access.REMOTE_WRITE | Access.REMOTE_ATOMIC
 _NEED_LOCAL_WRITE = Access.REMOTE_WRITE | Access.REMOTE_ATOMIC
 
-_regions: WeakValueDictionary[tuple[str, int], MR] = WeakValueDictionary()  # of this process, by device and lkey
+_regions: WeakValueDictionary[tuple[str, int], MR] = WeakValueDictionary()  # those of this process, by device and lkey
 
 
 def region_of(device: str, lkey: int) -> MR | None:
-    """Return the region with this key, if this process registered it; else None."""
+    """Return the region with this lkey, or None if this process has not registered it."""
     return _regions.get((device, lkey))
 
 
 @dataclass(frozen=True)
 class Dmabuf:
-    """A range of a dmabuf: memory that may have no address here. The caller keeps the descriptor."""
+    """A range of a dmabuf, which may have no address in this process. The caller owns the descriptor."""
 
     fd: int
     offset: int
@@ -48,12 +48,12 @@ class Dmabuf:
 
     @property
     def region(self) -> Region:
-        """Return the range, with offsets as addresses."""
+        """Return the range as a `Region` whose addresses are offsets in the dmabuf."""
         return Region(self.offset, self.nbytes, readonly=False, cuda=False, owner=None)
 
 
 def region_at(obj: object, nbytes: int | None) -> Region:
-    """Return the memory of an object, or `nbytes` from an address on."""
+    """Return the memory of `obj`, or `nbytes` at the address `obj`."""
     if isinstance(obj, bool) or not isinstance(obj, (int, np.integer)):
         if nbytes is not None:
             raise InvalidValueError(f"nbytes = {nbytes} beside a {type(obj).__name__}: only an address needs a length")
@@ -63,14 +63,14 @@ def region_at(obj: object, nbytes: int | None) -> Region:
     address, nbytes = int(obj), whole("nbytes", nbytes)
     if address < 0 or nbytes < 0 or address + nbytes > 1 << 64:
         raise InvalidValueError(f"{nbytes} bytes at address {address:#x} are no range of memory")
-    # Memory that the CPU cannot read may be a GPU's: the device finds out.
+    # Memory that the CPU cannot read may belong to a GPU: registering it shows whether it does.
     return Region(address, nbytes, readonly=False, cuda=not is_accessible(address, nbytes, False), owner=None)
 
 
 class MR(Handle):
-    """A memory region (`ibv_mr`): `nbytes` at `address`, which keys address from `iova` on.
+    """A memory region (`ibv_mr`): `nbytes` at `address`. With its keys, requests address it from `iova` on.
 
-    The region keeps the memory alive, unless it was given by its address. For a dmabuf, `address` is the offset in it.
+    The region keeps the memory alive, unless it was given as an address. For a dmabuf, `address` is the offset in it.
     """
 
     _rank = 2
@@ -126,10 +126,10 @@ class MR(Handle):
     def reregister(
         self, obj: object = None, *, nbytes: int | None = None, pd: PD | None = None, access: Access | None = None
     ) -> None:
-        """Change the region's memory, protection domain or rights; None keeps them (`ibv_rereg_mr`).
+        """Change the region's memory, protection domain or rights; None keeps a value (`ibv_rereg_mr`).
 
-        `obj` and `nbytes` are as in `PD.register`; keys then address the new memory by its own addresses. On a card the
-        keys may change: read `lkey` and `rkey` again. No request may be using the region.
+        `obj` and `nbytes` are as in `PD.register`. Requests then address the new memory by its own address. On a card
+        the keys may change: read `lkey` and `rkey` again. No request may be using the region.
         """
         self.check_open()
         if pd is not None and instance("pd", pd, type(self.pd)).ctx is not self.ctx:
@@ -158,19 +158,19 @@ class MR(Handle):
 
     @cached_property
     def _of_the_cpu(self) -> bool:
-        """Return whether `address` is memory that this process may write to."""
+        """Return whether this process can write to the memory at `address`."""
         cuda = self._region is not None and self._region.cuda
         return not self._dmabuf and (not cuda or is_accessible(self.address, self.nbytes, True))
 
     def writable_at(self, address: int, nbytes: int, pdn: int) -> int | None:
-        """Return the CPU address of `nbytes` at a key's `address`; None unless PD and process may write there."""
+        """Return the CPU address of `nbytes` at a key's `address`, or None unless PD and process may write there."""
         inside = self.iova <= address and address + nbytes <= self.iova + self.nbytes
         allowed = self.pd.pdn == pdn and Access.LOCAL_WRITE in self.access
         return self.address + address - self.iova if inside and allowed and self._of_the_cpu else None
 
 
 def check_access(region: Region, access: Access) -> Access:
-    """Return the rights. Raise InvalidValueError for rights that the memory or the verbs rules do not allow."""
+    """Return the rights. InvalidValueError for rights that the memory or the rules of verbs do not allow."""
     access = flags("access", access, Access)
     if region.nbytes == 0:
         raise InvalidValueError("the memory has 0 bytes: only a region of at least one byte can be registered")

@@ -14,14 +14,14 @@ from .context import Context, open
 
 
 def open_async(name: str | None = None, *, port: PortConfig | None = None) -> Opening:
-    """Open a device as `open` does, in a thread, so that asyncio's event loop goes on: that may compile for a while.
+    """Open a device in a thread, as `open` does, because the first open may compile for a while.
 
         async with gn.open_async("soft0") as ctx:
             ...
         ctx = await gn.open_async("soft0")
 
-    `async with` closes the context in a thread, too. When the task is cancelled nothing stays open. Compiling that has
-    begun goes on in the background, for the next time; the process does not exit before its end.
+    `async with` also closes the context in a thread. If the task is cancelled, nothing stays open. A compilation that
+    has begun continues in the background, for the next open; the process does not exit before it ends.
     """
     if port is not None:
         instance("port", port, PortConfig)
@@ -29,12 +29,12 @@ def open_async(name: str | None = None, *, port: PortConfig | None = None) -> Op
 
 
 class Opening:
-    """A device that is being opened. Await it for its context, or use it in `async with`."""
+    """A device that is being opened. Await it to get the context, or use it in `async with`."""
 
     def __init__(self, name: str | None, port: PortConfig | None):
         self._name, self._port = name, port
         self._context: Context | None = None
-        self._abandoned = self._begun = False  # cancelled; there is something to close
+        self._abandoned = self._begun = False  # the task was cancelled; `open` has begun
         self._deciding = threading.Lock()
 
     def __await__(self) -> Generator[object, None, Context]:
@@ -89,7 +89,7 @@ class Opening:
         return open(self._name, port=self._port)
 
     async def _abandon(self, opened: asyncio.Future[Context | None]) -> None:
-        """Prevent the opening; or, if it has begun, wait for it and close what was opened."""
+        """Prevent the opening or, if it has begun, wait for it and close the context."""
         with self._deciding:
             self._abandoned = True
             begun = self._begun
@@ -99,7 +99,7 @@ class Opening:
         while not opened.done():
             try:
                 await asyncio.wait((opened,))
-            except asyncio.CancelledError:  # it knows already, and this does not take long
+            except asyncio.CancelledError:  # the task is already being cancelled, and opening takes only a moment
                 continue
         if opened.exception() is None and (ctx := opened.result()) is not None:
             await asyncio.shield(asyncio.to_thread(ctx.close))

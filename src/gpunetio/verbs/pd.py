@@ -1,4 +1,4 @@
-"""Protection domains: keys and queues work together within one domain."""
+"""Protection domains: a queue can use only memory registered in its own domain."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ class PD(Handle):
     ) -> MR:
         """Register the memory of `obj` with the device (`ibv_reg_mr_iova2`).
 
-        `obj` is a buffer, or has `__cuda_array_interface__` or DLPack: host or GPU memory, which is not copied and
-        stays alive as long as the region. Hold the region as long as requests name its keys. By default it has all
+        `obj` is a buffer, or has `__cuda_array_interface__` or DLPack. Its host or GPU memory is not copied, and stays
+        alive as long as the region. Keep the region as long as requests use its keys. By default the region has all
         rights, or only read rights if `obj` is read-only. With `nbytes`, `obj` is the address of that much memory,
-        which the caller keeps until the region is closed.
+        which the caller keeps allocated until the region is closed.
 
-        Keys address the memory from `iova` on: by default the memory's own address; 0 for offsets from its start. On a
-        card, the two must have the same offset in a page.
+        Requests address the memory from `iova` on: by default the memory's own address; 0 for offsets from its start.
+        On a card, `iova` and the memory's address must have the same offset within a page.
         """
         return MR(self, obj, access, iova, nbytes)
 
@@ -65,9 +65,9 @@ class PD(Handle):
     ) -> MR:
         """Register `nbytes` at `offset` of a dmabuf with the device (`ibv_reg_dmabuf_mr`).
 
-        By default the region has all rights. Keys address it from `iova` on, by default from `offset`.
-        NotSupportedError if the device cannot do it. The software NIC needs an exporter that lets the CPU map the
-        dmabuf.
+        By default the region has all rights. Requests address it from `iova` on, by default from `offset`.
+        NotSupportedError if the device cannot register dmabufs. The software NIC needs an exporter that lets the CPU
+        map the dmabuf.
         """
         return MR(self, Dmabuf(fd, offset, nbytes), access, offset if iova is None else iova)
 
@@ -82,11 +82,11 @@ class PD(Handle):
         external_datapath: bool = False,
         context: object = None,
     ) -> SRQ:
-        """Create a queue of at least `srq_wr` receives for many queue pairs (`doca_verbs_srq_create`).
+        """Create a shared receive queue with room for at least `srq_wr` receives (`doca_verbs_srq_create`).
 
-        A CONTIGUOUS queue, whose WQEs are used in ring order, is for an external data path only: kernels fill it.
+        A CONTIGUOUS queue, whose WQEs are used in ring order, needs an external data path: kernels fill it.
         `external_umem` and `external_dbr_umem`, each (UMEM, byte offset), place the ring and its doorbell record in
-        memory of yours. `context` is any object of yours.
+        your UMEMs. `context` is an arbitrary object, kept as an attribute of the queue.
         """
         attr = SrqInitAttr(
             srq_wr=srq_wr,
@@ -100,13 +100,13 @@ class PD(Handle):
         return self.ctx.kinds.srq(self, attr)
 
     def create_ah(self, attr: AhAttr, *, port: int = 1) -> AddressHandle:
-        """Create an address handle for datagrams (`ibv_create_ah`). NotFoundError if that address does not answer."""
+        """Create an address handle for datagrams (`ibv_create_ah`). NotFoundError if the address does not answer."""
         return AddressHandle(self, attr, port)
 
     def create_ah_to_sender(self, done: Completion, header: bytes, *, port: int = 1) -> AddressHandle:
         """Create an address handle to the sender of a datagram (`ibv_create_ah_from_wc`).
 
-        `done` is the completion of its receive, and `header` are the first 40 bytes of that.
+        `done` is the completion of the datagram's receive, and `header` is the first 40 bytes in its buffers.
         """
         header = bytes(header)
         if len(header) != GRH.size:

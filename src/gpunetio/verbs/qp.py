@@ -45,13 +45,13 @@ _ONLY_RC = (
 
 
 def _new_psn() -> int:
-    """Return a random PSN, which no packet of an earlier life fits, nor one of a peer that is gone."""
+    """Return a random PSN, so that packets from an earlier connection or a vanished peer don't match."""
     return secrets.randbits(24)
 
 
 @dataclass(frozen=True)
 class QpEndpoint:
-    """What a peer must know of a queue pair to connect to it: plain values, which you send by any means.
+    """What a peer needs to connect to a queue pair: plain values, which you can send by any means.
 
     `gid` is 16 raw bytes, `mtu` the port's active MTU in bytes, `psn` the number of the first packet sent.
     """
@@ -92,9 +92,9 @@ class QP(Handle, ABC):
     `sq_address`, `sq_entries`                 send ring, in WQE basic blocks of 64 bytes (`doca_verbs_qp_get_wq`)
     `rq_address`, `rq_entries`, `rq_stride`    receive ring, in WQEs of `rq_stride` bytes
     `dbr_address`                              doorbell record: receive word, send word (`doca_verbs_qp_get_dbr_addr`)
-    `ring`                                     in which memory rings and record lie
+    `ring`                                     the memory in which rings and record lie
     `doorbell_register`                        register that a post rings (`doca_verbs_qp_get_uar_addr`)
-    `send_cq`, `receive_cq`                    where the rings complete, also when that is a DPA completion
+    `send_cq`, `receive_cq`                    CQs of the rings, also if they belong to DPA completions
     """
 
     _rank = 0
@@ -117,8 +117,8 @@ class QP(Handle, ABC):
     context: object
     psn: int
     asked_state: QpState
-    rules: Callable[[QpState, QpState, QpType], Transition]  # which attributes a transition takes
-    opaque: MR | None = None  # of a queue pair with `memcpy`: the buffer that its MEMCPY requests name
+    rules: Callable[[QpState, QpState, QpType], Transition]  # returns the attributes that a transition takes
+    opaque: MR | None = None  # with `memcpy`: the buffer that its MEMCPY requests name
 
     def __init__(self, pd: PD, attr: QpInitAttr):
         ctx = pd.ctx
@@ -134,7 +134,7 @@ class QP(Handle, ABC):
         self.send_cq, self.receive_cq = wired.send_cq, wired.receive_cq
         self.context = attr.context
         self._posting: Posting | None = None
-        self.asked_state = QpState.RST  # the last state requested here, without asking the device
+        self.asked_state = QpState.RST  # the last state requested here; the device may be in another
         self.psn = _new_psn()
         self.rules = transition
         with ExitStack() as undo:
@@ -143,7 +143,7 @@ class QP(Handle, ABC):
 
     @property
     def type(self) -> QpType:
-        """Return its type."""
+        """Return the service type of the queue pair: RC, UC, UD or GSI."""
         return QpType(self.init_attr.qp_type)
 
     def _details(self) -> Iterable[str]:
@@ -155,16 +155,16 @@ class QP(Handle, ABC):
             yield f"receives from {attr.srq}" if attr.srq else f"{attr.rq_wr} receives"
 
     def _check(self, attr: QpInitAttr) -> None:
-        """Raise an error unless the device can create such a queue pair."""
+        """Raise an error unless the device can create this queue pair."""
         attr.check(self.ctx.query_device())
 
     @abstractmethod
     def _create(self, undo: ExitStack) -> None:
-        """Create it on the device: `qpn`, and `_posting` if the CPU posts."""
+        """Create the queue pair on the device, and set `qpn`, and `_posting` if the CPU posts."""
 
     @property
     def state(self) -> QpState:
-        """Return the state that the device reports: an error may have moved the queue pair to ERR."""
+        """Return the state that the device reports. After an error, this may be ERR."""
         self.check_open()
         return self._now(_M(0), None).current_state
 
@@ -175,18 +175,18 @@ class QP(Handle, ABC):
     @property
     @abstractmethod
     def used(self) -> bool:
-        """Return whether requests were posted, by any owner of the rings, since the queue pair was in RST."""
+        """Return whether anything has posted requests since the queue pair was in RST, be it the CPU or a kernel."""
 
     @deferred()
     def modify(self, attr: QpAttr, mask: QpAttrMask | int) -> None:
-        """Move to another state, or change attributes of this one (`doca_verbs_qp_modify`).
+        """Move to another state, or change attributes in the current state (`doca_verbs_qp_modify`).
 
-        Only attributes in `mask` count; without NEXT_STATE the state stays. The transition starts from the state that
-        the device reports, or from `attr.current_state` if the mask has CURRENT_STATE; the device refuses a wrong
-        state.
+        Only attributes in `mask` count; without NEXT_STATE, the state stays the same. The transition starts from the
+        state that the device reports, or from `attr.current_state` if the mask has CURRENT_STATE; if that is wrong, the
+        device refuses.
 
-        Remote atomics change only with ATOMIC_MODE in the mask. The path to the peer is resolved in the transition to
-        RTR.
+        The right to remote atomics changes only with ATOMIC_MODE in the mask. The transition to RTR resolves the path
+        to the peer.
         """
         self.check_open()
         mask, attr = QpAttrMask(whole("mask", mask)), instance("attr", attr, QpAttr)
@@ -212,19 +212,19 @@ class QP(Handle, ABC):
 
     @abstractmethod
     def _move(self, move: Transition, attr: QpAttr, mask: QpAttrMask, now: QpAttr) -> None:
-        """Make this transition on the device. The attributes are checked; `now` is what `_now` has returned."""
+        """Make this transition on the device. The attributes are already checked; `now` is the result of `_now`."""
 
     def _now(self, mask: QpAttrMask, following: QpState | None) -> QpAttr:
-        """Return what a transition to a state, or to none, needs of the attributes that the device reports.
+        """Return the attributes that the device reports, or at least those that a change to state `following` needs.
 
-        That is at least the state, unless the transition is possible from all of them or the mask says which it is.
+        The state may be missing if the transition is possible from every state, or if the mask gives the state.
         """
         return self._ask()
 
     def query(self, mask: QpAttrMask | None = None) -> tuple[QpAttr, QpInitAttr]:
         """Query the attributes in `mask`, by default all (`doca_verbs_qp_query`).
 
-        Attributes outside the mask, and those that no transition has set yet, have QpAttr's defaults.
+        Attributes outside the mask, and those that no transition has set yet, have the defaults of `QpAttr`.
         """
         self.check_open()
         attr = self._ask()
@@ -234,9 +234,9 @@ class QP(Handle, ABC):
         return attr, self.init_attr
 
     def modify_udp_sport(self, port: int) -> None:
-        """Send packets from this UDP port, between the device's `min_udp_sport` and `max_udp_sport`, in RTS.
+        """Set the UDP source port, from `min_udp_sport` to `max_udp_sport` of the device, in state RTS.
 
-        RoCE v2 only; switches choose among paths by the port (`mlx5dv_modify_qp_udp_sport`).
+        Only for RoCE v2, where switches choose paths by this port (`mlx5dv_modify_qp_udp_sport`).
         """
         self.check_open()
         device = self.ctx.query_device()
@@ -249,17 +249,17 @@ class QP(Handle, ABC):
         """Set the UDP source port on the device."""
 
     def reset(self) -> None:
-        """Move to RST from any state. You zero a doorbell record in memory of your own."""
+        """Move to RST from any state. A doorbell record in your own UMEM must be zeroed by you."""
         self.modify(QpAttr(next_state=QpState.RST), _M.NEXT_STATE)
 
     def _serve(self, posting: Posting) -> None:
-        """Let `posting` receive the completions: the CPU posts."""
+        """Deliver completions to `posting`, because the CPU posts."""
         self._posting = posting
         for cq in self._cqs():
             cq.serve(self.qpn, posting)
 
     def forget(self) -> None:
-        """Forget completions after the device has destroyed the queue pair."""
+        """Forget completions that were not polled, after the device has destroyed the queue pair."""
         for cq in self._cqs() if self._posting else ():
             cq.forget(self)
 
@@ -267,7 +267,7 @@ class QP(Handle, ABC):
         return {cq for cq in (self.init_attr.send_cq, self.init_attr.receive_cq) if cq}
 
     def _restart(self) -> None:
-        """Forget posted requests and their completions after the transition to RST."""
+        """Forget posted requests and their completions, after the transition to RST."""
         if self._posting and self._posting.used:
             for cq in self._cqs():
                 cq.drop(self)
@@ -275,7 +275,7 @@ class QP(Handle, ABC):
 
     @property
     def posting(self) -> Posting:
-        """Return the rings of the CPU data path. BadStateError if they belong to a DPA, or lie in memory of yours."""
+        """Return the rings of the CPU data path. BadStateError if they belong to a DPA or lie in your own UMEM."""
         self.check_open()
         if self._dpa:
             raise BadStateError(
@@ -293,16 +293,16 @@ class QP(Handle, ABC):
         """Post requests to the send queue, in order, and ring the doorbell once (`doca_verbs_bridge_post_send`).
 
         BadWrError names the first refused request; those before it are posted. In ERR, requests complete with a flush
-        error. Before RTS they are refused.
+        error. Before RTS, requests are refused.
         """
         posting = self.posting
         posting.check("sends", QpState.RTS)
         posting.post(posting.send, requests)
 
     def post_recv(self, *requests: RecvWr) -> None:
-        """Post requests to the receive queue (`doca_verbs_bridge_post_recv`), from INIT on.
+        """Post requests to the receive queue, from INIT on (`doca_verbs_bridge_post_recv`).
 
-        Errors as in `post_send`.
+        Errors are as in `post_send`.
         """
         posting = self.posting
         if self.init_attr.srq:
@@ -313,8 +313,8 @@ class QP(Handle, ABC):
     def get_dpa_handle(self, dpa: AnyDpa) -> int:
         """Return the pointer that kernels of `dpa` pass to `put`, `wait`, … (`doca_verbs_qp_get_dpa_handle`).
 
-        It stays the same while the queue pair exists, even after resets. InvalidValueError unless the queue pair was
-        created for this DPA.
+        The pointer never changes, not even after a reset. InvalidValueError unless the queue pair was created for this
+        DPA.
         """
         self.check_open()
         if dpa is not self._dpa:
@@ -322,7 +322,7 @@ class QP(Handle, ABC):
         return dpa.handle(self)
 
     def wait_idle(self) -> None:
-        """Wait until no kernel uses the queue pair. For one of a DPA: until no kernel runs there."""
+        """Wait until no kernel uses the queue pair. If it belongs to a DPA, wait until no kernel runs there."""
         if self._dpa:
             self._dpa.wait_for_kernels(str(self))
         super().wait_idle()
@@ -332,7 +332,7 @@ class QP(Handle, ABC):
         self.modify(QpAttr(next_state=QpState.ERR), _M.NEXT_STATE)
 
     def endpoint(self, *, port: int = 1, sgid_index: int = 0, psn: int | None = None) -> QpEndpoint:
-        """Return what the peer's `connect` needs. Give `connect` here the same port, GID index and PSN."""
+        """Return what the peer's `connect` needs. Give this end's `connect` the same port, GID index and PSN."""
         self.check_open()
         gid = self.ctx.query_gid(port, sgid_index)
         if not any(gid):
@@ -353,9 +353,9 @@ class QP(Handle, ABC):
         atomic_type: QpAtomicType = QpAtomicType.IB_SPEC,
         qkey: int = 0,
     ) -> None:
-        """Move a queue pair from RST to INIT, where receives can be posted and `connect()` or `to_rts()` can start.
+        """Move a queue pair from RST to INIT. From then on receives can be posted; `connect()` or `to_rts()` follows.
 
-        `remote_access` is what the peer may do here. A queue pair for datagrams has a `qkey` instead.
+        `remote_access` gives the peer's rights. A queue pair for datagrams has a `qkey` instead.
         """
         attr = QpAttr(next_state=QpState.INIT, port_num=port, pkey_index=pkey_index, qkey=qkey)
         if self.type.datagrams:
@@ -365,10 +365,10 @@ class QP(Handle, ABC):
 
     @deferred()
     def to_rts(self, *, qkey: int = 0, port: int = 1, pkey_index: int = 0, psn: int | None = None) -> None:
-        """Move a queue pair for datagrams from RST or INIT to RTS. If that fails, it is in RST.
+        """Move a queue pair for datagrams from RST or INIT to RTS. On failure, the queue pair is in RST.
 
-        It takes datagrams with this `qkey`; a GSI queue pair has always 0x80010000. In INIT, the attributes given to
-        `to_init` stay. `psn` numbers the first packet sent; by default it is the queue pair's own.
+        It accepts datagrams with this `qkey`; a GSI queue pair always has 0x80010000. In INIT, the attributes given to
+        `to_init` stay. `psn` numbers the first packet sent; by default it is the queue pair's own `psn`.
         """
         if not self.type.datagrams:
             raise BadStateError(f"{self} is {self.type.name}, which has one peer: connect() it")
@@ -404,19 +404,19 @@ class QP(Handle, ABC):
         flow_label: int = 0,
         addr_type: AddrType | None = None,
     ) -> None:
-        """Move a queue pair from RST or INIT to RTS. If that fails, it is in RST, and posted requests are gone.
+        """Move a queue pair from RST or INIT to RTS. On failure, it is in RST, and posted requests are lost.
 
-        With the peer's QpEndpoint, this connects this end; the peer connects to `self.endpoint()` itself. With a QP of
-        this process, this connects both ends, with the same arguments.
+        Given the peer's QpEndpoint, connect this end; the peer connects to `self.endpoint()` itself. Given a QP of this
+        process, connect both ends, with the same arguments.
 
-        `remote_access` is what the peer may do here; by default everything. A queue pair in INIT keeps its port, P_Key
-        index and access rights unless they are given; in RST the first two are 1 and 0.
+        `remote_access` gives the peer's rights, by default all. A queue pair in INIT keeps its port, P_Key index and
+        access rights unless they are given; in RST, the port is 1 and the P_Key index 0 by default.
 
-        The path MTU is the smaller active MTU of the two ports. `max_rd_atomic` reads and atomics, at most what the
-        device has, are in flight in each direction (see `QpAttr`); 0 refuses them. `psn` numbers the first packet sent.
-        By default it is the queue pair's own `psn`, which is new after each reset: give the peer a new `endpoint()`
-        then. UC ignores the parameters of acknowledgements, READs and atomics. `addr_type` follows from the peer's GID
-        and the port by default; IB_GRH gives packets on InfiniBand a global route, even inside a subnet.
+        The path MTU is the smaller active MTU of the two ports. Up to `max_rd_atomic` reads and atomics, limited by the
+        device, are in flight in each direction (see `QpAttr`); 0 refuses them. `psn` numbers the first packet sent. By
+        default it is the queue pair's own `psn`, which changes with each reset: give the peer a new `endpoint()` then.
+        UC ignores the parameters of acknowledgements, READs and atomics. By default, `addr_type` follows from the
+        peer's GID and the port; IB_GRH gives packets on InfiniBand a global route, even within a subnet.
         """
         instance("remote", remote, QP, QpEndpoint)
         if self.type.datagrams:
@@ -453,7 +453,7 @@ class QP(Handle, ABC):
             raise
 
     def _before_connect(self, atomic_type: QpAtomicType) -> QpAttr:
-        """Return port, P_Key index and rights: those of INIT, or the defaults of `connect` in RST."""
+        """Return the port, P_Key index and rights: those of INIT, or the defaults of `connect` in RST."""
         self.check_open()
         now = self._ask()
         if now.current_state == QpState.INIT:
@@ -470,7 +470,7 @@ class QP(Handle, ABC):
         return _ONLY_RC if self.init_attr.qp_type == QpType.UC else _M(0)
 
     def _connect(self, remote: QpEndpoint, wanted: QpAttr, path: AhAttr) -> None:
-        """Connect one end: complete the requested attributes with what the peer and the two ports need."""
+        """Connect one end: add to the requested attributes what the peer and the two ports determine."""
         device = self.ctx.query_device()
         if not (state := self.ctx.query_port(wanted.port_num).state).is_active:
             raise BadStateError(
@@ -493,7 +493,7 @@ class QP(Handle, ABC):
 
 
 class _Rights(TypedDict):
-    """A peer's rights, as in QpAttr."""
+    """A peer's rights, as attributes of QpAttr."""
 
     allow_remote_write: bool
     allow_remote_read: bool
@@ -501,7 +501,7 @@ class _Rights(TypedDict):
 
 
 def _rights(remote_access: Access, atomic_type: QpAtomicType) -> _Rights:
-    """Return a peer's rights as attributes."""
+    """Convert a peer's rights to attributes."""
     access = flags("remote_access", remote_access, Access)
     return {
         "allow_remote_write": Access.REMOTE_WRITE in access,

@@ -1,4 +1,4 @@
-"""The DPA that drives a new queue pair, and the CQs where its queues complete."""
+"""Find the DPA that drives a new queue pair, and the CQs of its DPA completions."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _EXTERNAL = ("external_umem", "external_dbr_umem", "external_uar")
 
 
 def for_dpa(attr: QpInitAttr) -> tuple[AnyDpa | None, QpInitAttr]:
-    """Return the DPA of a queue pair, or None, and its attributes with the CQs behind its DPA completions.
+    """Return the DPA of a queue pair, or None, and the attributes with the CQs of its DPA completions filled in.
 
-    InvalidValueError when the attributes contradict each other, InUseError for a completion that is in use.
+    InvalidValueError if the attributes contradict each other, InUseError if a completion is already in use.
     """
     completions = [each for each in (attr.send_dpa_completion, attr.receive_dpa_completion) if each]
     dpa = attr.dpa or next((each.dpa for each in completions), None)

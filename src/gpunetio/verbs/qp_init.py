@@ -1,4 +1,4 @@
-"""What a queue pair is created with, and the size of its rings."""
+"""Attributes of a new queue pair, and the size of its rings."""
 
 from __future__ import annotations
 
@@ -40,32 +40,32 @@ class QpInitAttr:
     `send_cq`, `receive_cq`   the completion queue of each ring
     `send_max_sges`           scatter/gather entries of one send
     `receive_max_sges`        scatter/gather entries of one receive
-    `max_inline_data`         bytes that a send may carry itself; raised to what its WQE has room for
-    `sq_sig_all`              every send makes a completion; for the one who posts
-    `qp_type`                 RC, or UC: no acknowledgements, no READs, no atomics. UD: datagrams to any address, of one
-                              packet each; GSI: the same as queue pair 1 of a port, for general services
+    `max_inline_data`         inline bytes of one send; raised to what its WQE has room for
+    `sq_sig_all`              every send makes a completion; whoever posts must set the flag
+    `qp_type`                 RC, or UC: no acknowledgements, no READs, no atomics. UD: datagrams of one packet each, to
+                              any address; GSI: the same, as queue pair 1 of a port, for general services
     `user_index`              24 bits that the device puts into completions
-    `srq`                     replaces a receive ring; `rq_wr` does not count then
-    `external_datapath`       someone else posts, for example a kernel; always so with `external_umem`
+    `srq`                     replaces the receive ring; `rq_wr` is then ignored
+    `external_datapath`       something else posts, for example a kernel; always so with `external_umem`
     `external_umem`           (UMEM, offset) of the rings, receive ring first; the offset is a multiple of 64
     `external_dbr_umem`       (UMEM, offset) of the 8-byte doorbell record
     `external_uar`            doorbell page to share; by default the queue pair gets its own
     `core_direct_master`      the queue may hold WAIT requests
     `send_dbr_mode`           NO_DBR_EXT: the device needs no doorbell record for sends
-    `emulate_no_dbr_ext`      a CPU thread keeps the record, not the kernels
+    `emulate_no_dbr_ext`      a CPU thread updates the record instead of the kernels
     `cqe_inline`              SENDs of up to 32 bytes arrive in their completions (`…_set_cqe_inline`): a kernel reads
                               them there, and `CQ.poll` copies them to the receive's buffers. With `external_datapath`
-                              and entries of 128 bytes: those of up to 64 bytes
-    `cqe_inline_responses`    what READs and atomics return, up to 32 bytes or, with entries of 128 bytes, 64, arrives
-                              in their completions; whoever polls copies it, so this needs `external_datapath`
+                              and 128-byte entries, this holds for up to 64 bytes
+    `cqe_inline_responses`    results of READs and atomics of up to 32 bytes, or 64 with 128-byte entries, arrive in
+                              their completions; whoever polls copies them, so this needs `external_datapath`
     `memcpy`                  the queue may hold MEMCPY requests, which copy local memory
-                              (`MLX5DV_QP_EX_WITH_MEMCPY`); of RC, on a device that has them
+                              (`MLX5DV_QP_EX_WITH_MEMCPY`); only RC, on a device that has them
     `dpa`                     kernels of this DPA post and poll (`…_set_dpa`); ring, record and page are allocated in
-                              it, unless `external_umem`, `external_dbr_umem` and `external_uar` are all given
+                              the DPA, unless `external_umem`, `external_dbr_umem` and `external_uar` are all given
     `send_dpa_completion`     replaces `send_cq` (`…_set_send_dpa_completion`)
-    `receive_dpa_completion`  replaces `receive_cq`; with the three external attributes, completions also name the DPA,
-                              so that `dpa` may be left out
-    `context`                 any object of yours
+    `receive_dpa_completion`  replaces `receive_cq`; with the three external attributes, completions also identify the
+                              DPA, so `dpa` may be omitted
+    `context`                 an arbitrary object, kept as an attribute of the queue pair
     """
 
     sq_wr: int = 0
@@ -95,7 +95,7 @@ class QpInitAttr:
     context: object = None
 
     def typed(self) -> QpInitAttr:
-        """Return them with ints and enumeration members. InvalidValueError names a value of the wrong type."""
+        """Return the attributes as ints and enumeration members. InvalidValueError names a value of the wrong type."""
         for name, kind in _OBJECTS.items():
             if getattr(self, name) is not None:
                 instance(name, getattr(self, name), kind)
@@ -109,11 +109,11 @@ class QpInitAttr:
 
     @property
     def for_dpa(self) -> bool:
-        """Whether kernels of a DPA post or poll."""
+        """Return whether kernels of a DPA post or poll."""
         return any(part is not None for part in (self.dpa, self.send_dpa_completion, self.receive_dpa_completion))
 
     def check(self, device: DeviceAttributes) -> None:
-        """Raise an error unless the device can create such a queue pair. `queue_sizes` checks the sizes."""
+        """Raise an error unless the device can create this queue pair. `queue_sizes` checks the sizes."""
         if self.qp_type not in list(QpType):
             raise InvalidValueError(f"qp_type = {self.qp_type}: it must be RC (0), UC (1), UD (2) or GSI (3)")
         if not device.is_qp_type_supported(self.qp_type):
@@ -163,7 +163,7 @@ class QpInitAttr:
 
 @dataclass(frozen=True)
 class QueueSizes:
-    """Rings of a queue pair. The send ring is counted in WQE basic blocks of 64 bytes, the receive ring in WQEs."""
+    """Ring sizes of a queue pair: send ring in WQE basic blocks of 64 bytes, receive ring in WQEs."""
 
     rq_bytes: int
     rq_entries: int
@@ -174,7 +174,7 @@ class QueueSizes:
 
 
 def queue_sizes(attr: QpInitAttr, device: DeviceAttributes) -> QueueSizes:
-    """Return the ring sizes for `attr`. InvalidValueError if the device has no rings that large."""
+    """Return the ring sizes for `attr`. InvalidValueError if the device does not support rings that large."""
     rq_bytes = rq_stride = sq_bytes = 0
     max_inline = attr.max_inline_data
     if attr.rq_wr and not attr.srq:
@@ -197,7 +197,7 @@ def queue_sizes(attr: QpInitAttr, device: DeviceAttributes) -> QueueSizes:
                 f"send_max_sges = {attr.send_max_sges} and max_inline_data = {attr.max_inline_data} make a send WQE of "
                 f"{wqe} bytes: the device takes at most {most_wqe}"
             )
-        if not QpType(attr.qp_type).datagrams:  # room for an atomic
+        if not QpType(attr.qp_type).datagrams:  # leave room for an atomic
             wqe = max(wqe, headers + ATOMIC_SEG.size + DATA_SEG.size * sges)
         wqe = round_up(wqe, WQEBB)
         sq_bytes = _next_power_of_two(attr.sq_wr * wqe)
@@ -214,7 +214,7 @@ def queue_sizes(attr: QpInitAttr, device: DeviceAttributes) -> QueueSizes:
 
 
 def _header_bytes(qp_type: QpType) -> int:
-    """Return the bytes before the data of a WRITE or, for datagrams, of a SEND."""
+    """Return the bytes that precede the data of a WRITE or, for datagrams, of a SEND."""
     return CTRL_SEG.size + (AV_SEG.size if qp_type.datagrams else RADDR_SEG.size)
 
 

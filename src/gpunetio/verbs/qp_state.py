@@ -1,4 +1,4 @@
-"""States of a queue pair: the possible transitions, the attributes of each, and the fields that carry them."""
+"""States of a queue pair: the possible transitions, their attributes, and the QPC fields that hold them."""
 
 from __future__ import annotations
 
@@ -25,22 +25,24 @@ _PSN_MASK = 0xFF_FFFF
 _RW_RR_ATOMIC = _M.ALLOW_REMOTE_WRITE | _M.ALLOW_REMOTE_READ | _M.ATOMIC_MODE
 _ALWAYS = _M.CURRENT_STATE | _M.NEXT_STATE
 _OF_ACKNOWLEDGEMENTS = _M.MIN_RNR_TIMER | _M.ACK_TIMEOUT | _M.RETRY_CNT | _M.RNR_RETRY  # UC has none
-_LOG_MSG_MAX = 30  # messages of up to 1 GiB, the most that one request can carry
+_LOG_MSG_MAX = 30  # messages of up to 1 GiB, the most that a request can send
 PATH = "primary_address_path"
 
 
 @dataclass
 class QpAttr:
-    """Attributes to modify a queue pair with, or those it has (`doca_verbs_qp_attr`). The mask says which ones count.
+    """Attributes of a queue pair, to set or as queried (`doca_verbs_qp_attr`). A mask selects the valid ones.
 
-    `path_mtu` is in bytes, 256 to 4096, or an `MtuSize`. `ack_timeout` is 4.096 µs × 2^n (0: none), `min_rnr_timer` is
-    the specification's code, 7 in `rnr_retry` means forever.
+    `path_mtu` is in bytes, 256 to 4096, or an `MtuSize`. `ack_timeout` n means 4.096 µs × 2^n (0: no timeout).
+    `min_rnr_timer` is the specification's code. 7 in `rnr_retry` means forever.
 
-    `max_rd_atomic` reads and atomics are in flight from here, `max_dest_rd_atomic` from the peer: each 0 to 16. Devices
-    take powers of two: the first is rounded down, the second up. With `max_dest_rd_atomic` 0, the peer's reads and
-    atomics are refused. With `max_rd_atomic` 0, one is in flight at a time, because devices have no 0 for it.
+    `max_rd_atomic` limits the reads and atomics in flight from this end, `max_dest_rd_atomic` those from the peer: each
+    is 0 to 16. Devices have only powers of two: the first is rounded down, the second up. With `max_dest_rd_atomic` 0,
+    the peer's reads and atomics are refused. With `max_rd_atomic` 0, one is in flight at a time, because devices cannot
+    express 0.
 
-    Only datagrams have a `qkey`: that of what a UD queue pair takes, and of what it sends if a request asks for that.
+    Only queue pairs for datagrams have a `qkey`. UD queue pairs accept datagrams with this Q_Key, and send it if a
+    request asks for it.
 
     After a query, `sq_draining` says whether sends are still in flight in SQD.
     """
@@ -69,16 +71,16 @@ class QpAttr:
 
 @dataclass(frozen=True)
 class Transition:
-    """One command, the attributes it needs and those it may carry besides the states themselves."""
+    """A command, the attributes it requires and those it may carry, in addition to the states."""
 
     opcode: Opcode
     mailbox: BitStruct
     required: QpAttrMask = _NONE
     optional: QpAttrMask = _NONE
-    fixed: dict[str, int] = field(default_factory=dict)  # qpc fields that every such command sets
+    fixed: dict[str, int] = field(default_factory=dict)  # qpc fields that the command always sets
 
     def check(self, mask: QpAttrMask, qp_type: QpType = QpType.RC) -> None:
-        """Raise InvalidValueError unless the mask has all required attributes and no others than allowed."""
+        """Raise InvalidValueError unless the mask has all required attributes and only allowed ones."""
         missing = self.required & ~mask
         if qp_type == QpType.UC:
             missing &= ~_OF_ACKNOWLEDGEMENTS
@@ -129,7 +131,7 @@ FROM_ANY_TO = {
 }
 
 
-# Of queue pairs for datagrams, which have no peer: what a transition requires, what it may carry, what it sets.
+# For datagrams, where a queue pair has no peer: what each transition requires, may carry and always sets.
 _OF_DATAGRAMS: dict[tuple[QpState, QpState], tuple[QpAttrMask, QpAttrMask, dict[str, int]]] = {
     (QpState.RST, QpState.INIT):  (_M.PKEY_INDEX | _M.PORT_NUM | _M.QKEY, _NONE, {"pm_state": PM_STATE_MIGRATED}),
     (QpState.INIT, QpState.INIT): (_NONE, _M.PKEY_INDEX | _M.PORT_NUM | _M.QKEY, {}),
@@ -167,7 +169,7 @@ _MTU_OF_PRM = {code: mtu for mtu, code in _PRM_MTU.items()}
 
 
 def mtu_bytes(name: str, value: object) -> int:
-    """Return an MTU in bytes, which is given in bytes or as an `MtuSize`."""
+    """Convert an MTU, given in bytes or as an `MtuSize`, to bytes."""
     nbytes = value.nbytes if isinstance(value, MtuSize) else whole(name, value)
     if nbytes not in _PRM_MTU:
         raise InvalidValueError(f"{name} = {nbytes}: it must be {', '.join(map(str, _PRM_MTU))} bytes, or an MtuSize")
@@ -188,7 +190,7 @@ def _psn(value: int) -> int:
 
 @dataclass(frozen=True)
 class _Carrier:
-    """How an attribute is carried: a field of the QPC or, after a dot, of its path, and its bit in opt_param_mask."""
+    """Where a command carries an attribute: `field` of the QPC, or `path.field`, and the bit in opt_param_mask."""
 
     mask: QpAttrMask
     attr: str
@@ -220,12 +222,12 @@ _CARRIERS = (
 
 @cache
 def _carried(mask: int) -> tuple[_Carrier, ...]:
-    """Return the rows of the attributes in a mask, a plain int: flags are slow to combine, and masks are few."""
+    """Return the carriers of the attributes in a mask. The mask is a plain int, because flags are slow to combine."""
     return tuple(carrier for carrier in _CARRIERS if int(carrier.mask) & mask)
 
 
 def check_values(attr: QpAttr, mask: QpAttrMask, device: DeviceAttributes) -> None:
-    """Raise InvalidValueError for an attribute in the mask whose value the device cannot take."""
+    """Raise InvalidValueError for an attribute in the mask whose value the device does not support."""
     ranges = {
         _M.PKEY_INDEX: (0, device.max_pkeys - 1),
         _M.PORT_NUM: (1, device.phys_port_cnt),
@@ -262,16 +264,16 @@ def carry(attr: QpAttr, mask: QpAttrMask, move: Transition) -> tuple[Fields, Opt
     for carrier in _carried(int(mask)):
         path, _, name = carrier.name.rpartition(".")
         (qpc[path] if path else qpc)[name] = int(carrier.encode(whole(carrier.attr, getattr(attr, carrier.attr))))
-        # RST2INIT takes all its fields as they are, and has no opt_param_mask.
+        # RST2INIT takes all its fields unconditionally, and has no opt_param_mask.
         if carrier.mask in move.optional and move.opcode != Opcode.RST2INIT_QP:
             opt |= carrier.opt
     return qpc, opt
 
 
 def without_reads(attr: QpAttr, mask: QpAttrMask, move: Transition) -> tuple[QpAttr, QpAttrMask]:
-    """Remove the peer's right to READs and atomics, as `max_dest_rd_atomic` 0 means.
+    """Remove the peer's right to READs and atomics, to implement `max_dest_rd_atomic` 0.
 
-    A QPC has no such value. The kernel's driver does the same (`set_qpc_atomic_flags` of mlx5_ib).
+    A QPC cannot express this 0. The kernel's driver does the same (`set_qpc_atomic_flags` of mlx5_ib).
     """
     if _M.MAX_DEST_RD_ATOMIC in mask:
         mask |= (_M.ALLOW_REMOTE_READ | _M.ATOMIC_MODE) & move.optional
@@ -279,7 +281,7 @@ def without_reads(attr: QpAttr, mask: QpAttrMask, move: Transition) -> tuple[QpA
 
 
 def state_of(number: int) -> QpState:
-    """Return the state of a queue pair, from the number in its context."""
+    """Convert the state number in a QPC to a QpState."""
     state = _PRM_STATE.get(number)
     if state is None:
         raise UnexpectedError(f"the device reports queue pair state {number}, which is unknown here")
@@ -287,7 +289,7 @@ def state_of(number: int) -> QpState:
 
 
 def attributes_of(qpc: Fields) -> QpAttr:
-    """Return a context as QpAttr, without the address handle."""
+    """Convert a QPC to QpAttr, without the address handle."""
     path = qpc[PATH]
     attr = QpAttr(
         next_state=state_of(qpc["state"]),
@@ -308,7 +310,7 @@ def attributes_of(qpc: Fields) -> QpAttr:
         qkey=qpc["q_key"],
         sq_draining=qpc["state"] == c.QpState.SQ_DRAINING,
     )
-    if qpc["mtu"]:  # a device may have none before INIT2RTR sets one
+    if qpc["mtu"]:  # may be 0 before INIT2RTR sets it
         if qpc["mtu"] not in _MTU_OF_PRM:
             raise UnexpectedError(f"the device reports MTU code {qpc['mtu']}, which is unknown here")
         attr.path_mtu = _MTU_OF_PRM[qpc["mtu"]]

@@ -1,4 +1,4 @@
-"""Rules for requests, for every data path: the meaning of each opcode, and the values it takes."""
+"""Rules for requests on every data path: the meaning of each opcode, and the values it takes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ OPERATIONS_OF: dict[QpType, dict[WrOpcode, Operation]] = {
 
 
 def operation_of(request: SendWr, qp_type: QpType) -> Operation:
-    """Return the operation of a request for the send queue."""
+    """Return the operation of a send request."""
     operation = OPERATIONS_OF[qp_type].get(instance("request", request, SendWr).opcode)
     if operation is None:
         raise no_operation(request.opcode, qp_type)
@@ -38,7 +38,7 @@ def operation_of(request: SendWr, qp_type: QpType) -> Operation:
 
 
 def no_operation(opcode: WrOpcode, qp_type: QpType) -> InvalidValueError:
-    """Return the error of a request whose opcode a queue pair of this type does not have."""
+    """Return the error for an opcode that a queue pair of this type does not have."""
     if not isinstance(opcode, WrOpcode):
         return InvalidValueError(f"opcode = {opcode}: it must be a WrOpcode")
     has = "it sends only datagrams" if QpType(qp_type).datagrams else "only RC has READs and atomics"
@@ -46,9 +46,9 @@ def no_operation(opcode: WrOpcode, qp_type: QpType) -> InvalidValueError:
 
 
 def entries_of(request: SendWr | RecvWr, most: int, limit: str) -> tuple[Sequence[Sge], int]:
-    """Return the scatter/gather entries of a request and their bytes. `limit` names the attribute that limits them.
+    """Return the scatter/gather entries of a request and their total bytes. `limit` names the limiting attribute.
 
-    Empty entries are left out: for some devices 0 means 2^31 bytes.
+    Empty entries are left out: some devices take a length of 0 as 2^31 bytes.
     """
     sges, total, empty = request.sges, 0, False
     if len(sges) > most:
@@ -63,7 +63,7 @@ def entries_of(request: SendWr | RecvWr, most: int, limit: str) -> tuple[Sequenc
 
 
 def check_size(operation: Operation, nbytes: int) -> None:
-    """Raise InvalidValueError unless a request for this operation may have entries of `nbytes` bytes."""
+    """Raise InvalidValueError unless a request for this operation may have `nbytes` bytes in its entries."""
     if operation.atomic and nbytes != _ATOMIC_BYTES:
         raise InvalidValueError(f"{nbytes} bytes for the result of an atomic: give one entry of {_ATOMIC_BYTES}")
     if nbytes > MAX_TRANSFER:
@@ -71,7 +71,7 @@ def check_size(operation: Operation, nbytes: int) -> None:
 
 
 def inline_payload(request: SendWr, operation: Operation, most: int) -> bytes:
-    """Return the inline bytes of a request, at most `most`."""
+    """Return the inline bytes of a request. InvalidValueError if there are more than `most`."""
     if operation.returns:
         raise InvalidValueError(f"{request.opcode.name} brings data here: it cannot be inline")
     if request.inline is not None and request.sges:
@@ -87,20 +87,20 @@ def inline_payload(request: SendWr, operation: Operation, most: int) -> bytes:
 
 
 def check_range(name: str, value: int, most: int) -> int:
-    """Return a number from 0 to less than `most`."""
+    """Return `value`. InvalidValueError unless it is at least 0 and less than `most`."""
     if not 0 <= value < most:
         raise InvalidValueError(f"{name} = {value:#x} does not fit in {(most - 1).bit_length()} bits")
     return value
 
 
 def check_entry(sge: Sge) -> None:
-    """Raise InvalidValueError for an entry whose address or key has too many bits."""
+    """Raise InvalidValueError for an entry whose address or key is out of range."""
     check_range("address", sge.address, U64)
     check_range("lkey", sge.lkey, U32)
 
 
 def remote_of(request: SendWr) -> tuple[int, int]:
-    """Return the checked address and key of the peer's memory.
+    """Check and return the address and key of the peer's memory.
 
     A request without bytes needs neither (IBTA 9.7.4.1.6).
     """
@@ -116,7 +116,7 @@ def remote_of(request: SendWr) -> tuple[int, int]:
 
 
 def memcpy_of(request: SendWr, most: int) -> tuple[Sge, Sge]:
-    """Return the checked source and target of a MEMCPY, of `most` bytes at most."""
+    """Check and return the source and target of a MEMCPY, which copies at most `most` bytes."""
     if len(request.sges) != 2 or request.inline is not None:
         raise InvalidValueError("MEMCPY takes two scatter/gather entries, source and target: memcpy(target, source)")
     source, target = request.sges
@@ -130,7 +130,7 @@ def memcpy_of(request: SendWr, most: int) -> tuple[Sge, Sge]:
 
 
 def destination_of(request: SendWr) -> AddressHandle:
-    """Return the address handle of a datagram, after its destination was checked."""
+    """Check the destination of a datagram, and return its address handle."""
     if request.ah is None:
         raise InvalidValueError(
             f"{request.opcode.name} of a datagram without ah: give ah = pd.create_ah(…), remote_qpn and remote_qkey"

@@ -1,4 +1,4 @@
-"""Copies the payload of a completion into the buffers of its receive."""
+"""Copy the payload of a completion into the buffers of its receive."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from .mr import region_of
 
 
 def scatter(segments: bytes, payload: bytes, device: str, pdn: int) -> WcStatus:
-    """Copy `payload` to the buffers that the data segments of a receive name, checking each one when it is reached.
+    """Copy `payload` to the buffers that a receive's data segments name, checking each segment when it is reached.
 
-    libmlx5 does the same; the device has not checked the segments. LOC_LEN_ERR if the payload is longer than the
-    buffers, LOC_PROT_ERR for a key that does not allow it, or for memory that this process cannot write to.
+    The device has not checked the segments; libmlx5 does the same. LOC_LEN_ERR if the payload is longer than the
+    buffers, LOC_PROT_ERR if a key does not allow it or this process cannot write to the memory.
     """
     for nbytes, lkey, address in np.frombuffer(segments, DATA_SEG.dtype).tolist():
         if not payload or lkey == INVALID_LKEY:

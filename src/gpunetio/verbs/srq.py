@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SrqAttr:
-    """What a shared receive queue holds (`ibv_srq_attr`): requests, entries in each, and the armed limit."""
+    """The capacity of a shared receive queue, the entries per receive, and the armed limit (`ibv_srq_attr`)."""
 
     max_wr: int
     max_sge: int
@@ -33,7 +33,7 @@ class SrqAttr:
 
 @dataclass(frozen=True, kw_only=True)
 class SrqInitAttr:
-    """Attributes of a new shared receive queue (`doca_verbs_srq_init_attr`), as in `PD.create_srq`."""
+    """Attributes of a new shared receive queue (`doca_verbs_srq_init_attr`), as `PD.create_srq` describes them."""
 
     srq_wr: int
     receive_max_sges: int
@@ -44,7 +44,7 @@ class SrqInitAttr:
     context: object
 
     def checked(self, device: DeviceAttributes) -> SrqInitAttr:
-        """Return them with ints and enumeration members. Raise the error that names an impossible one."""
+        """Return the attributes as ints and enumeration members. An impossible value raises an error that names it."""
         check_places(self.external_umem, self.external_dbr_umem)
         attr = replace(
             self,
@@ -70,10 +70,10 @@ class SrqInitAttr:
 class SRQ(Handle, ABC):
     """A shared receive queue (`doca_verbs_srq`), number `srqn`.
 
-    `entries` WQEs of `stride` bytes are at `ring_address` (`doca_verbs_srq_get_wq`). The doorbell record, whose first
-    word counts posted receives, is at `dbr_address` (`doca_verbs_srq_get_dbr_addr`). `ring` says in which memory they
-    lie. In a linked list, WQEs are used in the order of posting, and become free as their messages complete, in any
-    order.
+    `ring_address` is the address of `entries` WQEs of `stride` bytes (`doca_verbs_srq_get_wq`). `dbr_address` is the
+    address of the doorbell record, whose first word counts posted receives (`doca_verbs_srq_get_dbr_addr`). `ring` says
+    in which memory they lie. In a linked list, WQEs are used in the order of posting, and become free in any order, as
+    their messages complete.
     """
 
     _rank = 1
@@ -103,7 +103,7 @@ class SRQ(Handle, ABC):
 
     @abstractmethod
     def _create(self, attr: SrqInitAttr, undo: ExitStack) -> None:
-        """Create it on the device: `srqn`, `entries`."""
+        """Create the queue on the device, and set `srqn` and `entries`."""
 
     @deferred()
     def post_recv(self, *requests: RecvWr) -> None:
@@ -122,14 +122,14 @@ class SRQ(Handle, ABC):
     @property
     @abstractmethod
     def external_datapath(self) -> bool:
-        """Return whether someone else fills the ring."""
+        """Return whether something other than `post_recv` fills the ring."""
 
     @abstractmethod
     def complete(self, index: int) -> int:
-        """Complete the receive that a completion names by `index`: return its wr_id, and free its slot."""
+        """Complete the receive that a completion names by `index`, free its slot, and return its wr_id."""
 
     def query(self) -> SrqAttr:
-        """Return what it holds, and the limit on the device: 0 after its event (`doca_verbs_srq_query`)."""
+        """Return the queue's attributes. The limit is 0 after its event (`doca_verbs_srq_query`)."""
         self.check_open()
         return self._query()
 
@@ -140,8 +140,8 @@ class SRQ(Handle, ABC):
     def modify(self, *, max_wr: int | None = None, srq_limit: int | None = None) -> None:
         """Change the limit or the capacity (`ibv_modify_srq`). None keeps a value.
 
-        `srq_limit` requests one SRQ_LIMIT_REACHED event, when fewer receives are left; 0 requests none. `max_wr` makes
-        room for at least as many receives, and keeps posted ones; NotSupportedError if the device cannot
+        `srq_limit` requests one SRQ_LIMIT_REACHED event for when fewer receives are left; 0 requests none. `max_wr`
+        makes room for at least that many receives, and keeps posted ones; NotSupportedError if the device cannot resize
         (`can_resize_srq`).
         """
         self.check_open()

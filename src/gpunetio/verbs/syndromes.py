@@ -1,4 +1,4 @@
-"""The meaning of the syndromes of error completions: a status of verbs, and words."""
+"""The syndromes of error completions: the verbs status and the meaning of each."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ..formats.cqe import Syndrome
 
 
 class Meaning(NamedTuple):
-    """The meaning of one syndrome."""
+    """The verbs status and the description of a syndrome."""
 
     status: WcStatus
     text: str
@@ -36,6 +36,6 @@ MEANINGS: dict[int, Meaning] = {
 
 
 def meaning_of(syndrome: int) -> str:
-    """Return the meaning in words, also for an undefined number."""
+    """Describe a syndrome, even an undefined one."""
     known = MEANINGS.get(syndrome)
     return known.text if known else "a syndrome that the PRM does not define"

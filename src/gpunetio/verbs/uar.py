@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 
 class UAR(Handle):
-    """A page of doorbell registers (`doca_verbs_uar`), which the device calls `page_id`.
+    """A page of doorbell registers (`doca_verbs_uar`); `page_id` is the device's number for it.
 
-    `reg_addr` is the ordinary register; `dbr_less_addr` is that of queues in mode NO_DBR_EXT.
+    `reg_addr` is the address of the ordinary register, `dbr_less_addr` that for queues in mode NO_DBR_EXT.
     """
 
     _rank = 2

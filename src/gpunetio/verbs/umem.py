@@ -1,4 +1,4 @@
-"""User memory for queues: rings and doorbell records are placed in it by UMEM id and offset."""
+"""User memory for queues: rings and doorbell records are placed by UMEM id and offset."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class UMEM(Handle):
     """`nbytes` of memory at `address`, registered as `umem_id` (`doca_verbs_umem`). It keeps the memory alive.
 
-    `lies_in` says which memory it is. For a dmabuf without `memory`, `address` is the offset in it.
+    `lies_in` says what kind of memory it is. For a dmabuf without `memory`, `address` is the offset in the dmabuf.
     """
 
     _rank = 2
@@ -63,7 +63,7 @@ def _where(region: Region, has_address: bool, has_dmabuf: bool, software: bool) 
     if not has_address:
         return RingMemory.DMABUF
     if not region.cuda or is_accessible(region.address, region.nbytes, not region.readonly):
-        return RingMemory.HOST  # CUDA also names pinned memory
+        return RingMemory.HOST  # CUDA also reports pinned host memory
     if software:
         return RingMemory.NEAR
     return RingMemory.CUDA_DMABUF if has_dmabuf else RingMemory.CUDA_PEERMEM

@@ -18,7 +18,7 @@ _NO_FLAGS = WcFlags(0)
 
 @dataclass(frozen=True, slots=True)
 class Sge:
-    """`length` bytes at `address`, in the addresses of `lkey`'s region (`ibv_sge`)."""
+    """`length` bytes at `address`, as the region with key `lkey` addresses them (`ibv_sge`)."""
 
     address: int
     length: int
@@ -26,9 +26,9 @@ class Sge:
 
 
 class _Request:
-    """`packed` is what a queue has made of the request, for the next time that it is posted there (posting.py).
+    """`packed` is the request as a queue has packed it, reused when the request is posted there again (posting.py).
 
-    No field: equality, `repr` and pickling do not see it.
+    It is not a field, so equality, `repr` and pickling ignore it.
     """
 
     __slots__ = ("packed",)
@@ -39,12 +39,12 @@ class _Request:
 class SendWr(_Request):
     """A request for the send queue (`ibv_send_wr`).
 
-    `sges`                   what is gathered, or the place of a READ's or an atomic's result, or source and target of a
-                             MEMCPY; kept as a tuple
+    `sges`                   data to gather; for a READ or an atomic, the place of the result; for a MEMCPY, source and
+                             target. Kept as a tuple
     `inline`                 the bytes themselves, instead of `sges`: no region is needed, and they may change after the
                              post
     `wr_id`                  returned in the completion
-    `flags`                  unlike in C, every request makes a completion unless this says otherwise
+    `flags`                  unlike in C, every request makes a completion by default
     `remote_addr`, `rkey`    for WRITE, READ and atomics, unless there are no bytes: the peer's memory
     `imm`                    32 bits, for the opcodes WITH_IMM
     `compare`, `swap`        of a compare and swap: 64 bits in the responder's byte order
@@ -52,8 +52,8 @@ class SendWr(_Request):
     `wait_cqn`, `wait_pi`    of a WAIT; `wait_cq_pi` sets them
     `ah`                     on a UD queue pair: the address handle of the destination (`PD.create_ah`), which must stay
                              open until the request has completed
-    `remote_qpn`             its queue pair
-    `remote_qkey`            the Q_Key of that; if the highest bit is set, the queue pair's own is sent instead
+    `remote_qpn`             the destination's queue pair
+    `remote_qkey`            the destination's Q_Key; if the highest bit is set, the queue pair's own is sent instead
     """
 
     opcode: WrOpcode
@@ -81,9 +81,9 @@ class SendWr(_Request):
 def wait_cq_pi(cq: CQ, pi: int, *, wr_id: int = 0, flags: SendFlags = SendFlags.SIGNALED) -> SendWr:
     """Return a WAIT until a CQ's producer index passes `pi` (`doca_verbs_bridge_set_wait_cq_pi_wr`).
 
-    The WAIT holds its queue until entry number `pi` of the CQ, counted from 0 forever, has been written.
-    `cq.consumer_index` entries have been polled: with none in flight, `consumer_index + 1` waits for two completions.
-    The queue pair must be created with `core_direct_master`.
+    The WAIT holds its queue until entry number `pi` of the CQ has been written. Entries count from 0 and never wrap.
+    `cq.consumer_index` entries have been polled, so with none in flight, `consumer_index + 1` waits for two
+    completions. The queue pair must be created with `core_direct_master`.
     """
     return SendWr(opcode=WrOpcode.WAIT_CQ_PI, wait_cqn=cq.cqn, wait_pi=pi, wr_id=wr_id, flags=flags)
 
@@ -91,8 +91,8 @@ def wait_cq_pi(cq: CQ, pi: int, *, wr_id: int = 0, flags: SendFlags = SendFlags.
 def memcpy(target: Sge, source: Sge, *, wr_id: int = 0, flags: SendFlags = SendFlags.SIGNALED) -> SendWr:
     """Return a MEMCPY: the device copies local memory to local memory (`mlx5dv_wr_memcpy`).
 
-    Both have the same length, 1 to `max_wr_memcpy_length` bytes of the device, and should not overlap. The queue pair,
-    which may be connected to itself, must be created with `memcpy`.
+    Source and target have the same length, from 1 byte to the device's `max_wr_memcpy_length`, and should not overlap.
+    The queue pair must be created with `memcpy`; it may be connected to itself.
     """
     return SendWr(opcode=WrOpcode.MEMCPY, sges=(source, target), wr_id=wr_id, flags=flags)
 
@@ -110,13 +110,13 @@ class RecvWr(_Request):
 
 
 def _keep_entries(request: SendWr | RecvWr) -> None:
-    """Keep the entries as a tuple, so that later changes of the caller's list do not matter."""
-    if isinstance(request.sges, Iterable):  # the post refuses what is not a sequence
+    """Keep the entries as a tuple, so that later changes to the caller's list have no effect."""
+    if isinstance(request.sges, Iterable):  # posting refuses anything else
         object.__setattr__(request, "sges", tuple(request.sges))
 
 
 class Sender(NamedTuple):
-    """Who has sent a datagram: its queue pair, and on InfiniBand its LID and the service level."""
+    """The sender of a datagram: its queue pair and, on InfiniBand, its LID and the service level."""
 
     src_qp: int = 0
     slid: int = 0
@@ -126,16 +126,16 @@ class Sender(NamedTuple):
 _NOBODY = Sender()
 
 
-@dataclass(slots=True)  # not frozen: that would take five times as long to make
+@dataclass(slots=True)  # not frozen: creating a frozen one takes five times as long
 class Completion:
     """The result of a request (`ibv_wc`).
 
     `timestamp` is the time of completion on the device's clock (`Context.query_clock`), or None. With a status other
-    than SUCCESS, only `wr_id`, `status`, `qp_num` and `vendor_err` are valid. `byte_len` is that of a receive, a READ
-    or an atomic; `imm` is None unless immediate data came.
+    than SUCCESS, only `wr_id`, `status`, `qp_num` and `vendor_err` are valid. `byte_len` is valid for a receive, a READ
+    or an atomic; `imm` is None without immediate data.
 
-    Of a received datagram, `src_qp` is the sender's queue pair and `flags` say whether there is a GRH; `slid` and `sl`
-    are InfiniBand's. `byte_len` counts the 40 bytes before the payload, which are for the GRH.
+    For a received datagram, `src_qp` is the sender's queue pair, and `flags` say whether there is a GRH; `slid` and
+    `sl` are for InfiniBand. `byte_len` includes the 40 bytes before the payload, which are reserved for the GRH.
     """
 
     wr_id: int
@@ -147,28 +147,28 @@ class Completion:
     vendor_err: int = 0
     flags: WcFlags = _NO_FLAGS
     timestamp: int | None = field(default=None, compare=False)
-    sender: Sender = _NOBODY  # one field, as each costs every completion time
+    sender: Sender = _NOBODY  # one field, because each field costs time in every completion
 
     @property
     def src_qp(self) -> int:
-        """Return the number of the queue pair that has sent a datagram; else 0."""
+        """Return the number of the queue pair that sent a datagram; 0 for anything else."""
         return self.sender.src_qp
 
     @property
     def slid(self) -> int:
-        """Return the LID that has sent a datagram, on InfiniBand; else 0."""
+        """Return the LID that sent a datagram on InfiniBand; 0 for anything else."""
         return self.sender.slid
 
     @property
     def sl(self) -> int:
-        """Return the service level of a datagram, on InfiniBand; else 0."""
+        """Return the service level of a datagram on InfiniBand; 0 for anything else."""
         return self.sender.sl
 
 
 class BadWrError(DocaError):
     """A request was refused. The requests before it are posted, those after it are not (`bad_wr`).
 
-    `index` is the request's place in the list, `request` the request; `code` and `__cause__` say why.
+    `index` is the request's place in the list, `request` is the request; `code` and `__cause__` give the reason.
     """
 
     index: int

@@ -6,16 +6,16 @@
         verbs.open("mlx5_0")
 
 `python -m stand_in [gpunetio's command and arguments, or a script and its own]`, with tests/rigs in PYTHONPATH, is that
-command or script with the stand-in installed. GPUNETIO_STAND_IN names a file that is built already.
+command or script with the stand-in installed. GPUNETIO_STAND_IN names a file that is already built.
 
-What it is stricter in than the software NIC: see stand_in.c and strict.py. Differences from a card that remain:
+stand_in.c and strict.py describe where it is stricter than the software NIC. Differences from a card that remain:
 
 - A doorbell register in memory holds one doorbell: queues that ring the same one overwrite each other. With a doorbell
-  record nothing is lost, as the engine looks at records when it is idle. Queues without one (NO_DBR_EXT) do not share a
-  UAR while the stand-in is installed (`own_registers`); on a card they may.
-- Nobody tells the engine of a doorbell. While kernels run it spins; otherwise it looks every millisecond, so that the
-  first request of a CPU after a while takes that long.
-- The engine does not ask through which UAR a queue was rung.
+  record nothing is lost, because the engine reads records when it is idle. Queues without one (NO_DBR_EXT) do not share
+  a UAR while the stand-in is installed (`own_registers`); on a card they may.
+- The engine is not notified of a doorbell. While kernels run it spins; otherwise it looks every millisecond, so the
+  first request of a CPU after a pause takes that long.
+- The engine does not check through which UAR a queue was rung.
 """
 
 from .building import build, built

@@ -1,6 +1,6 @@
-"""`python -m stand_in`: a command or script of gpunetio, with the stand-in installed.
+"""`python -m stand_in`: run a command or script of gpunetio with the stand-in installed.
 
-`--address ADDRESS` before it is that of mlx5_0, which another process on this machine may have otherwise.
+`--address ADDRESS` before the command is the address of mlx5_0, whose default another process on this machine may have.
 """
 
 import runpy

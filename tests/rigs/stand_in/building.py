@@ -1,4 +1,4 @@
-"""Compiles stand_in.c."""
+"""Compile stand_in.c."""
 
 import os
 import shutil

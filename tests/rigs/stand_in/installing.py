@@ -1,4 +1,4 @@
-"""Lets gpunetio find the stand-in where it looks for libibverbs and libmlx5."""
+"""Install the stand-in where gpunetio looks for libibverbs and libmlx5."""
 
 import os
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""The other side of stand_in.c: its table of functions, which software NICs answer."""
+"""The other side of stand_in.c: its table of functions, which call software NICs."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ from .strict import SYNDROME, reserved_bits
 _NOTHING = -1  # the context of calls that have none, and the object of subscriptions without one
 _KNOWN_ACCESS = sum(Access.all()) | Access.RELAXED_ORDERING
 
-# struct calls: what each function takes; all return a number, or a negative errno.
+# struct calls: the arguments of each function; all return a number, or a negative errno.
 _i, _u, _text, _memory = c_int64, c_uint64, c_char_p, c_void_p
 _COMMAND = (_memory, _u, _memory, _u)
 _CALLS: dict[str, tuple[Any, ...]] = {
@@ -89,7 +89,7 @@ _STATUS_ERRNO = {
     Status.EXCEED_LIM: errno.ENOMEM, Status.NO_RESOURCES: errno.EAGAIN, Status.BAD_INPUT_LEN: errno.EIO,
     Status.BAD_OUTPUT_LEN: errno.EIO,
 }  # fmt: skip
-# What a device that has gone still lets a program do.
+# The calls that a device that is gone still accepts.
 _LAST_CALLS = (
     "ibv_close_device", "ibv_get_async_event", "mlx5dv_devx_get_event", "mlx5dv_devx_destroy_event_channel",
     "mlx5dv_devx_free_uar",
@@ -128,7 +128,7 @@ class _Context:
 
     def is_told_elsewhere(self, channel: int, handle: int, kind: EventType) -> bool:
         """Whether the software NIC, which knows one subscriber of an object, tells this kind already."""
-        completions = kind == EventType.COMPLETION  # those have a subscriber of their own
+        completions = kind == EventType.COMPLETION  # completions have a subscriber of their own
         return any(
             (other.channel != channel and (known == EventType.COMPLETION) == completions) or known == kind
             for other in self.subscriptions
@@ -310,7 +310,7 @@ class StandIn:
         try:
             return self._nic(context).reg_mr(pdn, address, nbytes, iova, _access(access), False).lkey
         except InvalidValueError:
-            return -errno.EFAULT  # the library and the kernel have looked at all else
+            return -errno.EFAULT  # the library and the kernel have checked everything else
 
     def _reg_dmabuf_mr(
         self, context: int, pdn: int, fd: int, offset: int, nbytes: int, iova: int, access: int
@@ -333,7 +333,7 @@ class StandIn:
             raise InvalidValueError(f"GID {sgid_index} is empty")
         gid = ctypes.string_at(dgid, 16)
         _fill(mac, nic.resolve_mac(port, sgid_index, gid))
-        with contextlib.suppress(DocaError):  # so that the software NIC knows the way, as a card does by the MAC
+        with contextlib.suppress(DocaError):  # so that the software NIC knows the path, as a card does by the MAC
             nic.create_ah(0, port, Route(gid, 0, 0, sgid_index, 0, 64, 0, True, 0))
 
     def _get_async_event(self, context: int, port: int) -> int:

@@ -1,14 +1,14 @@
-"""What a device refuses of a mailbox and the software NIC lets pass: bits that no field has.
+"""Refuse mailboxes that a device refuses and the software NIC accepts: those with bits set that belong to no field.
 
-The PRM has them reserved, and a device answers BAD_PARAM when one is set. The formats' own tables say which bits those
-are, so that a field which is written without being declared cannot pass.
+The PRM reserves these bits, and a device answers BAD_PARAM when one is set. The tables of the formats define the
+fields, so a field that is written without being declared cannot pass.
 """
 
 from gpunetio.formats.commands import Opcode
 from gpunetio.formats.layout import VARIABLE, BitStruct
 from gpunetio.formats.mailboxes import mailboxes
 
-SYNDROME = 0x5F00FF  # beside those of gpunetio.nic.control.syndromes
+SYNDROME = 0x5F00FF  # not among those of gpunetio.nic.control.syndromes
 
 
 def _mask(layout: BitStruct) -> int:
@@ -16,7 +16,7 @@ def _mask(layout: BitStruct) -> int:
     bits, total = 0, 8 * layout.size
     for field in layout.fields.values():
         if field.width == VARIABLE:
-            continue  # behind the structure
+            continue  # after the end of the structure
         inner = _mask(field.struct) if field.struct else (1 << field.width) - 1
         width = 8 * field.struct.size if field.struct else field.width
         bits |= inner << total - field.offset - width

@@ -1,6 +1,6 @@
 """put_signal_bw, put_counter_bw: each thread has a flag at the far end, which counts its messages that have arrived.
 
-The flag's previous value comes back to a word of the thread at this end. It tells the thread when all have arrived.
+The flag's previous value comes back to a word of the thread at this end, which shows when all messages have arrived.
 """
 
 from __future__ import annotations

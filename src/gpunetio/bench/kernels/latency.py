@@ -13,7 +13,7 @@ from .. import timestamps
 from ..ends import AT, ROW
 from .parts import LOOK_EVERY, STOPPED, record, wait_for
 
-_BYTE, _SIGNAL, _COUNTER = range(3)  # what tells that a message has arrived
+_BYTE, _SIGNAL, _COUNTER = range(3)  # what shows that a message has arrived
 
 
 @device_function
@@ -104,7 +104,7 @@ def _play(kind, ends, size, total, slots, first, count, trace, stop, out):
     qp = dev.VerbsQp(dev.ld64(end + AT.qp))
     companion = dev.VerbsQp(dev.ld64(end + AT.companion))
     part = timestamps.part_of(trace, dev.block_idx())
-    ticket = dev.put(qp, 0, 0, 0, 0, 0, dev.EXCLUSIVE)  # the NIC may sleep, and must be awake when the clock starts
+    ticket = dev.put(qp, 0, 0, 0, 0, 0, dev.EXCLUSIVE)  # wakes the NIC, which must be awake when the clock starts
     status = dev.wait(qp, ticket, dev.EXCLUSIVE)
     start = dev.clock_ns()
     if status == dev.OK:
@@ -113,10 +113,10 @@ def _play(kind, ends, size, total, slots, first, count, trace, stop, out):
             timestamps.finish(part, qp, dev.EXCLUSIVE)
             ticket = status
             status = dev.wait(qp, ticket, dev.EXCLUSIVE)
-        if status == dev.OK and kind != _BYTE and count > 0:  # the answer of the last one is in flight
+        if status == dev.OK and kind != _BYTE and count > 0:  # the answer to the last one is in flight
             status = wait_for(1, qp, ticket, companion, dev.ld64(end + AT.old), first + count - 1, stop)
     if status != dev.OK:
-        dev.st_relaxed64(stop, 1)  # an end in the same launch would wait in vain
+        dev.st_relaxed64(stop, 1)  # otherwise an end in the same launch would wait for ever
     record(out, dev.block_idx(), start, status)
 
 

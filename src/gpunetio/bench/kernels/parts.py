@@ -1,4 +1,4 @@
-"""What the kernels of the benchmarks have in common. All take the same arguments:
+"""The common parts of the benchmarks' kernels. All kernels take the same arguments:
 
 `ends`, `queues`    rows of `End`, and the number of queues
 `scope`             which threads post together
@@ -10,7 +10,7 @@
 `out`               one RECORD per thread
 
 Message k carries the bytes [k·size, (k+1)·size) of `total`, and lies in slot k % slots of the buffers at both ends. The
-RECORD of a thread says when it began, when all that it sent was complete, and OK or a negative status.
+RECORD of a thread says when it began, when everything that it sent was complete, and OK or a negative status.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ WRONG_LENGTH = -74  # EBADMSG: a receive got more or fewer bytes than were sent
 NOT_INLINE = -42  # ENOMSG: a completion without the data that it should carry
 
 RECORD, START, END, STATUS = 8 * RECORD_WORDS, 0, 8, 16
-LOOK_EVERY = 64  # messages between looks at the stop word, which is in host memory, far away from a GPU
+LOOK_EVERY = 64  # messages between checks of the stop word, which is in host memory, far from a GPU
 _LOOK_EVERY_POLLS = 256
 
 
@@ -43,7 +43,7 @@ def record(out, thread, start, status):
 
 @device_function
 def wait_together(qp, ticket, scope, daddr=0, dlkey=0):
-    """Wait for tickets. All threads of a warp or block get the same status, so they go on together or not at all.
+    """Wait for tickets. All threads of a warp or block get the same status, so either all of them continue or none.
 
     `daddr` and `dlkey` are those of `dev.get_wait`.
     """
@@ -53,13 +53,13 @@ def wait_together(qp, ticket, scope, daddr=0, dlkey=0):
 
 @device_function
 def wake(qp, scope):
-    """Post a NOP and wait for it. The NIC may sleep when a kernel begins, and must be awake when the clock starts."""
+    """Post a NOP and wait for it, so that the NIC is awake when the clock starts: it may sleep when a kernel begins."""
     return wait_together(qp, dev.put(qp, 0, 0, 0, 0, 0, dev.GPU, dev.DEFAULT, scope), scope)
 
 
 @device_function
 def place(queues, scope):
-    """Return the queue that a thread posts to, and the thread's number among all, in which the queues count first.
+    """Return a thread's queue, and its number among all threads: consecutive numbers have consecutive queues.
 
     Threads that post together share a queue.
     """
@@ -93,7 +93,7 @@ def wait_for(wide, qp, ticket, companion, address, value, stop):
         polls += 1
         if polls & (_LOOK_EVERY_POLLS - 1) == 0:
             stopped = dev.ld_relaxed64(stop)
-            if dev.poll_one(qp, ticket, dev.GPU) == dev.EIO:  # perhaps why the other end has stopped this one
+            if dev.poll_one(qp, ticket, dev.GPU) == dev.EIO:  # may be the reason why the other end has stopped this one
                 return dev.EIO
             if companion != 0:
                 last = dev.ld_relaxed64(companion + RSVD) - 1

@@ -1,6 +1,7 @@
 """The kernel of `gpunetio pingpong`: SENDs and receives in turn, as ibv_rc_pingpong posts and polls them.
 
-`rq` is a table of int64 words that describes the receive side, in the order of RECEIVE_SIDE. `out` gets those of OUT.
+`rq` is a table of int64 words that describes the receive side, in the order of RECEIVE_SIDE. The kernel writes the
+words of OUT to `out`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _START, _END, _STATUS, _RECEIVED, _SENT, _BAD_MESSAGE, _BAD_OFFSET, _SYNDROME, _
 _WQE_COUNTER, _ERR_SYNDROME, _ERR_VENDOR = CQE64.wqe_counter, ERR_CQE64.syndrome, ERR_CQE64.vendor_err_synd
 _INVALID = INIT_OP_OWN >> OPCODE_SHIFT
 _CI_MASK = 0xFF_FFFF
-_LOOK_EVERY = 256  # polls between looks at the stop word
+_LOOK_EVERY = 256  # polls between checks of the stop word
 
 
 @device_function

@@ -1,4 +1,4 @@
-"""twosided_bw: SENDs of the client into receives of the server, which tells the client how many it has posted.
+"""twosided_bw: SENDs of the client go to receives of the server, which tells the client how many it has posted.
 
 The server posts half a queue of receives at a time, and the second half before it waits for the first. A SEND carries
 the number of its message as immediate data, so that the server knows which message each receive got.
@@ -76,7 +76,7 @@ def _post_receives(end, qp, queue, queues, size, slots, first, start, stop_at, p
 def _take_receives(end, qp, queue, queues, size, total, slots, first, start, stop_at, part):
     """Wait for this thread's receives among `start` to `stop_at` - 1, and note which messages they got.
 
-    Data that came in a completion are copied to where the others are.
+    Data that came in a completion are copied to the place of other messages' data.
     """
     notes, inline = dev.ld64(end + AT.notes), dev.ld64(end + AT.inline)
     for i in range(start + dev.thread_idx(), stop_at, dev.block_dim()):
@@ -100,12 +100,15 @@ def _take_receives(end, qp, queue, queues, size, total, slots, first, start, sto
 
 @device_function
 def _agreed(verdict, status):
-    """Return OK if that is the `status` of all threads of the block, else another one of theirs. All get the same."""
+    """Return OK if all threads of the block have the `status` OK, else the status of one that has not.
+
+    All threads get the same result.
+    """
     if status != dev.OK:
         dev.st_relaxed64(verdict, status)
     dev.block_sync()
     status = dev.ld_relaxed64(verdict)
-    dev.block_sync()  # all have read it before the next one is stored
+    dev.block_sync()  # all threads have read it before the next one is stored
     return status
 
 
@@ -125,7 +128,7 @@ def _serve(end, qp, queue, queues, size, total, slots, first, count, part, verdi
             status = _post_receives(end, qp, queue, queues, size, slots, first, posted, more, part)
             status = _agreed(verdict, status)
             posted = more
-            if tells and status == dev.OK:  # if it fails, the completion queue says so
+            if tells and status == dev.OK:  # if it fails, the completion queue reports the error
                 dev.p(qp, credits, credits_rkey, posted, 8, dev.EXCLUSIVE)
         if status == dev.OK:
             more = min(share, done + half)
@@ -158,5 +161,5 @@ def twosided_bw(ends, queues, scope, size, total, slots, first, count, trace, st
         if status == dev.OK and thread == threads - 1:
             status = dev.wait_all(qp, dev.EXCLUSIVE)
     if status != dev.OK:
-        dev.st_relaxed64(stop, 1)  # an end in the same launch would wait in vain
+        dev.st_relaxed64(stop, 1)  # otherwise an end in the same launch would wait for ever
     record(out, block * threads + thread, start, status)

@@ -1,1 +1,1 @@
-"""The checks, a module for each subject."""
+"""The checks, one module per subject."""

@@ -71,7 +71,7 @@ def _smi_mib(gpu: Gpu, name: str) -> int | None:
 def bar1_mib(text: str) -> int | None:
     """Return the MiB of BAR1 in a GPU's sysfs file `resource`: 0 if it has no addresses, None for any other text.
 
-    BAR1 is the second region in use. On some GPUs BAR0 has 64 bits, too, and takes two lines.
+    BAR1 is the second region in use. On some GPUs BAR0 also has 64 bits, and takes two lines.
     """
     lines = [re.fullmatch(r"0x([0-9a-f]{16}) 0x([0-9a-f]{16}) 0x([0-9a-f]{16})", line) for line in text.splitlines()]
     regions = [[int(part, 16) for part in line.groups()] for line in lines[:6] if line]

@@ -1,1 +1,1 @@
-"""What is read of a machine: devices, files, programs, drivers."""
+"""Readings of a machine: devices, files, programs, drivers."""

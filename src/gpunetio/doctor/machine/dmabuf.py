@@ -68,7 +68,7 @@ def needs(machine: Machine, gpu: Gpu) -> tuple[Need, ...]:
 
 
 def _topology_checks(machine: Machine, gpu: Gpu) -> list[Need]:
-    """Doubt that the driver maps GPU memory to a NIC in another IOMMU group, as on Grace, without its option.
+    """Doubt whether the driver, without its option, maps GPU memory to a NIC in another IOMMU group, as on Grace.
 
     Azure's azhpc-images (pull request 589) and NVIDIA's AICR (validators/performance) set it for this.
     """
@@ -89,7 +89,7 @@ def kernel_can(machine: Machine) -> tuple[Reading, bool | None]:
 
 
 def doubts(found: tuple[Need, ...]) -> list[Need]:
-    """Return the needs of which it is not certain that they hold."""
+    """Return the needs that are not certain to hold."""
     return [need for need in found if need.doubt]
 
 

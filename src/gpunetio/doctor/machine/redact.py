@@ -71,7 +71,7 @@ def redact(readings: list[Reading]) -> list[Reading]:
 
 
 def _host_name(readings: Iterable[Reading]) -> str:
-    """Return the host name without its domain; "" if the system uses the same word otherwise, as a driver's name."""
+    """Return the host name without its domain; "" if the word is also another name, such as a driver's."""
     system = next((one.value for one in readings if one.key == ("system",)), None)
     name = str(system.get("nodename", "")).partition(".")[0] if isinstance(system, dict) else ""
     words = {word for one in readings for word in re.split(r"[/ ]", one.source)}

@@ -35,7 +35,7 @@ class Distance(StrEnum):
 def distance(a: PciDevice | None, b: PciDevice | None) -> Distance | None:
     """Return the distance between two devices; None if sysfs does not show the place of one of them.
 
-    Ports of switches are bridges, too. Functions of one card have no bridge of their own below the last common bridge.
+    Ports of switches are also bridges. Functions of one card have no bridge of their own below the last common bridge.
     Devices behind one switch share its upstream port, and each has one downstream port below it.
     """
     if a is None or b is None or not a.root or not b.root:

@@ -1,4 +1,4 @@
-"""The means of probes: the device, the GPU, a loopback path to the device, and memory with a pattern."""
+"""Tools of probes: the device, the GPU, a loopback path to the device, and memory with a pattern."""
 
 from __future__ import annotations
 

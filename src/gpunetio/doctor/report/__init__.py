@@ -1,1 +1,1 @@
-"""How findings are printed and drawn."""
+"""Print and draw findings."""

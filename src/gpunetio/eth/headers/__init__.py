@@ -1,4 +1,4 @@
-"""Headers of packets, for kernels: views with attributes, where headers are, checksums, and changes.
+"""Packet headers for kernels: views with attributes, functions that find headers, checksums, and rewriting.
 
     from gpunetio.eth import headers
 
@@ -8,8 +8,9 @@
         headers.swap_addresses(ip)
         headers.swap_ports(l4)
 
-Addresses and fields are integers in the order of the host: 10.0.0.1 is 0x0A000001, as `int(ipaddress.IPv4Address(…))`
-has it, and 02:00:00:00:00:05 is 0x020000000005. IPv6 addresses have two halves, `source_high` and `source_low`.
+Addresses and fields are integers in host byte order: 10.0.0.1 is 0x0A000001, the value of
+`int(ipaddress.IPv4Address(…))`, and 02:00:00:00:00:05 is 0x020000000005. IPv6 addresses have two halves, `source_high`
+and `source_low`.
 """
 
 from ...device.checksum import checksum, internet_sum, update_checksum

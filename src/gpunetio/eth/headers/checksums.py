@@ -1,4 +1,4 @@
-"""Checksums of IPv4, TCP, UDP, ICMP and ICMPv6: computed, checked, and kept right while headers change."""
+"""Checksums of IPv4, TCP, UDP, ICMP and ICMPv6: compute them, check them, and update them when headers change."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .views import ipv4_at
 
 @device_function
 def _field_of(protocol):
-    """Return the offset of a protocol's checksum, or 0 if it has none that is known here."""
+    """Return the offset of a protocol's checksum field, or 0 for any protocol not supported here."""
     if protocol == IP_PROTOCOL_TCP:
         return TCP.checksum
     if protocol == IP_PROTOCOL_UDP:
@@ -30,22 +30,22 @@ def _l4_sum(ip, protocol, l4, length):
 
 @device_function
 def write_ipv4_checksum(ip):
-    """Compute the checksum of an IPv4 header and store it there (RFC 791)."""
+    """Compute the checksum of an IPv4 header and store it in the header (RFC 791)."""
     ipv4_at(ip).checksum = 0
     store_checksum(ip + IPV4.checksum, internet_sum(ip, ipv4_bytes(ip)), 0)
 
 
 @device_function
 def is_ipv4_intact(ip):
-    """Return whether the checksum of an IPv4 header is right."""
+    """Return whether the checksum of an IPv4 header is correct."""
     return internet_sum(ip, ipv4_bytes(ip)) == 0xFFFF
 
 
 @device_function
 def write_l4_checksum(ip, protocol, l4, length):
-    """Compute the checksum of TCP, UDP, ICMP or ICMPv6 and store it there (RFC 9293, 768, 792, 4443).
+    """Compute the checksum of TCP, UDP, ICMP or ICMPv6 and store it in the header (RFC 9293, 768, 792, 4443).
 
-    The arguments are what `l4_of` returns. Other protocols are left as they are.
+    The arguments are the result of `l4_of`. Packets of other protocols are not changed.
     """
     field = _field_of(protocol)
     if field != 0:
@@ -55,9 +55,9 @@ def write_l4_checksum(ip, protocol, l4, length):
 
 @device_function
 def is_l4_intact(ip, protocol, l4, length):
-    """Return whether the checksum of TCP, UDP, ICMP or ICMPv6 is right. The arguments are what `l4_of` returns.
+    """Return whether the checksum of TCP, UDP, ICMP or ICMPv6 is correct. The arguments are the result of `l4_of`.
 
-    True also for UDP over IPv4 without a checksum (RFC 768), and for other protocols.
+    Also true for UDP over IPv4 without a checksum (RFC 768), and for other protocols.
     """
     field = _field_of(protocol)
     if field == 0 or (protocol == IP_PROTOCOL_UDP and ld8(ip) >> 4 == 4 and ld16(l4 + field) == 0):
@@ -67,10 +67,10 @@ def is_l4_intact(ip, protocol, l4, length):
 
 @device_function
 def update_l4_checksum(protocol, l4, old, new):
-    """Update the checksum of TCP, UDP, ICMP or ICMPv6 after a field under it has changed (RFC 1624).
+    """Update the checksum of TCP, UDP, ICMP or ICMPv6 after a field it covers has changed (RFC 1624).
 
     The field is in the packet or the pseudo header. `old` and `new` are its values, as for `update_checksum`. A UDP
-    packet without a checksum keeps none.
+    packet without a checksum stays without one.
     """
     field = _field_of(protocol)
     if field == 0:

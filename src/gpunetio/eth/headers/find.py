@@ -1,6 +1,6 @@
-"""Where the headers of a packet are, and what is behind them.
+"""Find the headers of a packet, and what follows them.
 
-A sender is not trusted: no byte is read before a length says that it is there, and all lengths are within the frame.
+The sender is not trusted: no byte is read before a length has been checked, and all lengths are within the frame.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ NONE = -1  # no EtherType and no protocol
 
 @device_function
 def ipv4_bytes(ip):
-    """Return the bytes of an IPv4 header with its options, as it says itself."""
+    """Return the length of an IPv4 header with its options, as the header gives it."""
     return (ld8(ip) & 0xF) * 4
 
 
 @device_function
 def tcp_bytes(tcp):
-    """Return the bytes of a TCP header with its options, as it says itself."""
+    """Return the length of a TCP header with its options, as the header gives it."""
     return (tcp_at(tcp).offset_flags >> TCP_OFFSET_SHIFT) * 4
 
 
 @device_function
 def l3_of(packet, nbytes):
-    """Return EtherType, address and bytes of what follows the Ethernet header and up to two VLAN tags.
+    """Return the EtherType, and the address and length of what follows the Ethernet header and up to two VLAN tags.
 
-    NONE, 0, 0: the frame, which has `nbytes`, is shorter than an Ethernet header.
+    If the frame of `nbytes` is shorter than an Ethernet header, return NONE, 0, 0.
     """
     if nbytes < ETHERNET.size:
         return NONE, 0, 0
@@ -74,11 +74,11 @@ def _behind_ipv6(ip, nbytes):
 
 @device_function
 def l4_of(packet, nbytes):
-    """Return protocol, address of the IP header, address and bytes of what follows that header.
+    """Return the protocol, the address of the IP header, and the address and length of what follows that header.
 
-    This is for TCP, UDP, ICMP and others over IPv4 and IPv6, behind options, extension headers and VLAN tags. The bytes
-    are those of the IP packet: padding of the frame does not count. NONE, 0, 0, 0: the frame, which has `nbytes`, has
-    no IP packet, or a damaged or cut one, or a fragment.
+    This works for TCP, UDP, ICMP and others over IPv4 and IPv6, after options, extension headers and VLAN tags. The
+    length is that of the IP packet, without the frame's padding. If the frame of `nbytes` has no IP packet, or a
+    damaged, truncated or fragmented one, return NONE, 0, 0, 0.
     """
     kind, ip, length = l3_of(packet, nbytes)
     if kind == ETHER_TYPE_IPV4:
@@ -90,9 +90,9 @@ def l4_of(packet, nbytes):
 
 @device_function
 def udp_payload(udp, length):
-    """Return address and bytes of a UDP packet's payload. `length`: of the packet, as `l4_of` returns it.
+    """Return the address and length of a UDP packet's payload. `length` is the packet's, as returned by `l4_of`.
 
-    0, EINVAL: the header is cut off, or says that there is more or less than can be.
+    If the header is truncated, or its length is impossible, return 0, EINVAL.
     """
     if length < UDP.size:
         return 0, EINVAL
@@ -104,9 +104,9 @@ def udp_payload(udp, length):
 
 @device_function
 def tcp_payload(tcp, length):
-    """Return address and bytes of a TCP segment's payload. `length`: of the segment, as `l4_of` returns it.
+    """Return the address and length of a TCP segment's payload. `length` is the segment's, as returned by `l4_of`.
 
-    0, EINVAL: the header is cut off, or its length is impossible.
+    If the header is truncated, or its length is impossible, return 0, EINVAL.
     """
     if length < TCP.size:
         return 0, EINVAL

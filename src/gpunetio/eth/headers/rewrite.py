@@ -1,6 +1,6 @@
-"""Headers that change on the way: ends that swap, addresses and ports that are replaced, hops that are counted.
+"""Rewrite headers: swap the two ends, replace addresses and ports, count hops.
 
-Checksums that were right stay right. Where both ends swap, they do not change.
+Correct checksums stay correct. Swapping both ends does not change them.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ def swap_addresses(ip):
 
 @device_function
 def swap_ports(l4):
-    """Swap source and destination port of a UDP or TCP header, which begin alike."""
+    """Swap source and destination port of a UDP or TCP header; both begin with the ports."""
     udp = udp_at(l4)
     udp.source_port, udp.destination_port = udp.destination_port, udp.source_port
 
 
 @device_function
 def _readdress(ip, protocol, l4, old, new):
-    """Update the checksums after an address of IPv4, which is in the header and the pseudo header, has changed."""
+    """Update the checksums after an IPv4 address, which is in the header and the pseudo header, has changed."""
     v4 = ipv4_at(ip)
     v4.checksum = update_checksum(v4.checksum, old, new)
     if protocol == IP_PROTOCOL_TCP or protocol == IP_PROTOCOL_UDP:  # ICMP has no pseudo header
@@ -52,7 +52,7 @@ def _readdress(ip, protocol, l4, old, new):
 def set_source(ip, protocol, l4, address, port):
     """Replace source address and port of UDP or TCP over IPv4, and update the checksums (RFC 1624).
 
-    Of other protocols, the address is replaced. The first arguments are what `l4_of` returns.
+    For other protocols, replace only the address. The first three arguments are results of `l4_of`.
     """
     v4 = ipv4_at(ip)
     old = v4.source
@@ -69,7 +69,7 @@ def set_source(ip, protocol, l4, address, port):
 def set_destination(ip, protocol, l4, address, port):
     """Replace destination address and port of UDP or TCP over IPv4, and update the checksums (RFC 1624).
 
-    Of other protocols, the address is replaced. The first arguments are what `l4_of` returns.
+    For other protocols, replace only the address. The first three arguments are results of `l4_of`.
     """
     v4 = ipv4_at(ip)
     old = v4.destination
@@ -84,7 +84,7 @@ def set_destination(ip, protocol, l4, address, port):
 
 @device_function
 def spend_hop(ip):
-    """Decrement the TTL of IPv4, and update its checksum, or the hop limit of IPv6. Return how many hops are left.
+    """Decrement the TTL of IPv4, updating the checksum, or the hop limit of IPv6. Return the number of hops left.
 
     A router does not forward a packet for which this is 0 or less (RFC 1812 5.3.1, RFC 8200 3).
     """
@@ -93,7 +93,7 @@ def spend_hop(ip):
         left = v4.ttl - 1
         if left >= 0:
             v4.ttl = left
-            v4.checksum = update_checksum(v4.checksum, left + 1 << 8, left << 8)  # the upper half of a word
+            v4.checksum = update_checksum(v4.checksum, left + 1 << 8, left << 8)  # the TTL is the upper byte of a word
         return left
     v6 = ipv6_at(ip)
     left = v6.hop_limit - 1

@@ -1,6 +1,6 @@
-"""Views of headers in packets, by their declarations in `formats.packet`.
+"""Views of headers in packets, as declared in `formats.packet`.
 
-Headers begin at even addresses, as in packets of receive queues: a GPU loads their words in halves.
+Headers must begin at even addresses, as they do in packets of receive queues: a GPU loads their words in halves.
 """
 
 from __future__ import annotations

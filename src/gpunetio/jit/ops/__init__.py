@@ -1,10 +1,10 @@
 """Primitive operations with one meaning and two lowerings: LLVM on the CPU, PTX on CUDA.
 
-Only this package knows the target, so a port to another GPU compiler rewrites it alone.
+Only this package depends on the target, so a port to another GPU compiler has to rewrite only this package.
 
 Every value is an int64. Narrow loads zero-extend, narrow stores truncate.
-Plain `ld*`/`st*` are for memory that no other agent accesses at that moment. A loop that waits for another agent polls
-with `ld_relaxed*` or `ld_acquire*`, because LLVM hoists a plain load out of the loop.
+Plain `ld*`/`st*` are for memory that no other agent accesses at that moment. A loop that waits for another agent must
+poll with `ld_relaxed*` or `ld_acquire*`, because LLVM hoists a plain load out of the loop.
 
 Scopes follow the PTX memory model: `sys` includes the CPU and the NIC, `gpu` the threads of one GPU, `cta` those of one
 block. The CPU has one scope, so all three lower to the same instruction there.

@@ -9,37 +9,37 @@ from .lowering import cas, op, ptx, rmw
 
 @op(64, 64, ret=64, cpu=rmw("add", 64, "monotonic"), cuda=ptx("atom.relaxed.gpu.global.add.u64 $0, [$1], $2;", 64))
 def fetch_add_gpu64(addr: int, value: int) -> int:
-    """Relaxed add at GPU scope."""
+    """Add, relaxed, at GPU scope."""
 
 
 @op(64, 64, ret=64, cpu=rmw("add", 64, "monotonic"), cuda=ptx("atom.relaxed.cta.global.add.u64 $0, [$1], $2;", 64))
 def fetch_add_cta64(addr: int, value: int) -> int:
-    """Relaxed add at block scope."""
+    """Add, relaxed, at block scope."""
 
 
 @op(64, 64, ret=64, cpu=rmw("add", 64), cuda=ptx("atom.acq_rel.cta.add.u64 $0, [$1], $2;", 64))
 def fetch_add_acq_rel_cta64(addr: int, value: int) -> int:
-    """Acquire-release add at block scope, in any memory."""
+    """Add, acquire-release, at block scope, in any memory."""
 
 
 @op(64, 64, ret=64, cpu=rmw("add", 64), cuda=ptx("atom.acq_rel.sys.global.add.u64 $0, [$1], $2;", 64))
 def fetch_add_sys64(addr: int, value: int) -> int:
-    """Acquire-release add at system scope."""
+    """Add, acquire-release, at system scope."""
 
 
 @op(64, 64, ret=64, cpu=rmw("umax", 64), cuda=ptx("atom.acquire.gpu.global.max.u64 $0, [$1], $2;", 64))
 def fetch_max_gpu64(addr: int, value: int) -> int:
-    """Unsigned maximum, acquire, at GPU scope."""
+    """Take the unsigned maximum, acquire, at GPU scope."""
 
 
 @op(64, 64, ret=64, cpu=rmw("umax", 64), cuda=ptx("atom.acquire.cta.global.max.u64 $0, [$1], $2;", 64))
 def fetch_max_cta64(addr: int, value: int) -> int:
-    """Unsigned maximum, acquire, at block scope."""
+    """Take the unsigned maximum, acquire, at block scope."""
 
 
 @op(64, 64, cpu=rmw("umax", 64), cuda=ptx("red.relaxed.gpu.global.max.u64 [$0], $1;"))
 def raise_gpu64(addr: int, value: int) -> None:
-    """Unsigned maximum, relaxed, at GPU scope. It returns nothing, so no thread waits for the old value."""
+    """Take the unsigned maximum, relaxed, at GPU scope. Return nothing, so that no thread waits for the old value."""
 
 
 @op(64, 64, ret=64, cpu=rmw("xchg", 64), cuda=ptx("atom.acq_rel.sys.global.exch.b64 $0, [$1], $2;", 64))
@@ -47,7 +47,7 @@ def exchange64(addr: int, value: int) -> int:
     """Swap in `value` at system scope."""
 
 
-# A GPU does not execute atomics of system scope on host memory, unless its bus has them. Those of its own scope are
+# A GPU does not execute atomics of system scope on host memory, unless its bus supports them. Atomics of GPU scope are
 # atomic for its threads, wherever the memory is.
 
 
@@ -58,7 +58,7 @@ def exchange_gpu64(addr: int, value: int) -> int:
 
 @op(64, 64, ret=64, cpu=rmw("add", 64), cuda=ptx("atom.acq_rel.gpu.global.add.u64 $0, [$1], $2;", 64))
 def fetch_add_acq_rel_gpu64(addr: int, value: int) -> int:
-    """Acquire-release add at GPU scope."""
+    """Add, acquire-release, at GPU scope."""
 
 
 @op(64, 32, 32, ret=32, cpu=cas(32), cuda=ptx("atom.acq_rel.gpu.global.cas.b32 $0, [$1], $2, $3;", 32))

@@ -9,7 +9,7 @@ from llvmlite import ir
 from ..values import Mistake
 from .lowering import INT, VOID, Emit, Llvm, Primitive, declared, op, stack
 
-NO_CALLS = 801  # what a call returns on CUDA: CUDA_ERROR_NOT_SUPPORTED
+NO_CALLS = 801  # the result of a call on CUDA: CUDA_ERROR_NOT_SUPPORTED
 
 
 def _call(b, function, *args):
@@ -19,14 +19,14 @@ def _call(b, function, *args):
 
 @op(64, 64, 64, 64, 64, ret=32, cpu=_call, cuda=lambda b, *args: INT[32](NO_CALLS))
 def call_c(function: int, a: int, b: int, c: int, d: int) -> int:
-    """Call the C function at an address, and return its `int`. One with fewer parameters ignores the rest (psABI).
+    """Call the C function at an address, and return its `int`. A function ignores surplus arguments (psABI).
 
     Load the address from memory, never from a global, which would be frozen into code that other processes load.
     """
 
 
 class External(Primitive):
-    """A function of C that this process has, for compiled code on the host. Its result is sign-extended."""
+    """A C function of this process, for compiled code on the host. Its result is sign-extended."""
 
     signed = True
 
@@ -36,7 +36,7 @@ class External(Primitive):
         self.parameters = tuple(f"argument {n + 1}" for n in range(len(widths)))
 
     def freezes(self) -> tuple[object, tuple[object, ...]]:
-        """Return what decides about its code (frozen.py)."""
+        """Return everything that determines its code (frozen.py)."""
         return (self.__name__, self.widths, self.ret), ()
 
     def _call(self, b, *given):
@@ -48,7 +48,7 @@ class External(Primitive):
 
 
 def external(symbol: str, *widths: int, ret: int | None = None) -> External:
-    """Declare a function of C by its symbol. Arguments are truncated to `widths`; the result is sign-extended."""
+    """Declare a C function by its symbol. Arguments are truncated to `widths`; the result is sign-extended."""
     return External(symbol, widths, ret)
 
 

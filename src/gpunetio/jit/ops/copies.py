@@ -1,4 +1,4 @@
-"""Copies: bulk, into a register of the NIC, and prefetches."""
+"""Copies in bulk and into a register of the NIC, and prefetches."""
 
 # pyright: reportReturnType=false, reportArgumentType=false
 
@@ -10,7 +10,7 @@ from .lowering import INT, VOID, Emit, compute_capability, counted, declared, mo
 
 
 def _copy_words(b, dst, src, nbytes):
-    """Copy as many bytes at a time as both addresses allow: headers in packets are at even ones. Then copy the rest."""
+    """Copy as many bytes at a time as both addresses allow (headers are at even addresses), then the rest."""
     both, done = b.or_(dst, src), INT[64](0)
     for width in (64, 16, 8):
         size = INT[64](width // 8)
@@ -23,7 +23,7 @@ def _copy_words(b, dst, src, nbytes):
 
 
 def _host_register(b, register, source):
-    """Store the first word last, because the NIC watches that one."""
+    """Store the first word last, because the NIC watches that word."""
     words = [b.load(ptr(b, b.add(source, INT[64](8 * i)), 64)) for i in range(8)]
     for i in range(1, 8):
         b.store(words[i], ptr(b, b.add(register, INT[64](8 * i)), 64))
@@ -43,7 +43,7 @@ def _bulk_copy(b, register, source):
 
 @op(64, 64, cpu=_host_register, cuda=_bulk_copy)
 def copy_to_register(register: int, source: int) -> None:
-    """Write 64 bytes of the block's shared memory to a BlueFlame register, at once. Only if `has_bulk_copy`."""
+    """Write 64 bytes of the block's shared memory to a BlueFlame register in one store. Only if `has_bulk_copy`."""
 
 
 @op(ret=32, cpu=lambda b: INT[32](1), cuda=lambda b: INT[32](int(compute_capability() >= (9, 0))))
@@ -68,7 +68,7 @@ def prefetch(addr: int) -> None:
 
 @op(64, cpu=_prefetch(1), cuda=lambda b, addr: None)
 def prefetch_to_write(addr: int) -> None:
-    """Prefetch the cache line of `addr` from other cores, on the host. A GPU sends its stores to the memory."""
+    """Prefetch the cache line of `addr` for a store, on the host. Do nothing on a GPU, which sends stores to memory."""
 
 
 @op(64, 64, 64, cpu=lambda b, d, s, n: move(b, d, s, n), cuda=_copy_words)
@@ -77,7 +77,7 @@ def copy(dst: int, src: int, nbytes: int) -> None:
 
 
 def _move_lines(count, bounded) -> dict[str, Emit]:
-    """Move so many pieces of 16 bytes: load all of them, then store all, so that the loads are in flight together."""
+    """Move `count` pieces of 16 bytes: load all, then store all, so that the loads are in flight together."""
     registers = ", ".join(f"v{i}" for i in range(2 * count))
     steps = [f".reg .pred p<{count}>; .reg .b64 d, s, {registers}; mov.b64 d, $0; mov.b64 s, $1;"]
     for i in range(count):
@@ -106,7 +106,7 @@ def move_4_lines(dst: int, src: int, stride: int) -> None:
 
 @op(64, 64, 64, 64, **_move_lines(8, bounded=True))
 def move_8_lines(dst: int, src: int, stride: int, end: int) -> None:
-    """Copy up to 8 pieces of 16 bytes in this way: those that begin before the address `end` of the source."""
+    """Copy up to 8 pieces like `move_4_lines`: those that begin before the address `end` of the source."""
 
 
 _FETCH = "{.reg .b64 s; cvta.to.shared.u64 s, $0; cp.async.cg.shared.global [s], [$1], 16;}"
@@ -114,9 +114,9 @@ _FETCH = "{.reg .b64 s; cvta.to.shared.u64 s, $0; cp.async.cg.shared.global [s],
 
 @op(64, 64, cpu=lambda b, d, s: move(b, d, s, INT[64](16)), cuda=ptx(_FETCH))
 def fetch_line(dst: int, src: int) -> None:
-    """Begin to copy 16 bytes to the block's shared memory, between aligned addresses (`cp.async`)."""
+    """Start to copy 16 bytes to the block's shared memory, between aligned addresses (`cp.async`)."""
 
 
 @op(cpu=nothing, cuda=ptx("cp.async.wait_all;"))
 def await_fetched() -> None:
-    """Wait until what this thread has begun to fetch is in place."""
+    """Wait until everything that this thread has started to fetch is in place."""

@@ -13,7 +13,7 @@ from ..processor import cpu_features
 from .lowering import INT, counted, op, stacked
 
 # Bit-reflected, as CRC-32 (IEEE 802.3) is: the lowest bit of the first byte is the highest power of x. On x86,
-# PCLMULQDQ multiplies if the processor has it that is compiled for; the cache is per processor, too.
+# PCLMULQDQ multiplies if the processor that is compiled for has it; the cache is also per processor.
 
 CRC32_POLYNOMIAL = 0xEDB88320  # reflected, without x³²
 
@@ -139,8 +139,8 @@ def _crc32_fold(b, initial, address, nbytes):
     fold_all(x, at, 1)
     rest = b.sub(end, b.load(at))
     with b.if_then(b.icmp_unsigned("!=", rest, INT[64](0))):
-        # `rest` bytes are left. The bytes of x that lie before the last 16 are folded forward. The other bytes of x
-        # join the bytes that are left.
+        # `rest` bytes are left. The bytes of x before the last 16 are folded forward. The other bytes of x join the
+        # bytes that are left.
         bits = b.shl(b.zext(rest, INT[128]), INT[128](3))
         others = b.sub(INT[128](128), bits)
         whole = b.bitcast(b.load(x), INT[128])

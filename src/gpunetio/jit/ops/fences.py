@@ -42,7 +42,7 @@ def fence_gpu() -> None:
 
 @op(cpu=cpu_fence("seq_cst"), cuda=ptx("fence.sc.gpu;"))
 def fence_sc_gpu() -> None:
-    """Order earlier accesses before later ones, stores before loads, too, for the threads of this GPU."""
+    """Order earlier accesses before later ones, including stores before loads, for the threads of this GPU."""
 
 
 @op(cpu=cpu_fence("acq_rel"), cuda=ptx("fence.acq_rel.cta;"))

@@ -32,7 +32,7 @@ def _cuda_block_count(which: int) -> int: ...
 
 _GENERATION, _SIZE, _VALUE, _TOTAL = 8, 16, 24, 32
 _BROADCAST = 64  # in the slot
-_SIGN = -(1 << 63)  # flips the order of numbers with a sign into that of numbers without
+_SIGN = -(1 << 63)  # turns the order of signed numbers into that of unsigned numbers
 
 
 @device_function
@@ -92,15 +92,15 @@ def block_broadcast(value, thread):
         st64(slot, value)
     block_sync()
     value = ld64(slot)
-    block_sync()  # all have read it before the next broadcast
+    block_sync()  # all threads have read it before the next broadcast
     return value
 
 
 @device_function
 def group_sum(group, value):
-    """Return the sum of the values of all threads of a host group, by a word that is 0 when nobody sums.
+    """Return the sum of the values of all threads of a host group, through a word that is 0 between sums.
 
-    Each thread has changed it back before it arrives at the next barrier.
+    Each thread restores the word before it arrives at the next barrier.
     """
     fetch_add_sys64(group + _TOTAL, value)
     _host_barrier(group)
@@ -112,7 +112,7 @@ def group_sum(group, value):
 
 @device_function
 def group_max(group, value, leads):
-    """Return the largest value of all threads of a host group, of which one `leads`."""
+    """Return the largest value of all threads of a host group. One of the threads `leads`."""
     if leads:
         st64(group + _VALUE, value ^ _SIGN)
     _host_barrier(group)

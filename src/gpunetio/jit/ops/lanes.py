@@ -1,4 +1,4 @@
-"""Lanes of a warp that run together."""
+"""Operations among the lanes of a warp that run together."""
 
 # pyright: reportReturnType=false, reportArgumentType=false
 
@@ -56,7 +56,7 @@ _SHFL64_DOWN = (
 
 @op(64, 32, ret=64, cpu=lambda b, value, lanes: value, cuda=ptx(_SHFL64_DOWN, 64, convergent=True))
 def shuffle_down(value: int, lanes: int) -> int:
-    """Return the `value` of the lane that is so many above (`__shfl_down_sync`). All lanes call this. CUDA only."""
+    """Return the `value` of the lane that is `lanes` above (`__shfl_down_sync`). All lanes call this. CUDA only."""
 
 
 _SHFL64_FIRST = (
@@ -89,13 +89,13 @@ _SHFL64_FROM = (
 
 @op(64, 32, ret=64, cpu=lambda b, value, lane: value, cuda=ptx(_SHFL64_FROM, 64, convergent=True))
 def from_lane(value: int, lane: int) -> int:
-    """Return the `value` of a lane in all lanes (`__shfl_sync`). All lanes call this; on the host there is one."""
+    """Return the `value` of a lane in all lanes (`__shfl_sync`). All lanes call this; on the host there is only one."""
 
 
 @op(32, ret=32, cpu=lambda b, lanes: b.cttz(lanes, INT[1](0)),
     cuda=ptx("{.reg .b32 r; brev.b32 r, $1; clz.b32 $0, r;}", 32, pure=True))  # fmt: skip
 def first_lane(lanes: int) -> int:
-    """Return the number of the lowest lane in a mask, and 32 for none."""
+    """Return the number of the lowest lane in a mask, or 32 for an empty mask."""
 
 
 _SCAN32 = "".join(
@@ -117,9 +117,9 @@ def sum_of_lanes(value: int) -> int:
 
 @op(ret=32, cpu=lambda b: INT[32](0), cuda=ptx("mov.u32 $0, %laneid;", 32, pure=True))
 def lane_or_0() -> int:
-    """Return the number of this lane. On the host, where code of one thread calls this, it is 0."""
+    """Return the number of this lane. On the host, where single threads call this, it is 0."""
 
 
 @op(ret=32, cpu=lambda b: INT[32](1), cuda=lambda b: INT[32](32))
 def lanes_here() -> int:
-    """Return how many lanes act together: those of a warp, and on the host one."""
+    """Return how many lanes act together: all lanes of a warp on CUDA, and 1 on the host."""

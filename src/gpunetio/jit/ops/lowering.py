@@ -1,4 +1,4 @@
-"""How primitives become LLVM on the CPU and PTX on CUDA: `op`, and the building blocks of both."""
+"""Lower primitives to LLVM on the CPU and to PTX on CUDA: `op`, and the building blocks of both."""
 
 # pyright: reportReturnType=false, reportArgumentType=false
 
@@ -16,7 +16,7 @@ from llvmlite import ir
 
 from ..compile import later
 
-Llvm = Any  # what llvmlite builds: values, types, builders. It has no types for them
+Llvm = Any  # objects of llvmlite: values, types, builders. llvmlite has no type annotations
 INT: dict[int, Llvm] = {bits: ir.IntType(bits) for bits in (1, 8, 16, 32, 64, 128)}
 VOID: Llvm = ir.VoidType()
 CONSTRAINT = {16: "h", 32: "r", 64: "l"}
@@ -28,9 +28,9 @@ Store = Callable[[int, int], None]
 
 
 class Primitive:
-    """A function of integers that is written in LLVM's terms, once for each target.
+    """A function of integers that is written with LLVM's builder, once for each target.
 
-    Arguments are truncated to `widths`. The result has `ret` bits; None: there is none.
+    Arguments are truncated to `widths`. The result has `ret` bits; None: there is no result.
     """
 
     __name__: str
@@ -46,7 +46,7 @@ class Primitive:
         self._run: Callable[..., Any] | None = None  # its machine code, for the host
 
     def freezes(self) -> tuple[object, tuple[Any, ...]]:
-        """Return what decides about its code, besides this package (frozen.py)."""
+        """Return everything outside this package that determines its code (frozen.py)."""
         return self.__name__, ()
 
     def __call__(self, *given: Any) -> Any:
@@ -58,7 +58,7 @@ class Primitive:
             run = self._run = later("roots").primitive(self)
         try:
             return run(*given)
-        except OverflowError:  # unsigned ones
+        except OverflowError:  # unsigned arguments
             return run(*map(later("arguments").word, itertools.repeat(self.__name__), given))
 
 
@@ -74,11 +74,11 @@ class Op(Primitive):
 
 
 def op(*widths: int, ret: int | None = None, cpu: Emit, cuda: Emit) -> Callable[[Stub], Stub]:
-    """Make a primitive operation of a function without a body, which names it and its parameters."""
+    """Return a decorator that makes a primitive operation from a stub, which gives its name and parameters."""
     return lambda stub: cast(Stub, Op(stub, widths, ret, cpu, cuda))
 
 
-# The target for which a unit is compiled: primitives are different from one GPU to another.
+# The target for which a unit is compiled: primitives differ from one GPU to another.
 _target: list[Any] = []
 
 
@@ -101,14 +101,14 @@ def ptr(b: Llvm, addr: Llvm, width: int) -> Llvm:
 
 
 def load(width: int, order: str | None = None) -> Emit:
-    """Load; atomically, with an order."""
+    """Load. With an order, load atomically."""
     if order is None:
         return lambda b, addr: b.load(ptr(b, addr, width), align=width // 8)
     return lambda b, addr: b.load_atomic(ptr(b, addr, width), order, width // 8)
 
 
 def store(width: int, order: str | None = None) -> Emit:
-    """Store; atomically, with an order."""
+    """Store. With an order, store atomically."""
     if order is None:
         return lambda b, addr, value: b.store(value, ptr(b, addr, width), align=width // 8)
     return lambda b, addr, value: b.store_atomic(value, ptr(b, addr, width), order, width // 8)
@@ -129,7 +129,7 @@ def cas(width: int) -> Emit:
 
 
 def cpu_fence(order: str) -> Emit:
-    """Order what comes before against what comes after."""
+    """Order earlier accesses against later ones."""
     return lambda b: b.fence(order)
 
 
@@ -144,8 +144,8 @@ def llvm(name: str, *overload: Llvm, ret: int | None = None) -> Emit:
 
 
 _DSB_ST = ir.Constant(INT[32], 0xE)
-# A release fence is no instruction on x86, and covers one shareability domain on Arm. It orders neither write-combined
-# stores nor stores to a device.
+# On x86, a release fence emits no instruction. On Arm, it covers one shareability domain. It orders neither
+# write-combined stores nor stores to a device.
 drain: Emit = {
     "x86_64": llvm("llvm.x86.sse.sfence"),
     "aarch64": lambda b: llvm("llvm.aarch64.dsb")(b, _DSB_ST),
@@ -153,7 +153,7 @@ drain: Emit = {
 
 
 def declared(b: Llvm, kind: Llvm, name: str) -> Llvm:
-    """Return a function of C, declared once in a module."""
+    """Return a C function, which is declared once in a module."""
     return b.module.globals.get(name) or ir.Function(b.module, kind, name)
 
 
@@ -163,17 +163,17 @@ def extern(b: Llvm, name: str, ret: Llvm, args: Sequence[Llvm]) -> Llvm:
     return b.call(declared(b, fnty, name), args)
 
 
-# --- what llvmlite's builder has no word for ---
+# --- what llvmlite's builder lacks ---
 
 
 def stack(b: Llvm, kind: Llvm) -> Llvm:
-    """Return memory on the stack, the same one in each turn of a loop."""
+    """Return memory on the stack, the same memory in each turn of a loop."""
     with b.goto_entry_block():
         return b.alloca(kind)
 
 
 def stacked(b: Llvm, value: Llvm) -> Llvm:
-    """Return memory on the stack in which a value is."""
+    """Return memory on the stack that holds a value."""
     slot = stack(b, value.type)
     b.store(value, slot)
     return slot
@@ -211,7 +211,8 @@ nothing: Emit = lambda b, *args: None  # noqa: E731
 def ptx(text: str, ret: int | None = None, *, pure: bool = False, convergent: bool = False) -> Emit:
     """Emit inline PTX. Without `pure`, it orders memory and is kept. `convergent` forbids moving it into a branch.
 
-    Of several instructions, one may read an operand after another has written the result: they share no register (`&`).
+    With several instructions, one may read an operand after another has written the result, so the result shares no
+    register with an operand (`&`).
     """
     written = "=&" if text.startswith("{") else "="
 
@@ -243,10 +244,10 @@ def ptx_store(how: str, width: int) -> Emit:
 
 
 def compute_capability() -> tuple[int, int]:
-    """Return that of the GPU being compiled for."""
+    """Return the compute capability of the GPU that is compiled for."""
     return _target[-1].capability
 
 
 def from_sm90(new: str, old: str) -> Emit:
-    """Emit PTX that GPUs before sm_90 do not have, or `old` for those."""
+    """Emit the PTX `new`, which needs sm_90, or `old` for earlier GPUs."""
     return lambda b: ptx(new if compute_capability() >= (9, 0) else old)(b)

@@ -53,8 +53,8 @@ st64: Store = _store_op("st64", 64, None, None, "Plain 64-bit store.")
 
 
 
-# The compiler may move pure inline PTX out of loops, which makes these loads cheap behind fences. It may also move them
-# ahead of a check of the address, as in `if queue != 0`. So a value that cannot be an address is not read.
+# The compiler may move pure inline PTX out of loops, which makes these loads cheap after fences. It may also move them
+# ahead of a check of the address, as in `if queue != 0`. So a value that cannot be an address is not dereferenced.
 _NO_ADDRESS_BELOW, _ADDRESSES = 1 << 16, 1 << 56
 
 

@@ -14,7 +14,7 @@ CLOCK_MONOTONIC = 1
 _TIMESPEC: Llvm = ir.LiteralStructType([INT[64], INT[64]])
 _SECOND = 1_000_000_000  # ns
 
-# futex(2). glibc has no function for it, and syscall(2) takes the number of the machine.
+# futex(2). glibc has no function for it, and syscall(2) takes the number that the architecture defines.
 _SYS_FUTEX = {"x86_64": 202}.get(platform.machine(), 98)
 _FUTEX_WAIT_PRIVATE, _FUTEX_WAKE_PRIVATE = 128, 129
 _ALL = (1 << 31) - 1
@@ -30,7 +30,7 @@ def _clock_gettime(b):
 
 @op(ret=64, cpu=_clock_gettime, cuda=ptx("mov.u64 $0, %globaltimer;", 64))
 def clock_ns() -> int:
-    """Return the ns of a monotonic clock: CLOCK_MONOTONIC or %globaltimer (`doca_gpu_dev_verbs_query_globaltimer`)."""
+    """Return the ns of a monotonic clock, CLOCK_MONOTONIC or %globaltimer (`doca_gpu_dev_verbs_query_globaltimer`)."""
 
 
 def _pause(b):
@@ -46,7 +46,7 @@ def pause() -> None:
 
 @op(cpu=lambda b: extern(b, "sched_yield", INT[32], []), cuda=ptx("nanosleep.u32 100;"))
 def yield_thread() -> None:
-    """Let another thread run. Host threads that wait must do this, because there are more of them than cores."""
+    """Let another thread run. Host threads that wait must do this, because there may be more threads than cores."""
 
 
 def _timespec(b, nanos):
@@ -62,7 +62,7 @@ def _nanosleep(b, nanos):
 
 @op(64, cpu=_nanosleep, cuda=nothing)
 def sleep_ns(nanos: int) -> None:
-    """Sleep; a signal ends it early. On CUDA it returns at once."""
+    """Sleep; a signal ends the sleep early. Return immediately on CUDA."""
 
 
 def _futex(b, *args):
@@ -79,12 +79,12 @@ def _futex_wake(b, word):
 
 @op(64, 64, 64, cpu=_futex_wait, cuda=nothing)
 def futex_wait(word: int, expected: int, nanos: int) -> None:
-    """Sleep until `futex_wake(word)`, for `nanos` at most, unless the 32 bits at `word` are not `expected`.
+    """Sleep until `futex_wake(word)`, for `nanos` at most, if the 32 bits at `word` are `expected`.
 
-    A signal ends it early. On CUDA it returns at once.
+    A signal ends the sleep early. Return immediately on CUDA.
     """
 
 
 @op(64, cpu=_futex_wake, cuda=nothing)
 def futex_wake(word: int) -> None:
-    """Wake all threads of this process that sleep at a word. Nothing on CUDA."""
+    """Wake all threads of this process that sleep at a word. Do nothing on CUDA."""

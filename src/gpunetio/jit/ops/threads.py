@@ -1,4 +1,4 @@
-"""Who am I, and the group I belong to."""
+"""The identity of a thread: its index, its warp, its block and the grid."""
 
 # pyright: reportReturnType=false, reportArgumentType=false
 
@@ -9,8 +9,8 @@ from llvmlite import ir
 from ..compile import device_function
 from .lowering import INT, Emit, Llvm, extern, op, ptx
 
-# On the host, identity comes from a record that the launcher leaves in pthread-specific data (host_threads.py). The key
-# is read from memory by symbol, never frozen into compiled code, which another process may load from the cache.
+# On the host, a thread's identity comes from a record in pthread-specific data, set by the launch (host_threads.py).
+# The key is read from memory by symbol, never frozen into compiled code, which another process may load from the cache.
 
 
 THREAD_KEY_SYMBOL = "gpunetio_thread_key"
@@ -21,7 +21,7 @@ def _record(b) -> Llvm:
     return extern(b, "pthread_getspecific", INT[64].as_pointer(), [b.load(key)])
 
 
-# The words of a thread that runs no kernel, such as one of Python's or Numba's: it is alone in its block, its warp and
+# The words of a thread that runs no kernel, such as a Python or Numba thread: it is alone in its block, its warp and
 # the grid.
 _ALONE = (0, 0, 1, 1, 0, 1, 0, 0)
 
@@ -76,7 +76,7 @@ def lane_id() -> int:
 
 @op(ret=32, cpu=lambda b: b.trunc(_thread_word(5)(b), INT[32]), cuda=lambda b: INT[32](32))
 def warp_size() -> int:
-    """Return the number of threads in a warp: 32 on CUDA, a choice of the launch on the host."""
+    """Return the number of threads in a warp: 32 on CUDA; on the host, the launch chooses it."""
 
 
 @op(ret=64, cpu=lambda b: b.ptrtoint(_record(b), INT[64]), cuda=lambda b: INT[64](0))
@@ -94,7 +94,7 @@ def block_group() -> int:
     """Return the address of the block's barrier. Host only (host_threads.py)."""
 
 
-BLOCK_PARTS = 128  # where a block's slot has a word for each warp
+BLOCK_PARTS = 128  # offset in a block's slot of a word for each warp
 BLOCK_SLOT = BLOCK_PARTS + 8 * 32  # bytes
 GROUP_HEADER = 8  # words of a host group before the slot
 GROUP_SHARED = 5  # of these, of a block: the address of its shared arrays
@@ -108,7 +108,7 @@ def on_host() -> int:
 
 
 def _dynamic_shared(b):
-    """Return the generic address of the shared memory whose size the launch decides."""
+    """Return the generic address of the shared memory whose size the launch sets."""
     name, none = "gpunetio_dynamic_shared", ir.ArrayType(INT[8], 0)
     variable: Llvm = b.module.globals.get(name)
     if variable is None:
@@ -119,12 +119,12 @@ def _dynamic_shared(b):
 
 @op(ret=64, cpu=lambda b: INT[64](0), cuda=_dynamic_shared)
 def dynamic_shared() -> int:
-    """Return the address of the block's shared memory whose size the launch decides; 0 on the host."""
+    """Return the address of the block's shared memory whose size the launch sets; 0 on the host."""
 
 
 @op(ret=32, cpu=lambda b: INT[32](0), cuda=_special("dynamic_smem_size"))
 def dynamic_shared_bytes() -> int:
-    """Return the size of that memory; 0 on the host."""
+    """Return the size of the memory at `dynamic_shared`; 0 on the host."""
 
 
 def _shared_slot(b):
@@ -148,4 +148,4 @@ def block_slot():
     The first 64 bytes are free for any use, for example a WQE for BlueFlame. `block_broadcast` uses the next ones, and
     reductions those at BLOCK_PARTS.
     """
-    return _block_slot()  # only here: each function that contains it gets a variable of its own
+    return _block_slot()  # called only here: each function that contains it gets its own variable

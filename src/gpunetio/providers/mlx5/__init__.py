@@ -1,1 +1,1 @@
-"""Cards: rdma-core (libibverbs, libmlx5) through ctypes, and the provider that drives NVIDIA devices through DEVX."""
+"""Cards: rdma-core (libibverbs, libmlx5) through ctypes, and a provider that drives NVIDIA devices through DEVX."""

@@ -1,4 +1,4 @@
-"""GPU memory as a dmabuf, from the CUDA driver: a device can register it without a kernel module of NVIDIA's."""
+"""Export GPU memory as a dmabuf through the CUDA driver, so that a device can register it without nvidia-peermem."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def _driver() -> ctypes.CDLL:
 def dmabuf_of(address: int, nbytes: int) -> tuple[int, int]:
     """Return a descriptor of the pages that hold [address, address + nbytes), and the offset in them.
 
-    The caller closes it. NotSupportedError when the driver has no dmabufs: they need its open kernel modules and CUDA
-    11.7.
+    The caller closes the descriptor. NotSupportedError if the driver cannot export dmabufs: this needs CUDA 11.7 and
+    the open kernel modules.
     """
     start = address & -PAGE
     size = -(-(address + nbytes - start) // PAGE) * PAGE
@@ -33,7 +33,7 @@ def dmabuf_of(address: int, nbytes: int) -> tuple[int, int]:
     except (OSError, AttributeError) as error:
         raise NotSupportedError(f"the CUDA driver has no dmabufs: {error}") from None
     with ExitStack() as undo:
-        context = ctypes.c_void_p()  # none for memory of a pool
+        context = ctypes.c_void_p()  # stays NULL for memory of a pool
         driver.cuPointerGetAttribute(ctypes.byref(context), _OF_CONTEXT, ctypes.c_uint64(address))
         if context and driver.cuCtxPushCurrent_v2(context) == 0:
             undo.callback(driver.cuCtxPopCurrent_v2, ctypes.byref(ctypes.c_void_p()))

@@ -1,5 +1,6 @@
-"""What libibverbs offers for every verbs device: list, identity, ports, protection domains, memory regions, addresses,
-asynchronous events.
+"""The calls of libibverbs that all verbs devices have in common.
+
+These are listing, identity, ports, protection domains, memory regions, addresses and asynchronous events.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ logger: logging.Logger = logging.getLogger("gpunetio.providers")
 _PORT_SUBTYPE = {s.IBV_EVENT_PORT_ACTIVE: PortSubtype.ACTIVE, s.IBV_EVENT_PORT_ERR: PortSubtype.DOWN}
 _HOP_LIMIT = 255
 HUNG_UP = select.POLLERR | select.POLLHUP | select.POLLRDHUP  # on an event descriptor: the device was removed
-# hca_type in sysfs, which is "MT" and the PCI device id in decimal, and the card's name.
+# hca_type in sysfs ("MT" and the PCI device id in decimal) → the card's name.
 _CARDS = {
     "MT4115": "ConnectX-4", "MT4117": "ConnectX-4 Lx", "MT4119": "ConnectX-5", "MT4121": "ConnectX-5 Ex",
     "MT4123": "ConnectX-6", "MT4125": "ConnectX-6 Dx", "MT4127": "ConnectX-6 Lx", "MT4129": "ConnectX-7",
@@ -58,7 +59,7 @@ _CARDS = {
 
 @dataclass(frozen=True)
 class FoundDevice:
-    """A device that libibverbs lists. `mlx5`: libmlx5 drives it; `card`: it is a PCI function, not software."""
+    """A device that libibverbs lists. `mlx5`: libmlx5 drives it. `card`: it is a PCI function, not software."""
 
     name: str
     node: str
@@ -68,12 +69,12 @@ class FoundDevice:
 
     @property
     def of_nvidia(self) -> bool:
-        """Return whether libmlx5 should drive it."""
+        """Return whether libmlx5 should drive the device."""
         return _read(self.sysfs / "hca_type") in _CARDS
 
     @property
     def info(self) -> DeviceInfo:
-        """Return its entry in `device_list`."""
+        """Return the device's entry in `device_list`."""
         kind = _read(self.sysfs / "hca_type")
         known = [f"{_CARDS[kind]} ({kind})" if kind in _CARDS else kind] if kind else []
         firmware = _read(self.sysfs / "fw_ver")
@@ -85,7 +86,7 @@ class FoundDevice:
 
 
 def _read(path: Path) -> str:
-    """Return a line of sysfs; nothing where the file is missing."""
+    """Return the text of a sysfs file, or an empty string if it does not exist."""
     try:
         return path.read_text().strip()
     except OSError:
@@ -93,9 +94,9 @@ def _read(path: Path) -> str:
 
 
 def found_devices() -> list[FoundDevice]:
-    """Return what libibverbs lists.
+    """Return the devices that libibverbs lists.
 
-    NotSupportedError without the library; an empty list without the kernel's modules.
+    NotSupportedError without libibverbs. An empty list if the kernel's modules are not loaded.
     """
     with _listed() as devices:
         return [_describe(device.contents, _is_mlx5(device)) for device in devices]
@@ -103,7 +104,7 @@ def found_devices() -> list[FoundDevice]:
 
 @contextlib.contextmanager
 def _listed():
-    """Yield the pointers of `ibv_get_device_list` while the list exists."""
+    """Yield the pointers of `ibv_get_device_list`, which are valid inside the block."""
     library = libibverbs()
     count = c_int(0)
     devices = library.ibv_get_device_list(byref(count))
@@ -128,7 +129,7 @@ def _describe(device: s.ibv_device, mlx5: bool) -> FoundDevice:
 def _is_mlx5(device: Pointer[s.ibv_device]) -> bool:
     try:
         return bool(libmlx5().mlx5dv_is_supported(device))
-    except NotSupportedError as error:  # then no plug-in of libibverbs drives such a card, either
+    except NotSupportedError as error:  # in that case, libibverbs has no driver for such a card either
         logger.debug("listing devices without libmlx5: %s", error)
         return False
 
@@ -161,9 +162,9 @@ def _not_opened(device: FoundDevice, code: int) -> DocaError:
 
 
 class VerbsDevice:
-    """One open of a device: the part of `Provider` that is the same for all devices.
+    """One open of a device: the part of `Provider` that all verbs devices share.
 
-    `borrowed`: another owner closes the context.
+    `borrowed` means that another owner closes the context.
     """
 
     software = has_dpa = carries_mailboxes = reaches_gpu_memory = False
@@ -174,18 +175,18 @@ class VerbsDevice:
         self.name = name
         self.context = context
         self.verbs = libibverbs()
-        # What close() releases, in order. The kind says what type the pointer has.
+        # What close() releases, in reverse order. The kind determines the pointer's type.
         self._held: dict[tuple[str, int], tuple[Callable[[Any], int | None], Any]] = {}
-        self._numbering = itertools.count(1)  # of what has no number of its own
+        self._numbering = itertools.count(1)  # for objects without a number of their own
         self._making = threading.Lock()
-        self._own_pd: Pointer[s.ibv_pd] | None = None  # for addresses
+        self._own_pd: Pointer[s.ibv_pd] | None = None  # for address handles
         self._gone = False
         self._borrowed = borrowed
         self._pid = os.getpid()
         self._open = True
 
     def wake_at(self, cqn: int, word: int) -> bool:
-        """Return False: a card wakes no threads at a word."""
+        """Return False: a card does not wake threads."""
         return False
 
     @classmethod
@@ -200,7 +201,7 @@ class VerbsDevice:
 
     @classmethod
     def adopt(cls, address: int) -> Self:
-        """Return a device on the `ibv_context` at this address. Its owner opened it and closes it."""
+        """Return a device that uses the `ibv_context` at this address. Its owner opened it and closes it."""
         context = ctypes.cast(address, POINTER(s.ibv_context))
         return cls(os.fsdecode(context.contents.device.contents.name), context, borrowed=True)
 
@@ -252,7 +253,7 @@ class VerbsDevice:
         return bytes(gid.raw)
 
     def gid_type(self, port: int, index: int) -> GidType:
-        """Return the kind of packets that this address sends. NotSupportedError before rdma-core 32."""
+        """Return the type of packets sent from this GID. NotSupportedError before rdma-core 32."""
         entry = s.ibv_gid_entry()
         code = self.verbs._ibv_query_gid_ex(self.context, port, index, byref(entry), 0, ctypes.sizeof(entry))
         self._check(f"ibv_query_gid_ex of port {port}, index {index}", code)
@@ -274,7 +275,7 @@ class VerbsDevice:
     def adopt_pd(self, address: int) -> int:
         """Return the number of the `ibv_pd` at this address. Its owner created it on this device and destroys it.
 
-        For `Context.import_pd`.
+        This is for `Context.import_pd`.
         """
         pd = ctypes.cast(address, POINTER(s.ibv_pd))
         return self.hold("PD", self._pd_number(pd), lambda pd: 0, pd)
@@ -283,10 +284,10 @@ class VerbsDevice:
         self.give_back("PD", pdn)
 
     def reg_mr(self, pdn: int, address: int, nbytes: int, iova: int, access: Access, cuda: bool) -> MrKeys:
-        """Register memory. GPU memory is registered by a dmabuf, or else by its address, which needs nvidia-peermem."""
+        """Register memory. GPU memory is registered through a dmabuf, or else with nvidia-peermem by its address."""
         what = f"a region of {nbytes} bytes at {address:#x}"
         _check_iova(address, iova)
-        if cuda := cuda and not is_accessible(address, nbytes, False):  # memory that CUDA pinned is CPU memory
+        if cuda := cuda and not is_accessible(address, nbytes, False):  # memory pinned by CUDA is CPU memory
             try:
                 fd, offset = dmabuf_of(address, nbytes)
                 try:
@@ -298,7 +299,7 @@ class VerbsDevice:
             except (DeviceFatalError, InvalidValueError):
                 raise
             except DocaError as error:
-                # The error as text: a stored log record would otherwise keep the caller's memory alive.
+                # Log the error as text: a stored log record would otherwise keep the caller's memory alive.
                 logger.warning("%s: no dmabuf of %s (%s)", self.name, what, str(error))
                 logger.info("%s: mapping %s with nvidia-peermem mode", self.name, what)
         mr = ibv_reg_mr(self.get("PD", pdn), address, nbytes, iova, int(access))
@@ -323,7 +324,7 @@ class VerbsDevice:
     def rereg_mr(
         self, handle: int, pdn: int | None, place: tuple[int, int, bool] | None, access: Access | None
     ) -> MrKeys:
-        """Change a region. GPU memory that the CPU cannot pin cannot become part of an existing region."""
+        """Change a region. NotSupportedError if its new memory is GPU memory, which the CPU cannot pin."""
         mr, flags = self.get("MR", handle), 0
         pd, (address, nbytes, cuda) = None, place or (0, 0, False)
         if pdn is not None:
@@ -348,7 +349,7 @@ class VerbsDevice:
     # --- addresses ---------------------------------------------------------------------------------------------------
 
     def ah_to(self, port: int, sgid_index: int, dgid: bytes) -> Pointer[s.ibv_ah]:
-        """Create an `ibv_ah *` to a GID, whose MAC the kernel looks up.
+        """Create an `ibv_ah *` to a GID. The kernel looks up the MAC.
 
         The caller destroys it with `ibv_destroy_ah`.
         """
@@ -372,7 +373,7 @@ class VerbsDevice:
             raise
 
     def address_vector(self, ah: Pointer[s.ibv_ah]) -> bytes:
-        """Return the address vector of an `ibv_ah *`, empty if libibverbs does not show it."""
+        """Return the address vector of an `ibv_ah *`, or b"" if libibverbs does not expose it."""
         return b""
 
     def destroy_ah(self, handle: int) -> None:
@@ -420,10 +421,10 @@ class VerbsDevice:
             self._gone = True
         return event
 
-    # --- what is held ------------------------------------------------------------------------------------------------
+    # --- held objects ------------------------------------------------------------------------------------------------
 
     def new_handle(self) -> int:
-        """Return a number that is not in use."""
+        """Return an unused number."""
         return next(self._numbering)
 
     def hold(self, kind: str, number: int, free: Callable[[_Held], int | None], pointer: _Held) -> int:
@@ -440,7 +441,7 @@ class VerbsDevice:
     def give_back(self, kind: str, number: int) -> None:
         """Destroy an object. If the device is gone, the kernel has already destroyed it.
 
-        Its number may be that of another thread's new object as soon as the kernel has destroyed it.
+        Once the kernel has destroyed the object, another thread's new object may get the same number.
         """
         self.get(kind, number)
         held = free, pointer = self._held[kind, number]
@@ -472,12 +473,12 @@ class VerbsDevice:
         return pointer
 
     def _check(self, what: str, code: int | None) -> None:
-        """Raise an error for an errno, or for -1 with errno set. Functions without a result succeed."""
+        """Raise an error for an errno, or for -1 with errno set. A function without a result always succeeds."""
         if code:
             raise self.refused(what, errno_of(code))
 
     def refused(self, what: str, code: int) -> DocaError:
-        """Return the error for an errno, and note a device that is gone. EIO of a single command does not mean that."""
+        """Return the error for an errno. Record if the device is gone, which EIO of a single command does not imply."""
         what = f"{what} on {self.name}"
         if code == errno.EIO and not self._gone and self._answers():
             return DriverError(f"{what}: {os.strerror(code)} (EIO): the firmware or the kernel refuses it, see dmesg")
@@ -487,12 +488,12 @@ class VerbsDevice:
         return refused(what, code)
 
     def _answers(self) -> bool:
-        """Return whether the device still answers a query that cannot fail."""
+        """Return whether the device answers a query that can only fail if it is gone."""
         return ibv_query_port(self.context, 1, s.ibv_port_attr()) == 0
 
 
 def of_port_or_device(event: s.ibv_async_event) -> tuple[EventType, int] | None:
-    """Return type and number of an event of the port or the device, as in `provider.Event`; None for all others."""
+    """Return type and number of an event of the port or device, as in `provider.Event`, or None for any other event."""
     if event.event_type == s.IBV_EVENT_DEVICE_FATAL:
         return EventType.INTERNAL_ERROR, 0
     if (subtype := _PORT_SUBTYPE.get(event.event_type)) is None:
@@ -501,7 +502,7 @@ def of_port_or_device(event: s.ibv_async_event) -> tuple[EventType, int] | None:
 
 
 def _be64(value: int) -> int:
-    """Return a big-endian number that ctypes read in host byte order."""
+    """Convert a big-endian number that ctypes has read in host byte order."""
     return int.from_bytes(bytes(ctypes.c_uint64(value)), "big")
 
 
@@ -515,12 +516,12 @@ def _check_iova(start: int, iova: int) -> None:
 
 
 def _mtu_bytes(code: int) -> int:
-    """Return the bytes of an enum ibv_mtu."""
+    """Convert an enum ibv_mtu to bytes."""
     return 128 << code
 
 
 def ah_attr_of(route: Route, port: int) -> s.ibv_ah_attr:
-    """Return the `ibv_ah_attr` of a route from a port."""
+    """Return the `ibv_ah_attr` for a route from a port."""
     attr = s.ibv_ah_attr(
         dlid=route.dlid, sl=route.sl, static_rate=route.static_rate, is_global=route.is_global, port_num=port
     )

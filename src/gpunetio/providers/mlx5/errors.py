@@ -1,4 +1,4 @@
-"""Refusals of rdma-core and the firmware as errors that say what to do."""
+"""Convert refusals of rdma-core and the firmware to errors that say what to do."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ...errors import (
 from ...formats import commands as cmd
 from ...formats.commands import Opcode, Status
 
-# errno → the error class, and the cure.
+# errno → the error class, and what to do.
 _BY_ERRNO: dict[int, tuple[type[DocaError], str]] = {
     errno.EPERM:      (NotPermittedError, "the process lacks a privilege (see docs/hardware.md)"),
     errno.EACCES:     (NotPermittedError, "the process may not use the device's node under /dev/infiniband"),
@@ -33,7 +33,7 @@ _BY_ERRNO: dict[int, tuple[type[DocaError], str]] = {
     errno.EPROTONOSUPPORT: (NotSupportedError, "this kernel or driver does not have it"),
 }  # fmt: skip
 GONE = (errno.ENODEV, errno.ENXIO, errno.ENOLINK, errno.EIO)
-# Before Linux 5.18 the kernel does not report a command's status: this is what each errno may stand for.
+# Before Linux 5.18 the kernel does not report a command's status: these are the statuses behind each errno.
 _UNTOLD = {
     errno.EIO:    (Status.INTERNAL_ERR, Status.BAD_SYS_STATE, Status.BAD_INPUT_LEN, Status.BAD_OUTPUT_LEN),
     errno.EINVAL: (Status.BAD_OP, Status.BAD_PARAM, Status.BAD_RESOURCE, Status.BAD_RES_STATE, Status.BAD_INDEX,
@@ -63,7 +63,7 @@ _MEANING = {
 
 
 def errno_of(result: int) -> int:
-    """Return the errno of a failed function: some return it, with either sign, others return -1 and set it."""
+    """Return the errno of a failed function. Some return it, with either sign; others return -1 and set it."""
     if result == -1:
         return ctypes.get_errno()
     return abs(result)
@@ -83,7 +83,7 @@ def command_name(mailbox: bytes) -> str:
 
 
 def command_refused(device: str, mailbox: bytes, out: bytes, code: int) -> DocaError:
-    """Return the error for a refused command: the firmware's own status, or else the kernel's errno."""
+    """Return the error for a refused command: by the firmware's status, or else by the kernel's errno."""
     name = command_name(mailbox)
     status, syndrome = cmd.OUT.get(out, "status"), cmd.OUT.get(out, "syndrome")
     if status == Status.OK and code in _UNTOLD:

@@ -1,7 +1,7 @@
-"""How packets of a card's port come to flow tables of DEVX, and back to the kernel's.
+"""Direct packets of a card's port to DEVX flow tables, and back to the kernel's.
 
-The kernel chooses the root table, so a rule of its own has to lead to ours: one that matches everything, at the first
-of the priorities that it has for programs. What we do not take goes back through a steering anchor.
+The kernel owns the root table, so one of its rules must lead to our table. That rule matches everything, at the first
+priority available to programs. Packets that our tables do not take go back through a steering anchor.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _PERMISSION = " (rules take CAP_NET_RAW)"
 
 
 def attach(device: VerbsDevice, mlx5: Library, table: object) -> ExitStack:
-    """Lead all packets that the port receives to a DEVX flow table. Closing the result ends that."""
+    """Direct all packets that the port receives to a DEVX flow table. Closing the result ends this."""
     everything = ctypes.create_string_buffer(sizeof(s.mlx5dv_flow_match_parameters) + FTE_MATCH_PARAM.size)
     match = ctypes.cast(everything, POINTER(s.mlx5dv_flow_match_parameters))
     match.contents.match_sz = FTE_MATCH_PARAM.size
@@ -45,7 +45,7 @@ def attach(device: VerbsDevice, mlx5: Library, table: object) -> ExitStack:
 
 
 def detach(attached: ExitStack) -> int:
-    """End what `attach` began. Return 0."""
+    """Undo `attach`. Return 0."""
     attached.close()
     return 0
 

@@ -1,4 +1,4 @@
-"""The inline functions and macros of infiniband/verbs.h: calls through the tables that a context carries."""
+"""The inline functions and macros of infiniband/verbs.h, which call through function tables in a context."""
 
 from __future__ import annotations
 
@@ -39,21 +39,21 @@ def extended_operation(context: Pointer[s.ibv_context], name: str) -> int | None
 
 
 def ibv_query_port(context: Pointer[s.ibv_context], port: int, attr: s.ibv_port_attr) -> int:
-    """Query a port: 0, or an errno. The library's exported function fills only the old, shorter structure."""
+    """Query a port. Return 0 or an errno. The library's exported function fills only the old, shorter structure."""
     if operation := extended_operation(context, "query_port"):
         return _QUERY_PORT(operation)(context, port, byref(attr), sizeof(attr))
     return libibverbs().ibv_query_port(context, port, byref(attr))
 
 
 def ibv_query_rt_values_ex(context: Pointer[s.ibv_context], values: s.ibv_values_ex) -> int:
-    """0, or an errno: EOPNOTSUPP when the driver has no clock."""
+    """Query the device's clock. Return 0 or an errno: EOPNOTSUPP if the driver has no clock."""
     if operation := extended_operation(context, "query_rt_values"):
         return _QUERY_RT_VALUES(operation)(context, byref(values))
     return errno.EOPNOTSUPP
 
 
 def ibv_destroy_flow(flow: Pointer[s.ibv_flow]) -> int:
-    """Destroy a rule of the kernel: 0, or an errno."""
+    """Destroy a rule of the kernel. Return 0 or an errno."""
     operation = extended_operation(flow.contents.context, "ibv_destroy_flow")
     return _DESTROY_FLOW(operation)(flow) if operation else errno.EOPNOTSUPP
 
@@ -66,25 +66,25 @@ def ibv_reg_mr(pd: Pointer[s.ibv_pd], address: int, nbytes: int, iova: int, acce
 
 
 def ibv_poll_cq(cq: Pointer[s.ibv_cq], most: int, wc: ctypes.Array[s.ibv_wc]) -> int:
-    """Poll completions into `wc`: their number, or a negative value for an error."""
+    """Poll completions into `wc`. Return their number, or a negative value for an error."""
     return _POLL_CQ(cq.contents.context.contents.ops.poll_cq)(cq, most, wc)
 
 
 def ibv_req_notify_cq(cq: Pointer[s.ibv_cq], solicited_only: bool) -> int:
-    """Request a completion event: 0, or an errno."""
+    """Request a completion event. Return 0 or an errno."""
     return _REQ_NOTIFY_CQ(cq.contents.context.contents.ops.req_notify_cq)(cq, int(solicited_only))
 
 
 def ibv_post_send(qp: Pointer[s.ibv_qp], wr: ctypes.Array[s.ibv_send_wr], bad_wr: object) -> int:
-    """Post sends: 0, or an errno; then `bad_wr` is the first request that was not posted."""
+    """Post sends. Return 0, or an errno with `bad_wr` set to the first request that was not posted."""
     return _POST_SEND(qp.contents.context.contents.ops.post_send)(qp, wr, bad_wr)
 
 
 def ibv_post_recv(qp: Pointer[s.ibv_qp], wr: ctypes.Array[s.ibv_recv_wr], bad_wr: object) -> int:
-    """Post receives: 0, or an errno; then `bad_wr` is the first request that was not posted."""
+    """Post receives. Return 0, or an errno with `bad_wr` set to the first request that was not posted."""
     return _POST_RECV(qp.contents.context.contents.ops.post_recv)(qp, wr, bad_wr)
 
 
 def ibv_post_srq_recv(srq: Pointer[s.ibv_srq], wr: ctypes.Array[s.ibv_recv_wr], bad_wr: object) -> int:
-    """Post shared receives: 0, or an errno; then `bad_wr` is the first request that was not posted."""
+    """Post shared receives. Return 0, or an errno with `bad_wr` set to the first request that was not posted."""
     return _POST_SRQ_RECV(srq.contents.context.contents.ops.post_srq_recv)(srq, wr, bad_wr)

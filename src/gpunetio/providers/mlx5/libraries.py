@@ -1,7 +1,7 @@
-"""libibverbs and libmlx5, loaded on first use: the functions in use, and their symbol versions.
+"""libibverbs and libmlx5, loaded on first use: the functions called here, with their symbol versions.
 
-GPUNETIO_LIBIBVERBS and GPUNETIO_LIBMLX5 name files other than the system's. A missing library or function is a
-NotSupportedError that says what to install; optional functions are looked up on their first call.
+GPUNETIO_LIBIBVERBS and GPUNETIO_LIBMLX5 name files to load instead of the system's. A missing library or function
+raises NotSupportedError, which says what to install. Optional functions are looked up on their first call.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _flow, _anchor = POINTER(s.ibv_flow), POINTER(s.mlx5dv_steering_anchor)
 
 @dataclass(frozen=True)
 class Function:
-    """An exported function: its symbol version, result and argument types."""
+    """An exported function: its symbol version, result type and argument types."""
 
     version: str
     result: Any
@@ -116,7 +116,7 @@ _SINCE = {
 
 
 class Library:
-    """A loaded library: its functions are attributes. They leave the thread's errno in `ctypes.get_errno()`."""
+    """A loaded library, with its functions as attributes. They leave the thread's errno in `ctypes.get_errno()`."""
 
     path: str
 
@@ -159,7 +159,7 @@ class Library:
 
 
 def _symbol_lookup() -> Any:
-    """Return `dlvsym` of the C library, or a function that finds nothing where the C library has none."""
+    """Return `dlvsym` of the C library, or a function that finds nothing if the C library lacks it."""
     try:
         dlvsym = ctypes.CDLL(None).dlvsym
     except (AttributeError, OSError, TypeError):
@@ -173,11 +173,11 @@ _dlvsym = _symbol_lookup()
 
 @functools.cache
 def libibverbs() -> Library:
-    """Return the library of all verbs devices."""
+    """Return libibverbs, the library for all verbs devices."""
     return Library("libibverbs.so.1", "GPUNETIO_LIBIBVERBS", "libibverbs1", IBVERBS)
 
 
 @functools.cache
 def libmlx5() -> Library:
-    """Return the library of NVIDIA devices."""
+    """Return libmlx5, the library for NVIDIA devices."""
     return Library("libmlx5.so.1", "GPUNETIO_LIBMLX5", "ibverbs-providers", MLX5)

@@ -1,4 +1,4 @@
-"""NVIDIA devices as a provider: ConnectX and BlueField, through libmlx5's DEVX."""
+"""NVIDIA devices as a provider: ConnectX and BlueField, driven through libmlx5's DEVX."""
 
 from __future__ import annotations
 
@@ -41,22 +41,22 @@ _UAR = {
     UarAllocationType.NONCACHE:           s.MLX5DV_UAR_ALLOC_TYPE_NC,
     UarAllocationType.NONCACHE_DEDICATED: s.MLX5DV_UAR_ALLOC_TYPE_NC_DEDICATED,
 }  # fmt: skip
-_NUMBER = slice(cmd.CREATE_QP_OUT.offset("qpn"), cmd.CREATE_QP_OUT.offset("qpn") + 3)  # the same offset in all of them
+_NUMBER = slice(cmd.CREATE_QP_OUT.offset("qpn"), cmd.CREATE_QP_OUT.offset("qpn") + 3)  # same offset for all objects
 _EQE_BYTES = 64
 _OF_DEVICE = (EventType.PORT_CHANGE, EventType.INTERNAL_ERROR)
 
 
 @dataclass
 class _Channel:
-    """A DEVX event channel. `told` maps our cookies to the subscriber's cookie, the event's type and the object.
+    """A DEVX event channel. `told` maps our cookies to the subscriber's cookie, event type and object number.
 
-    Events of the port and the device come from the context, for all channels, and wait in `queue`.
+    The context reports events of the port and the device, for all channels; they wait in `queue`.
     """
 
     pointer: Pointer[s.mlx5dv_devx_event_channel]
     queue: EventQueue[Event]
     told: dict[int, tuple[int, EventType, int]] = field(default_factory=dict)
-    device_cookie: int | None = None  # of subscribers to the port and the device
+    device_cookie: int | None = None  # of the subscription to the port and the device
 
 
 def open_device(name: str) -> Mlx5Provider:
@@ -66,10 +66,10 @@ def open_device(name: str) -> Mlx5Provider:
 
 
 def adopt_context(address: int) -> Mlx5Provider:
-    """Return a provider on the `ibv_context` at this address. Its owner opened it and closes it.
+    """Return a provider that uses the `ibv_context` at this address. Its owner opened it and closes it.
 
-    For `verbs.import_context` (`doca_verbs_bridge_verbs_context_import`); pyverbs and C++ programs have such contexts.
-    The owner goes on reading asynchronous events of the port and the device.
+    For `verbs.import_context` (`doca_verbs_bridge_verbs_context_import`): pyverbs and C++ programs have such contexts.
+    The owner keeps reading asynchronous events of the port and the device.
     """
     libmlx5()
     return through_sdk(Mlx5Provider.adopt(address))
@@ -79,7 +79,7 @@ class Mlx5Provider(VerbsDevice):
     """One open of a card."""
 
     carries_mailboxes = True
-    reaches_gpu_memory = True  # over PCIe, once its driver knows the address
+    reaches_gpu_memory = True  # over PCIe, once the memory is registered
     mlx5: Library
 
     def __init__(self, name: str, context: Pointer[s.ibv_context], borrowed: bool = False):
@@ -89,7 +89,7 @@ class Mlx5Provider(VerbsDevice):
         self._channels: list[_Channel] = []
         self._cookies: dict[int, list[tuple[_Channel, int]]] = {}  # handle of a DEVX object → its subscribers
         self._counting_uars = threading.Lock()
-        self._uar_users: Counter[int] = Counter()  # register → allocations: all non-cached ones share it
+        self._uar_users: Counter[int] = Counter()  # register → allocations; all non-cached UARs share a register
         attr = s.mlx5dv_context()
         self._check("mlx5dv_query_device", self.mlx5.mlx5dv_query_device(context, byref(attr)))
         if not attr.flags & s.MLX5DV_CONTEXT_FLAGS_CQE_V1:
@@ -98,7 +98,7 @@ class Mlx5Provider(VerbsDevice):
     # --- protection domains, addresses -------------------------------------------------------------------------------
 
     def _pd_number(self, pd: Pointer[s.ibv_pd]) -> int:
-        """Return the number that mailboxes use for a protection domain."""
+        """Return the number by which commands name a protection domain."""
         found = s.mlx5dv_pd()
         obj = s.mlx5dv_obj()
         setattr(obj.pd, "in", pd)
@@ -107,7 +107,7 @@ class Mlx5Provider(VerbsDevice):
         return found.pdn
 
     def resolve_mac(self, port: int, sgid_index: int, dgid: bytes) -> bytes:
-        """Return the MAC of a RoCE GID, from the address vector of an `ibv_ah`."""
+        """Return the MAC of a RoCE GID, taken from the address vector of an `ibv_ah`."""
         ah = self.ah_to(port, sgid_index, dgid)
         try:
             return self.address_vector(ah)[AV_SEG.rmac : AV_SEG.tclass]
@@ -125,13 +125,13 @@ class Mlx5Provider(VerbsDevice):
     # --- memory and doorbells of queues ------------------------------------------------------------------------------
 
     def reg_umem(self, address: int, nbytes: int, access: Access) -> int:
-        """Register a UMEM. GPU memory needs nvidia-peermem here, but not with `reg_dmabuf_umem`."""
+        """Register a UMEM. Unlike `reg_dmabuf_umem`, this needs nvidia-peermem for GPU memory."""
         what = f"mlx5dv_devx_umem_reg of {nbytes} bytes at {address:#x}"
         if not self.mlx5.has("mlx5dv_devx_umem_reg_ex"):
             return self._umem(what, self.mlx5.mlx5dv_devx_umem_reg(self.context, address, nbytes, int(access)))
         wanted = s.mlx5dv_devx_umem_in(addr=address, size=nbytes, access=int(access), pgsz_bitmap=PAGE)
         umem = self.mlx5.mlx5dv_devx_umem_reg_ex(self.context, byref(wanted))
-        if not umem and ctypes.get_errno() == errno.EPROTONOSUPPORT:  # Linux before 5.11 has no page sizes
+        if not umem and ctypes.get_errno() == errno.EPROTONOSUPPORT:  # Linux before 5.11 does not take page sizes
             umem = self.mlx5.mlx5dv_devx_umem_reg(self.context, address, nbytes, int(access))
         return self._umem(what, umem)
 
@@ -167,7 +167,7 @@ class Mlx5Provider(VerbsDevice):
         return UarPage(found.page_id, found.base_addr, found.reg_addr)
 
     def free_uar(self, page: UarPage) -> None:
-        """Free a UAR. A page has several BlueFlame registers and is allocated once for each of them."""
+        """Free a UAR. A page has several BlueFlame registers, and is allocated once for each."""
         with self._counting_uars:
             self.get("UAR", page.reg_addr)
             self._uar_users[page.reg_addr] -= 1
@@ -175,15 +175,15 @@ class Mlx5Provider(VerbsDevice):
                 self.give_back("UAR", page.reg_addr)
 
     def doorbell_register(self, uar: UarPage, qpn: int) -> int:
-        """Return the UAR's own register: a card tells queues apart by the value written."""
+        """Return the UAR's own register: a card identifies the queue by the value written."""
         return uar.reg_addr
 
     def near_register(self, register: int, engine: str) -> int | None:
-        """Return None: a card's registers are its own."""
+        """Return None: a card's registers are never in GPU memory."""
         return None
 
     def doorbell_rung(self) -> None:
-        """Do nothing: a card sees its doorbells."""
+        """Do nothing: a card notices its doorbells."""
 
     def query_eqn(self, vector: int) -> int:
         eqn = c_uint32()
@@ -285,14 +285,14 @@ class Mlx5Provider(VerbsDevice):
         self.mlx5.mlx5dv_devx_destroy_event_channel(channel.pointer)
 
     def event_fd(self, channel: int) -> int:
-        """Return the channel's descriptor. It is readable for events of the context, too."""
+        """Return the channel's descriptor. It is also readable for events of the context."""
         return self.get("event channel", channel).queue.fd
 
     def subscribe(self, channel: int, handle: int | None, types: Iterable[EventType], cookie: int) -> None:
-        """Subscribe to events. Each type has its own cookie, so that no event queue entry needs to be read.
+        """Subscribe to events. Each type gets its own cookie, so that event queue entries need not be read.
 
-        The context reports events of port and device, not DEVX. Types that a firmware does not report to users are
-        skipped, except completions.
+        The context, not DEVX, reports events of port and device. Event types that the firmware does not report to users
+        are skipped, except completions.
         """
         into = self.get("event channel", channel)
         if handle is None:
@@ -318,7 +318,7 @@ class Mlx5Provider(VerbsDevice):
             logger.debug("%s", error)
 
     def get_event(self, channel: int) -> Event | None:
-        """Return the next event. DeviceFatalError if the device was removed: no more events will come."""
+        """Return the next event. DeviceFatalError if the device was removed, after which no events come."""
         source = self.get("event channel", channel)
         self._take_device_events()
         return source.queue.get() or self._object_event(source)
@@ -340,12 +340,12 @@ class Mlx5Provider(VerbsDevice):
         return None
 
     def _take_device_events(self) -> None:
-        """Pass events of the context on to each channel that subscribed to them."""
+        """Pass events of the context on to every channel that subscribed to them."""
         hearing = [channel for channel in self._channels if channel.device_cookie is not None]
         while hearing and (event := self.async_event()):
             told = of_port_or_device(event)
             self.verbs.ibv_ack_async_event(byref(event))
-            if told is None:  # of GIDs, LIDs and partitions, which have no subscribers
+            if told is None:  # an event of GIDs, LIDs or partitions, to which nothing subscribes
                 continue
             for channel in hearing:
                 channel.queue.put(Event(channel.device_cookie or 0, *told, eqe(*told)))

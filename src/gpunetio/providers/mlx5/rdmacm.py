@@ -1,6 +1,6 @@
-"""librdmacm, loaded on first use: the kernel's connection manager, for queue pairs that are not the library's own.
+"""librdmacm, loaded on first use: the kernel's connection manager, for queue pairs not created by librdmacm.
 
-GPUNETIO_LIBRDMACM names a file other than the system's.
+GPUNETIO_LIBRDMACM names a file to load instead of the system's.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ _RDMACM = {
 
 @functools.cache
 def librdmacm() -> Library:
-    """Return the library."""
+    """Return librdmacm."""
     return Library("librdmacm.so.1", "GPUNETIO_LIBRDMACM", "librdmacm1", _RDMACM)
 
 
 class CmEvent(NamedTuple):
-    """An event: a type of `rdmacm_structs`, its status, and what comes with it.
+    """An event: a type from `rdmacm_structs`, its status, and its data.
 
-    `number` is that of the id. Of a CONNECT_REQUEST, this is a new one, and `listener` is the number of the old one.
+    `number` is that of the id. For a CONNECT_REQUEST, it is a new id, and `listener` is the number of the listening id.
     """
 
     type: int
@@ -87,11 +87,11 @@ class CmChannel:
         os.set_blocking(self.fd, False)
 
     def close(self) -> None:
-        """Destroy it, after all of its ids."""
+        """Destroy the channel. All its ids must be destroyed before."""
         self._lib.rdma_destroy_event_channel(self.pointer)
 
     def get(self) -> CmEvent | None:
-        """Return the next event, already acknowledged, or None if none waits."""
+        """Return the next event, already acknowledged, or None."""
         pointer = _event()
         if code := self._lib.rdma_get_cm_event(self.pointer, byref(pointer)):
             if errno_of(code) in _NOTHING:
@@ -108,12 +108,12 @@ class CmChannel:
 
 
 class CmId:
-    """An `rdma_cm_id` for connections. `number` is its name in events."""
+    """An `rdma_cm_id` for connections. `number` identifies it in events."""
 
     number: int
 
     def __init__(self, channel: CmChannel, number: int = 0):
-        """Make an id, or take over the one that came with a CONNECT_REQUEST."""
+        """Create an id, or take over the id `number` of a CONNECT_REQUEST."""
         self._lib = librdmacm()
         self._pointer: Pointer[r.rdma_cm_id] = cast(number, _id) if number else _id()
         if not number:
@@ -122,12 +122,12 @@ class CmId:
         self.number = _number(self._pointer)
 
     def close(self) -> None:
-        """Destroy the id. The peer of an open connection or request is told."""
+        """Destroy the id. The kernel notifies the peer of an open connection or request."""
         self._lib.rdma_destroy_id(self._pointer)
 
     @property
     def device(self) -> str | None:
-        """Return the name of the device that the id's address belongs to, once that is known."""
+        """Return the name of the device that owns the id's address, or None before that is known."""
         verbs = self._pointer.contents.verbs
         return os.fsdecode(verbs.contents.device.contents.name) if verbs else None
 
@@ -144,25 +144,25 @@ class CmId:
         self._call("rdma_listen", backlog)
 
     def resolve_address(self, own: bytes, peer: bytes, port: int, timeout: float) -> None:
-        """Look for the peer, from one of this machine's addresses: ADDR_RESOLVED or ADDR_ERROR follows."""
+        """Resolve the peer's address, from one of this machine's. The event ADDR_RESOLVED or ADDR_ERROR follows."""
         self._call("rdma_resolve_addr", _sockaddr(own, 0), _sockaddr(peer, port), _milliseconds(timeout))
 
     def resolve_route(self, timeout: float) -> None:
-        """Look for the way: ROUTE_RESOLVED or ROUTE_ERROR follows."""
+        """Resolve the route. The event ROUTE_RESOLVED or ROUTE_ERROR follows."""
         self._call("rdma_resolve_route", _milliseconds(timeout))
 
     def attributes(self, state: int) -> ibv_qp_attr:
-        """Return the attributes for the queue pair's transition to a state of libibverbs."""
+        """Return the attributes for the queue pair's transition to an `ibv_qp_state`."""
         attr, mask = ibv_qp_attr(qp_state=state), c_int()
         self._call("rdma_init_qp_attr", byref(attr), byref(mask))
         return attr
 
     def connect(self, param: r.rdma_conn_param) -> None:
-        """Ask for the connection: CONNECT_RESPONSE, REJECTED, UNREACHABLE or CONNECT_ERROR follows."""
+        """Request the connection. CONNECT_RESPONSE, REJECTED, UNREACHABLE or CONNECT_ERROR follows."""
         self._call("rdma_connect", byref(param))
 
     def accept(self, param: r.rdma_conn_param) -> None:
-        """Accept a request: ESTABLISHED follows, or CONNECT_ERROR."""
+        """Accept a request. ESTABLISHED or CONNECT_ERROR follows."""
         self._call("rdma_accept", byref(param))
 
     def establish(self) -> None:
@@ -174,7 +174,7 @@ class CmId:
         self._call("rdma_reject", private_data, len(private_data))
 
     def disconnect(self) -> None:
-        """End the connection: DISCONNECTED follows."""
+        """Disconnect. The event DISCONNECTED follows."""
         self._call("rdma_disconnect")
 
     def _call(self, name: str, *arguments: object) -> None:
@@ -190,7 +190,7 @@ def conn_param(
     private_data: bytes, responder_resources: int, initiator_depth: int, qpn: int, srq: bool, retry_count: int,
     rnr_retry_count: int,
 ) -> r.rdma_conn_param:  # fmt: skip
-    """Return what `connect` and `accept` take. It keeps the private data alive."""
+    """Return the parameters for `connect` and `accept`. The structure keeps the private data alive."""
     data = ctypes.create_string_buffer(private_data, len(private_data))
     param = r.rdma_conn_param(
         private_data=ctypes.addressof(data), private_data_len=len(private_data),
@@ -225,14 +225,14 @@ def _refused(name: str, code: int) -> DocaError:
 
 
 def _sockaddr(gid: bytes, port: int) -> bytes:
-    """Return a `sockaddr_in` or `sockaddr_in6`."""
+    """Pack a GID and port as a `sockaddr_in` or `sockaddr_in6`."""
     if gid.startswith(IPV4_MAPPED):
         return _FAMILY.pack(socket.AF_INET) + _PORT.pack(port) + gid[len(IPV4_MAPPED) :] + bytes(8)
     return _FAMILY.pack(socket.AF_INET6) + _PORT.pack(port) + bytes(4) + gid + bytes(4)
 
 
 def _address_of(storage: bytes) -> tuple[bytes, int]:
-    """Return GID and port of a `sockaddr_storage`."""
+    """Return the GID and port of a `sockaddr_storage`."""
     (family,), (port,) = _FAMILY.unpack_from(storage), _PORT.unpack_from(storage, 2)
     return (IPV4_MAPPED + storage[4:8] if family == socket.AF_INET else storage[8:24]), port
 

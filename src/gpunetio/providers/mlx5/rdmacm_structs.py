@@ -1,4 +1,4 @@
-"""Declarations of rdma-core's header rdma/rdma_cma.h that are used here, with its names."""
+"""Declarations from rdma-core's header rdma/rdma_cma.h, as far as used here, with the header's names."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class rdma_route(Structure):
 
 
 class rdma_cm_id(Structure):
-    """The beginning of the structure, which the library allocates."""
+    """The first members of the structure. librdmacm allocates it."""
 
     _fields_ = [
         ("verbs", POINTER(ibv_context)),
@@ -68,7 +68,7 @@ class rdma_conn_param(Structure):
 
 
 class rdma_cm_event(Structure):
-    """The beginning of the structure: what comes with datagrams is longer."""
+    """The first members of the structure. Its data for datagrams is longer."""
 
     _fields_ = [
         ("id", POINTER(rdma_cm_id)),

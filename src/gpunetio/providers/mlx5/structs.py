@@ -1,4 +1,4 @@
-"""Declarations of rdma-core's headers that are used here: infiniband/verbs.h, then infiniband/mlx5dv.h.
+"""Declarations from rdma-core's headers, as far as used here: infiniband/verbs.h, then infiniband/mlx5dv.h.
 
 Structures, members and constants have the headers' names. A pointer that is only passed on is a `void_p`.
 """
@@ -96,7 +96,7 @@ IBV_SRQ_MAX_WR, IBV_SRQ_LIMIT = 1 << 0, 1 << 1
 IBV_DEVICE_SRQ_RESIZE = 1 << 13
 IBV_VALUES_MASK_RAW_CLOCK = 1 << 0
 IBV_REREG_MR_CHANGE_TRANSLATION, IBV_REREG_MR_CHANGE_PD, IBV_REREG_MR_CHANGE_ACCESS = 1 << 0, 1 << 1, 1 << 2
-IBV_REREG_MR_ERR_CMD = -4  # from here on down the region is lost
+IBV_REREG_MR_ERR_CMD = -4  # at this value or below, the region is lost
 
 # --- structures of verbs.h --------------------------------------------------------------------------------------------
 
@@ -263,7 +263,7 @@ class ibv_values_ex(Structure):
 
 
 class verbs_context(Structure):
-    """The context with drivers' extensions in front of it. `sz` says how much of it exists."""
+    """The context, preceded by the drivers' extensions. `sz` says how much of the structure exists."""
 
     _fields_ = [
         ("query_port", void_p),
@@ -482,7 +482,7 @@ class _wr(Union):
 
 
 class ibv_send_wr(Structure):
-    """The tail, for memory windows, TSO and XRC, is only reserved space."""
+    """A send request. The tail, for memory windows, TSO and XRC, is only reserved space."""
 
 
 ibv_send_wr._fields_ = [
@@ -557,7 +557,7 @@ MLX5DV_CONTEXT_FLAGS_CQE_V1 = 1 << 0
 
 
 class mlx5dv_context(Structure):
-    """What a device can do. `comp_mask` requests the fields at the end."""
+    """A device's capabilities. `comp_mask` requests the fields at the end."""
 
     _fields_ = [
         ("version", c_uint8),
@@ -653,7 +653,7 @@ class mlx5dv_devx_event_channel(Structure):
 
 
 class mlx5dv_devx_async_event_hdr(Structure):
-    """The event's EQE follows, unless the channel was created without it."""
+    """The header of an event. The EQE follows, unless the channel was created without it."""
 
     _fields_ = [("cookie", c_uint64)]
 
@@ -682,7 +682,7 @@ class ibv_flow(Structure):
 
 
 class mlx5dv_flow_match_parameters(Structure):
-    """`match_sz` bytes of fte_match_param follow it."""
+    """The header of match parameters: `match_sz` bytes of fte_match_param follow."""
 
     _fields_ = [("match_sz", c_size_t)]
 
@@ -700,7 +700,7 @@ class mlx5dv_flow_matcher_attr(Structure):
 
 
 class mlx5dv_flow_action_attr(Structure):
-    """One action. Releases of rdma-core differ in its size, so it is passed alone."""
+    """One action. Its size differs between releases of rdma-core, so no array of actions is passed."""
 
     _fields_ = [("type", c_uint32), ("obj", void_p)]
 

@@ -1,1 +1,1 @@
-"""The DOCA SDK's control path in place of gpunetio's own, for a hardware device. See docs/sdk-mode.md."""
+"""The DOCA SDK's control path, used for a hardware device instead of gpunetio's own. See docs/sdk-mode.md."""

@@ -1,4 +1,4 @@
-"""The DOCA SDK's GPU handle, besides our own."""
+"""The DOCA SDK's GPU handle, in addition to gpunetio's own."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .signatures import GPU
 
 
 def create_gpu(bus_id: str) -> Callable[[], None] | None:
-    """Create the SDK's handle (`doca_gpu_create`) if the SDK is in use. Return the function that destroys it."""
+    """Create the SDK's handle (`doca_gpu_create`). Return the function that destroys it, or None without the SDK."""
     found = sdk()
     if found is None or not found.use(GPU):
         return None

@@ -1,4 +1,4 @@
-"""DOCA's own libraries, if DOCA_SDK_LIB_PATH names their folder: loading, calls, and what the log says about them."""
+"""DOCA's own libraries, in the folder that DOCA_SDK_LIB_PATH names: load them, call them, and log their use."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from ...trusted import load_library
 from .signatures import COMMON, GPUNETIO, RESULTS, VERBS, Area, Types
 
 VARIABLE = "DOCA_SDK_LIB_PATH"
-_IN_ORDER = COMMON, VERBS, GPUNETIO  # each library needs the ones before it
+_IN_ORDER = COMMON, VERBS, GPUNETIO  # each library needs those before it
 
 logger: logging.Logger = logging.getLogger("gpunetio.sdk")
 
 
 @functools.cache
 def sdk() -> Sdk | None:
-    """Return the libraries in the folder that the environment names; None if it names none.
+    """Return the libraries in the folder named by the environment variable, or None if it is not set.
 
-    The environment is read once.
+    The variable is read only once.
     """
     folder = os.environ.get(VARIABLE)
     return Sdk(folder) if folder else None
 
 
 def not_in_sdk_mode(what: str, why: str) -> NotSupportedError:
-    """Return the error for something that the SDK does not do for gpunetio."""
+    """Return the error for a feature that the SDK does not provide to gpunetio."""
     return NotSupportedError(f"{what}: not in SDK mode, {why}; unset {VARIABLE} to use gpunetio's own control path")
 
 
@@ -43,7 +43,7 @@ class Sdk:
     def __init__(self, folder: str):
         self.folder = folder
         self._libraries: dict[str, ctypes.CDLL | OSError] = {}
-        self._areas: dict[Area, bool] = {}  # whether all its functions are bound
+        self._areas: dict[Area, bool] = {}  # whether all functions of an area are bound
         self._functions: dict[str, Any] = {}
         self._makes: dict[str, str] = {}
         self._told: set[str] = set()
@@ -52,9 +52,9 @@ class Sdk:
     # --- loading -----------------------------------------------------------------------------------------------------
 
     def use(self, *areas: Area) -> bool:
-        """Bind areas that are useful only together.
+        """Bind areas that are only useful together.
 
-        Return whether all are available; if not, gpunetio does the work itself.
+        Return whether all are available. If not, gpunetio does the work itself.
         """
         with self._lock:
             bound = [self._bind(area) for area in areas]
@@ -80,9 +80,9 @@ class Sdk:
         return self._areas.setdefault(area, False)
 
     def _library(self, name: str) -> ctypes.CDLL | OSError:
-        """Return a library, or the error that says why it cannot be loaded."""
+        """Load a library. Return it, or the error that says why it cannot be loaded."""
         if name not in self._libraries:
-            # The loader need not know this folder: it resolves dependencies from libraries that are already loaded.
+            # The loader does not search this folder, but finds dependencies among libraries that are already loaded.
             for needed in _IN_ORDER[: _IN_ORDER.index(name)]:
                 self._library(needed)
             try:
@@ -105,7 +105,7 @@ class Sdk:
         return found
 
     def _tell(self, what: str, state: str, which: str) -> None:
-        """Log once whether the SDK or gpunetio makes something."""
+        """Log, once per object type, whether the SDK or gpunetio creates such objects."""
         if what not in self._told:
             self._told.add(what)
             logger.warning("Env var %s set to %s%s", VARIABLE, self.folder, state)
@@ -114,13 +114,13 @@ class Sdk:
     # --- calls -------------------------------------------------------------------------------------------------------
 
     def get(self, name: str, *args: object) -> Any:
-        """Call a function and return its result. NotSupportedError if this release lacks it."""
+        """Call a function, and return its result. NotSupportedError if this release of the SDK lacks it."""
         if name not in self._functions:
             raise not_in_sdk_mode(name, f"as the libraries in {self.folder} do not have it")
         return self._functions[name](*args)
 
     def call(self, name: str, *args: object) -> None:
-        """Call a function that returns a `doca_error_t`."""
+        """Call a function that returns a `doca_error_t`. Raise the error for any code but success."""
         if code := self.get(name, *args):
             known = f"DOCA_ERROR_{DocaErrorCode(code).name}" if code in list(DocaErrorCode) else "unknown"
             raise error_of(code, f"{name} of the DOCA SDK failed with {code} ({known})")
@@ -136,7 +136,7 @@ class Sdk:
 
     @contextmanager
     def attributes(self, kind: str, *of: object, **attributes: object) -> Iterator[int]:
-        """Create an object with these attributes for the block: `…_create`, `…_set_…`, `…_destroy`."""
+        """Create an attribute object for the block, with these values: `…_create`, `…_set_…`, `…_destroy`."""
         pointer = self.make(f"{kind}_create", *of)
         try:
             for name, value in attributes.items():

@@ -1,7 +1,7 @@
-"""A card whose queues the DOCA SDK creates. Commands for queues become calls of its functions; rdma-core does the rest.
+"""A card whose queues the DOCA SDK creates. Commands for queues become calls of the SDK; rdma-core does the rest.
 
-Rings and doorbell records lie in memory of the caller, with an external data path in the SDK. So kernels and the CPU
-use these queues like all others.
+Rings and doorbell records lie in the caller's memory, because the SDK's queues have an external data path. So kernels
+and the CPU use these queues like any others.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from .signatures import DEVICE
 _NO_FLAGS = 0  # DOCA_VERBS_CONTEXT_CREATE_FLAGS_NONE
 _ON = 1
 _RECORD_ALIGNMENT = 64  # of the doorbell record, which the SDK expects after the ring of a CQ or SRQ
-# Open GPUNetIO passes `ibv_access_flags` as `doca_access_flag`. The order of remote rights there is unknown, so
-# no remote right is requested alone.
+# Open GPUNetIO passes `ibv_access_flags` as `doca_access_flag`. The order of the remote rights there is unknown, so
+# remote rights are only requested all together.
 _ACCESS = {Access.LOCAL_READ: 0x0, Access.LOCAL_WRITE: 0x1, Access.all(): 0xF}
 _CREATED_OUT = cmd.CREATE_QP_OUT  # the number has the same offset in all of them
 
 
 class RdmaCoreProvider(Provider, Protocol):
-    """A provider whose device and protection domains rdma-core has opened: the SDK imports them by their addresses."""
+    """A provider whose device and PDs were opened by rdma-core, so that the SDK can import them by their addresses."""
 
     @property
     def ibv_context(self) -> int:
@@ -55,14 +55,14 @@ _AnyProvider = TypeVar("_AnyProvider", bound=RdmaCoreProvider)
 
 
 def through_sdk(provider: _AnyProvider) -> _AnyProvider:
-    """Return the same device. If the SDK is in use, it creates the queues of the returned device.
+    """Return the same device. If the SDK is in use, the SDK creates the queues of the returned device.
 
-    If the SDK cannot open the device, the device is closed.
+    If the SDK cannot open the device, close it and raise the error.
     """
     found = sdk()
     if found is None or not found.use(*DEVICE):
         return provider
-    return cast(_AnyProvider, SdkProvider(provider, found))  # it has all methods of the provider
+    return cast(_AnyProvider, SdkProvider(provider, found))  # it forwards all other methods of the provider
 
 
 @dataclass
@@ -75,7 +75,7 @@ class _Umem:
 class _Queue:
     """A CQ, QP or SRQ of the SDK.
 
-    `qpc` has what commands have set in a QP so far; `initial` has the first command's values.
+    `qpc` holds the fields that commands have set in a QP so far; `initial` those of the first command.
     """
 
     kind: str
@@ -87,14 +87,14 @@ class _Queue:
 
 
 class SdkProvider:
-    """One open of a card in SDK mode. The provider below has all other methods."""
+    """One open of a card in SDK mode. All other methods are those of the underlying provider."""
 
-    carries_mailboxes = False  # it understands only those of `verbs`
+    carries_mailboxes = False  # it understands only the mailboxes that `verbs` sends
 
     def __init__(self, provider: RdmaCoreProvider, sdk: Sdk):
         self._provider, self._sdk = provider, sdk
         self._umems: dict[int, _Umem] = {}  # by UMEM id
-        self._uars: dict[int, list[int]] = {}  # page id → pointers: all non-cached UARs share one page
+        self._uars: dict[int, list[int]] = {}  # page id → pointers; all non-cached UARs share one page
         self._queues: dict[int, _Queue] = {}  # by handle, which is the pointer
         self._numbers: dict[tuple[str, int], _Queue] = {}
         self._pid = os.getpid()
@@ -116,7 +116,7 @@ class SdkProvider:
         return getattr(self._provider, name)
 
     def close(self) -> None:
-        """Release the device, after everything that was created on it."""
+        """Release the device, after everything created on it."""
         if self._pid == os.getpid():
             self._undo.close()
 
@@ -126,7 +126,7 @@ class SdkProvider:
         return pointer
 
     def _values(self, getter: str, pointer: int, *types: type[c_uint8 | c_uint32 | c_void_p]) -> list[int]:
-        """Return what a getter stores through its trailing arguments."""
+        """Return the values that a getter stores through its trailing arguments."""
         values = [kind() for kind in types]
         self._sdk.call(getter, pointer, *map(byref, values))
         return [value.value or 0 for value in values]
@@ -168,17 +168,17 @@ class SdkProvider:
         pointers.pop()
 
     def doorbell_register(self, uar: UarPage, qpn: int) -> int:
-        """Return the register for `qpn`: the SDK knows which one the queue pair's send_dbr_mode needs."""
+        """Return the register for `qpn`. The SDK knows which one the queue pair's send_dbr_mode needs."""
         return self._sdk.get("doca_verbs_qp_get_uar_addr", self._queue("QP", qpn))
 
     def near_register(self, register: int, engine: str) -> int | None:
-        """Return None: a card's registers are its own."""
+        """Return None: a card's registers are never in GPU memory."""
         return None
 
     # --- queues ------------------------------------------------------------------------------------------------------
 
     def devx_obj_create(self, mailbox: bytes, out_size: int) -> tuple[int, bytes]:
-        """Create a queue from a mailbox. The UMEMs, UARs and queues that it names were created here."""
+        """Create a queue from a mailbox. The UMEMs, UARs and queues that it names were created by this provider."""
         create = {
             Opcode.CREATE_CQ: self._create_cq, Opcode.CREATE_QP: self._create_qp, Opcode.CREATE_RMP: self._create_srq,
         }[_opcode(mailbox)]  # fmt: skip
@@ -222,7 +222,7 @@ class SdkProvider:
         entries, stride = 1 << wq["log_wq_sz"], 1 << wq["log_wq_stride"]
         umem_id, offset = wq["wq_umem_id"], wq["wq_umem_offset"]
         ring, record = self._ring_and_record(umem_id, offset, entries * stride, wq)
-        linked = wq["wq_type"] == WqType.LINKED_LIST  # then a WQE has one more segment, and one WQE stays free
+        linked = wq["wq_type"] == WqType.LINKED_LIST  # then each WQE has one more segment, and one WQE stays unused
         with self._sdk.attributes(
             "doca_verbs_srq_init_attr",
             srq_wr=entries - linked,
@@ -262,7 +262,7 @@ class SdkProvider:
             "external_dbr_umem": (record.pointer, q["dbr_addr"]),
             "external_uar": self._uars[q["uar_page"]][0],
         }
-        # Only the ring's size matters, and requests of this size give that ring.
+        # Only the size of the rings matters: these requests give rings of that size.
         sq_entries, rq_entries, stride = 0, 0, SEGMENT << q["log_rq_stride"]
         if not q["no_sq"]:
             sq_entries = 1 << q["log_sq_size"]
@@ -302,7 +302,7 @@ class SdkProvider:
     def _ring_and_record(self, umem_id: int, offset: int, nbytes: int, named: Fields) -> tuple[int, int]:
         """Return the addresses of a CQ's or SRQ's ring and record.
 
-        The SDK takes the ring's address and derives the record's.
+        The SDK is given the ring's address, and derives the record's from it.
         """
         behind = offset + round_up(nbytes, _RECORD_ALIGNMENT)
         if (named["dbr_umem_id"], named["dbr_addr"]) != (umem_id, behind):
@@ -337,7 +337,7 @@ class SdkProvider:
         return bytes(out_size)
 
     def devx_obj_query(self, handle: int, mailbox: bytes, out_size: int) -> bytes:
-        """Query a queue. The SDK reports the state; everything else is what commands have set."""
+        """Query a queue pair. The SDK reports only the state; all other fields are those that commands have set."""
         queue = self._queues[handle]
         if queue.qpc is None:
             raise not_in_sdk_mode(f"asking about {queue.kind} {queue.number:#x}", "as it does not report limits")
@@ -370,7 +370,7 @@ def _opcode(mailbox: bytes) -> Opcode:
 
 
 def _agree(kind: str, found: list[int], wanted: list[int]) -> None:
-    """Raise UnexpectedError unless the SDK has laid a queue out as it was asked to."""
+    """Raise UnexpectedError unless the SDK has laid out a queue as requested."""
     if found != wanted:
         raise UnexpectedError(
             f"the DOCA SDK has laid out a {kind} as {[hex(value) for value in found]}, not as "
@@ -379,5 +379,5 @@ def _agree(kind: str, found: list[int], wanted: list[int]) -> None:
 
 
 def _names_udp_sport(mailbox: bytes) -> bool:
-    """Return whether the command sets a UDP source port, which is in a second mask."""
+    """Return whether the command sets a UDP source port, which has its bit in a second mask."""
     return _opcode(mailbox) == Opcode.RTS2RTS_QP and cmd.RTS2RTS_QP_IN.get(mailbox, "opt_param_mask_95_32") != 0

@@ -1,6 +1,6 @@
-"""The bound functions of DOCA's libraries, by area, with their types.
+"""The functions used from DOCA's libraries, by area, with their types.
 
-NVIDIA's documents and BSD-licensed sources show these types: the guide to DOCA Verbs, the samples, and open GPUNetIO,
+The types are from NVIDIA's documents and BSD-licensed sources: the guide to DOCA Verbs, the samples, and open GPUNetIO,
 where a `doca_verbs_context` replaces `ibv_context` and a `doca_verbs_pd` replaces `ibv_pd`.
 """
 
@@ -15,7 +15,7 @@ from typing import Any
 COMMON, VERBS, GPUNETIO = "libdoca_common.so", "libdoca_verbs.so", "libdoca_gpunetio.so"
 OUT = POINTER(void_p)
 _PU8, _PU32 = POINTER(c_uint8), POINTER(c_uint32)
-Types = dict[str, tuple[Any, ...]]  # function → types of its arguments
+Types = dict[str, tuple[Any, ...]]  # function → its argument types
 
 
 class Gid(ctypes.Structure):
@@ -26,9 +26,9 @@ class Gid(ctypes.Structure):
 
 @dataclass(frozen=True, eq=False)
 class Area:
-    """Functions that are used together or not at all, and their libraries.
+    """Functions that are used together or not at all, and the libraries that have them.
 
-    `makes` is the log's name for what a function creates. Some releases lack the `optional` functions.
+    `makes` maps a function to the log's name for what it creates. Some releases lack the `optional` functions.
     """
 
     libraries: tuple[str, ...]  # in search order
@@ -38,7 +38,7 @@ class Area:
 
 
 def _attributes(kind: str, *of: Any, **attributes: Any) -> Types:
-    """Return the types for an attribute object created from `of`: create, destroy and a setter for each attribute."""
+    """Return the types of an attribute object's functions: create (from `of`), destroy, and a setter per attribute."""
     setters = {f"{kind}_set_{name}": (void_p, *_tuple(types)) for name, types in attributes.items()}
     return {f"{kind}_create": (*of, OUT), f"{kind}_destroy": (void_p,), **setters}
 
@@ -161,7 +161,7 @@ _SRQ = Area(
 )  # fmt: skip
 DEVICE = (_DEV, _AH, _CQ, _UMEM, _UAR, _QP, _SRQ)  # names for the log
 
-RESULTS: dict[str, Any] = {  # all others return a doca_error_t
+RESULTS: dict[str, Any] = {  # all other functions return a doca_error_t
     "doca_verbs_cq_get_cqn":       c_uint32,
     "doca_verbs_cq_get_wq":        None,
     "doca_verbs_cq_get_dbr_addr":  None,

@@ -1,4 +1,4 @@
-"""Commands that move a queue pair between states, converted to attributes of the DOCA SDK."""
+"""Convert commands that move a queue pair between states to attributes of the DOCA SDK."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ STATE_IN_QPC = {
     QpState.RST: cmd.QpState.RST, QpState.INIT: cmd.QpState.INIT, QpState.RTR: cmd.QpState.RTR,
     QpState.RTS: cmd.QpState.RTS, QpState.ERR: cmd.QpState.ERR,
 }  # fmt: skip
-# What a transition always carries, and what it carries if opt_param_mask says so. RST2INIT has no such mask.
+# The attributes that a transition always carries, and those selected by opt_param_mask. RST2INIT has no such mask.
 _CARRIED = {
     Opcode.RST2INIT_QP:
         _M.PKEY_INDEX | _M.PORT_NUM | _M.ALLOW_REMOTE_WRITE | _M.ALLOW_REMOTE_READ | _M.ATOMIC_MODE,
@@ -50,7 +50,7 @@ _NOT_OF_UC = (
 
 @dataclass(frozen=True)
 class _Attribute:
-    """An attribute of the SDK, and its source: a field of the QPC or, after a dot, of its path."""
+    """An attribute of the SDK, and where it comes from: `field` of the QPC, or `path.field`."""
 
     mask: QpAttrMask
     name: str
@@ -63,7 +63,7 @@ def _power(log: int) -> int:
 
 
 def _mtu(code: int) -> int:
-    """Return `enum doca_verbs_mtu_size`, which counts from 0."""
+    """Convert the PRM's MTU code to `enum doca_verbs_mtu_size`, which counts from 0."""
     return code - PrmMtu.MTU_256
 
 
@@ -84,13 +84,13 @@ _ATTRIBUTES = (
     _Attribute(_M.MAX_QP_RD_ATOMIC,   "max_rd_atomic",      "log_sra_max",            _power),
     _Attribute(_M.MAX_DEST_RD_ATOMIC, "max_dest_rd_atomic", "log_rra_max",            _power),
 )  # fmt: skip
-# Of the address handle. A connected queue pair changes only the first two.
+# Fields of the address handle. On a connected queue pair, only the first two can change.
 _NEW_ADDRESS = ("src_addr_index", "dscp")
 _ADDRESS = (*_NEW_ADDRESS, "rgid_rip", "rlid", "sl", "stat_rate", "hop_limit", "tclass", "grh", "flow_label")
 
 
 def carried(mailbox: bytes, qp_type: int) -> QpAttrMask:
-    """Return the attributes that a transition carries besides the states."""
+    """Return the attributes that a transition carries, except the states."""
     opcode = Opcode(int.from_bytes(mailbox[:2], "big"))
     if opcode in (Opcode.QP_2ERR, Opcode.QP_2RST):
         return _M(0)
@@ -116,7 +116,7 @@ def take_over(qpc: bytearray, mailbox: bytes, mask: QpAttrMask) -> None:
 
 
 def attributes(qpc: bytes | bytearray, mask: QpAttrMask) -> dict[str, int]:
-    """Return the values of `doca_verbs_qp_attr`, without the address handle."""
+    """Return the values for `doca_verbs_qp_attr`, except the address handle."""
     return {
         attribute.name: attribute.decode(QPC.get(qpc, attribute.field))
         for attribute in _ATTRIBUTES
@@ -125,7 +125,7 @@ def attributes(qpc: bytes | bytearray, mask: QpAttrMask) -> dict[str, int]:
 
 
 def address(qpc: bytes | bytearray, link_layer: LinkLayer) -> Fields:
-    """Return the values of `doca_verbs_ah_attr`. NotSupportedError for a flow label."""
+    """Return the values for `doca_verbs_ah_attr`. NotSupportedError for a flow label."""
     path = QPC.get(qpc, _PATH)
     if path["flow_label"]:
         raise not_in_sdk_mode(f"flow_label = {path['flow_label']:#x}", "as doca_verbs_ah_attr has no flow label")

@@ -1,1 +1,1 @@
-"""Objects that are created by mailboxes, and the rings of their queues."""
+"""Objects created with DEVX commands, and the rings of their queues."""

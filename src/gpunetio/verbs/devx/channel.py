@@ -1,4 +1,4 @@
-"""Completion channels of DEVX: event channels with subscriptions to CQs created by mailboxes."""
+"""Completion channels of DEVX: event channels that subscribe to CQs created with DEVX commands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading of CQEs in the CPU data path."""
+"""Read CQEs in the CPU data path."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ if TYPE_CHECKING:
     from .queues import RingPosting
 
 QPN_MASK = 0xFF_FFFF
-_STATUS = {int(syndrome): meaning.status for syndrome, meaning in MEANINGS.items()}  # plain ints, as below
-OF_SENDS = (int(CqeOpcode.REQ), int(CqeOpcode.REQ_ERR))  # plain ints: an IntEnum takes longer to compare
+_STATUS = {int(syndrome): meaning.status for syndrome, meaning in MEANINGS.items()}  # plain ints, as in OF_SENDS
+OF_SENDS = (int(CqeOpcode.REQ), int(CqeOpcode.REQ_ERR))  # plain ints: an IntEnum is slower to compare
 _FAILED = (int(CqeOpcode.REQ_ERR), int(CqeOpcode.RESP_ERR))
 _WITH_IMM = (int(CqeOpcode.RESP_WR_IMM), int(CqeOpcode.RESP_SEND_IMM))
 _RECEIVED = {int(CqeOpcode.RESP_WR_IMM): WcOpcode.RECV_RDMA_WITH_IMM}
 _SUCCESS, _RECV, _NO_FLAGS = WcStatus.SUCCESS, WcOpcode.RECV, WcFlags(0)
 
 
-# Of CQE64 and ERR_CQE64: the place of a payload, imm, byte_cnt, timestamp, WQE opcode and QPN, wqe_counter, op_own. In
-# an error CQE the timestamp ends in vendor_err_synd and syndrome. The payload is there where the format says so.
+# Fields of CQE64 and ERR_CQE64: payload, imm, byte_cnt, timestamp, WQE opcode and QPN, wqe_counter, op_own. In an error
+# CQE, vendor_err_synd and syndrome are the end of the timestamp. The format bits say whether there is a payload.
 _SENDER = struct.Struct(">HI")  # of CQE64: slid, flags_rqpn
 _CQE = struct.Struct(">32s4xI4xIQIHxB")
 
 
 def _name_sender(done: Completion, head: bytes, infiniband: bool) -> None:
-    """Add to a received datagram's completion who has sent it, from the first 32 bytes of its CQE."""
+    """Add the sender to a received datagram's completion, from the first 32 bytes of its CQE."""
     slid, flags = _SENDER.unpack_from(head, CQE64.slid)
     if flags >> GRH_SHIFT & 3:
         done.flags |= WcFlags.GRH
@@ -40,8 +40,8 @@ def _name_sender(done: Completion, head: bytes, infiniband: bool) -> None:
 def completions(cqes: bytes, queues: Mapping[int, RingPosting]) -> list[Completion]:
     """Return the completions of these CQEs, and complete their requests.
 
-    `queues` are those that complete here, by number. CQEs of other queues are skipped. This is one loop with few calls,
-    because it bounds the rate of messages.
+    `queues` maps QPNs to the queue pairs that complete here. CQEs of other queues are skipped. This is one loop with
+    few calls, because it limits the message rate.
     """
     found = []
     last, posting = -1, None

@@ -1,4 +1,4 @@
-"""Completion queues created by mailboxes: rings of CQEs, in host memory or in memory of the user."""
+"""Completion queues created with DEVX commands: rings of CQEs in host memory or in the user's UMEM."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
 
 class DevxCQ(CQ):
-    """A completion queue created by mailboxes."""
+    """A completion queue created with DEVX commands."""
 
-    _queues: dict[int, RingPosting]  # all objects of a device are of one kind
+    _queues: dict[int, RingPosting]  # all objects of a device are of the same kind
     _resized: ExitStack | None = None  # frees the ring that replaced the first one
 
     def _create(self, attr: CqInitAttr, undo: ExitStack) -> None:
@@ -80,11 +80,11 @@ class DevxCQ(CQ):
         self.ring = ring
         if self._polled:
             self._doorbells = doorbells()
-        self._arm_sn = 1  # counts the events that were taken: the device hears a request once
-        self._any_wanted = 0  # that count, when any completion was asked for last
+        self._arm_sn = 1  # counts delivered events; the device acts only once on a request with the same number
+        self._any_wanted = 0  # the value of `_arm_sn` when any completion was last requested
 
     def _empty(self, memory: HostMemory, count: int) -> np.ndarray:
-        """Return the first `count` entries in `memory`, all invalid: the last 64 bytes of each."""
+        """Return the first `count` entries in `memory`, the last 64 bytes of each, and mark them all invalid."""
         whole = memory.array[: count * self.cqe_size].reshape(count, self.cqe_size)
         cqes = whole[:, self.cqe_size - CQE_SIZE :].view(CQE64.dtype)[:, 0]
         cqes["op_own"] = INIT_OP_OWN
@@ -96,7 +96,7 @@ class DevxCQ(CQ):
 
     def _resize(self, cqe: int) -> None:
         cqe, waiting = _round_up(cqe), self._arrived(self.entries)
-        if waiting >= min(cqe, self.entries):  # one entry more says where the old ring ends
+        if waiting >= min(cqe, self.entries):  # one more entry marks the end of the old ring
             raise FullError(
                 f"{waiting} completions wait in {self} of {self.entries} entries, and do not fit in {cqe}: poll first"
             )
@@ -119,7 +119,7 @@ class DevxCQ(CQ):
             before.close()
 
     def _move_to(self, cqes: np.ndarray) -> None:
-        """Copy the waiting completions to another ring, after the slot of the CQE that marks the old ring's end."""
+        """Copy the waiting completions to another ring, each one slot further: the old ring's end mark takes one."""
         old, new = len(self._cqes), len(cqes)
         for index in range(self._consumer, self._consumer + old):
             cqe = self._cqes[index % old]
@@ -136,7 +136,7 @@ class DevxCQ(CQ):
 
     def forget(self, qp: QP) -> None:
         if qp.init_attr.srq:
-            self.drop(qp)  # the receives that it has used are the SRQ's
+            self.drop(qp)  # gives the receives that it used back to the SRQ
         self._queues.pop(qp.qpn, None)
 
     def drop(self, qp: QP) -> None:
@@ -160,7 +160,8 @@ class DevxCQ(CQ):
         return self._doorbells.arrived(first, shift, log, self._consumer, most)
 
     def _request_event(self, channel: CompChannel, solicited_only: bool) -> None:
-        # A request for any completion stands until its event was taken: one for less must not overwrite it.
+        # A request for any completion stands until its event is delivered: a solicited-only request must not replace
+        # it.
         if not solicited_only:
             self._any_wanted = self._arm_sn
         wanted = 0 if self._any_wanted == self._arm_sn else CQ_ARM_SOLICITED
@@ -180,7 +181,7 @@ class DevxCQ(CQ):
         start = self._consumer % self.entries
         cqes = self._cqes[start : start + count].tobytes()
         cqes += self._cqes[: count - len(cqes) // CQE_SIZE].tobytes()
-        with deferred():  # requests are completed once
+        with deferred():  # Ctrl+C must not complete requests twice
             found = completions(cqes, self._queues)
             self._consumer += count
             self._record["set_ci"] = self._consumer & CI_MASK
@@ -188,5 +189,5 @@ class DevxCQ(CQ):
 
 
 def _round_up(cqe: int) -> int:
-    """Return the next power of two: rings have no other sizes."""
+    """Round up to a power of two, the only sizes that rings have."""
     return 1 << (cqe - 1).bit_length()

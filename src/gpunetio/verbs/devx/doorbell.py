@@ -1,6 +1,6 @@
 """Doorbells and completions of the CPU data path, with loads and stores in the order that the device needs.
 
-This is compiled, because Python has neither ordered stores nor 64-bit stores in one piece.
+This module is compiled: Python has neither ordered stores nor single 64-bit stores.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ...jit.ops import (
 
 @engine_function
 def ring_register(register, producer, qpn):
-    """Ring the register alone, with producer index and QPN as in the first words of a control segment."""
+    """Ring only the register. The producer index and QPN are encoded as in the first words of a control segment."""
     drain_stores()
     st_mmio64(register, be64(producer << 32 + WQE_IDX_SHIFT | qpn << 8))
     drain_stores()
@@ -43,7 +43,7 @@ def ring_receive(record, producer):
 
 @engine_function
 def ring_arm(record, word, register, cqn):
-    """Request an event: write the arm record, then the register (see formats/doorbell.py)."""
+    """Request an event: write the arm word of the doorbell record, then the register (see formats/doorbell.py)."""
     st_release32(record, be32(word))
     drain_stores()
     st_mmio64(register, be64(word << 32 | cqn))
@@ -52,9 +52,9 @@ def ring_arm(record, word, register, cqn):
 
 @engine_function
 def arrived(first, shift, log_entries, consumer, most):
-    """Return how many CQEs, at most `most`, have arrived from index `consumer` on. `first` is the address of CQE 0.
+    """Return how many CQEs have arrived from index `consumer` on, at most `most`. `first` is the address of CQE 0.
 
-    When there are none, the thread yields: an engine that was just woken may wait for this very core.
+    If none has arrived, the thread yields: an engine thread that was just woken may be waiting for this core.
     """
     count = 0
     while count < most:

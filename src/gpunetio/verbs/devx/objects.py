@@ -1,4 +1,4 @@
-"""DEVX for programs: commands as the PRM describes them, and the objects that they make."""
+"""DEVX for programs: commands of the PRM, and the objects they create."""
 
 from __future__ import annotations
 
@@ -37,16 +37,17 @@ if TYPE_CHECKING:
     from ..context import Context
 
 _NAMES = {int(opcode): opcode.name for opcode in Opcode}
-_NUMBER = slice(9, 12)  # of an output: where most commands of the PRM answer the number of a new object
-_MOST_BYTES = 0xFFFF  # of an input or output: the kernel's attributes have lengths of 16 bits (struct ib_uverbs_attr)
+_NUMBER = slice(9, 12)  # where most commands' outputs hold the number of the new object (PRM)
+_MOST_BYTES = 0xFFFF  # of an input or output: the kernel's attributes have 16-bit lengths (struct ib_uverbs_attr)
 
 
 @dataclass(frozen=True)
 class RingLayout:
-    """Where the parts of a queue lie in `nbytes` of memory: its ring, and behind that its doorbell record.
+    """The layout of a queue in `nbytes` of memory: its ring, followed by its doorbell record.
 
-    `sends` is the offset of the send ring, behind the receive ring at 0, `record` that of the doorbell record. `fields`
-    are the fields of the queue's context (CQC, QPC or the WQ of an RMPC) that say how large the rings are.
+    `sends` is the offset of the send ring, which follows the receive ring at offset 0. `record` is the offset of the
+    doorbell record. `fields` are the fields of the queue's context (CQC, QPC, or the WQ of an RMPC) that set the sizes
+    of the rings.
     """
 
     nbytes: int
@@ -56,7 +57,7 @@ class RingLayout:
 
     @classmethod
     def behind(cls, ring_bytes: int, fields: dict[str, int], sends: int = 0) -> RingLayout:
-        """Put the doorbell record on a cache line of its own behind the ring."""
+        """Return a layout with the doorbell record on its own cache line after the ring."""
         record = round_up(ring_bytes, ALIGNMENT)
         return cls(record + RECORD, record, fields, sends)
 
@@ -64,9 +65,9 @@ class RingLayout:
 class DevxObject(Handle):
     """An object created by a DEVX command (`mlx5dv_devx_obj_create`). Closing it destroys the object.
 
-    The context keeps it until then, because other objects may be using its number, which is all that commands say.
+    Until then the context keeps it alive: commands name objects only by number, so any other object may be using it.
 
-    `number` is the device's number for it, for example its CQN; `answer` is what the command returned.
+    `number` is the device's number for the object, for example its CQN; `answer` is the command's output.
     """
 
     _rank = 0
@@ -96,13 +97,13 @@ class DevxObject(Handle):
 
     @property
     def destroyed(self) -> bool:
-        """Return whether the device has destroyed the object, although it may not be closed yet."""
+        """Return whether the device has destroyed the object, even if the object is not closed yet."""
         return self._destroyed or self.closed
 
     def destroy_if_unused(self) -> bool:
-        """Destroy the object for an owner that closes. Return whether this has destroyed it.
+        """Destroy the object while its owner closes. Return whether this call destroyed it.
 
-        The device refuses while another of its objects uses this one.
+        The device refuses while another object uses this one.
         """
         if self.destroyed:
             return False
@@ -112,14 +113,14 @@ class DevxObject(Handle):
         return self._destroyed
 
     def modify(self, opcode: Opcode, **fields: object) -> Fields:
-        """Change the object with a command (`mlx5dv_devx_obj_modify`), and return its output.
+        """Run a command that changes the object, and return its output (`mlx5dv_devx_obj_modify`).
 
-        What names the object is filled in. `fields` are as in `Devx.create`.
+        The fields that name the object are filled in. `fields` are as in `Devx.create`.
         """
         return self._carry_out(opcode, fields, self.modify_raw)
 
     def query(self, opcode: Opcode | None = None, **fields: object) -> Fields:
-        """Query the object's state (`mlx5dv_devx_obj_query`): with its own QUERY command, unless another is named."""
+        """Query the object's state (`mlx5dv_devx_obj_query`), with its own QUERY command or with `opcode`."""
         if opcode is None:
             kind = created_by(self.name)
             asked = f"QUERY_{kind}" if kind else self.name
@@ -129,12 +130,12 @@ class DevxObject(Handle):
         return self._carry_out(opcode, fields, self.query_raw)
 
     def modify_raw(self, mailbox: bytes | bytearray, out_size: int) -> bytes:
-        """Do the same with mailboxes that you pack and unpack yourself."""
+        """Change the object with mailboxes that you pack and unpack yourself."""
         self.check_open()
         return self.ctx.provider.devx_obj_modify(self._handle, _input(mailbox), _room(out_size))
 
     def query_raw(self, mailbox: bytes | bytearray, out_size: int) -> bytes:
-        """Do the same with mailboxes that you pack and unpack yourself."""
+        """Query the object's state with mailboxes that you pack and unpack yourself."""
         self.check_open()
         return self.ctx.provider.devx_obj_query(self._handle, _input(mailbox), _room(out_size))
 
@@ -153,8 +154,8 @@ class DevxObject(Handle):
 class Devx:
     """DEVX of a device, `Context.devx`: commands of the PRM, passed to the device unchanged (mlx5dv_devx_*(3)).
 
-    Its objects close with the context, the latest first, and not before the objects created with them. Mailboxes have
-    the PRM's names: `gpunetio.formats.commands` declares them, `formats.contexts` the structures inside, and
+    Its objects close with the context, newest first, and only after the objects created from them. Mailboxes have the
+    PRM's names: `gpunetio.formats.commands` declares them, `formats.contexts` the structures inside them, and
     `formats.ethernet_queues` both for Ethernet queues.
     """
 
@@ -171,10 +172,10 @@ class Devx:
     def create(self, opcode: Opcode, *, uses: Iterable[Handle] = (), **fields: object) -> DevxObject:
         """Create an object (`mlx5dv_devx_obj_create`).
 
-        `fields` are those of the command's input; a structure in it is a dict. In place of the number of a UMEM, UAR,
-        PD, CQ or DEVX object, give the object itself. It then cannot be closed before this one, like the objects in
-        `uses`. InvalidValueError for an unknown field or a value that is too large, DriverError when the device
-        refuses.
+        `fields` are those of the command's input; a dict stands for a structure. Where a field holds the number of a
+        UMEM, UAR, PD, CQ or DEVX object, give the object itself. Such an object cannot be closed before the new one;
+        the same holds for the objects in `uses`. InvalidValueError for an unknown field or a value that is too large,
+        DriverError if the device refuses.
         """
         opcode = member("opcode", opcode, Opcode)
         if created_by(opcode.name) is None:
@@ -183,14 +184,14 @@ class Devx:
         return DevxObject(self._ctx, opcode.name, mailbox, mailboxes(opcode).answer.size, [*used, *uses])
 
     def create_raw(self, mailbox: bytes | bytearray, out_size: int, *, uses: Iterable[Handle] = ()) -> DevxObject:
-        """Create an object with an input that you pack yourself; its output has `out_size` bytes."""
+        """Create an object from an input that you pack yourself. The output has `out_size` bytes."""
         mailbox = _input(mailbox)
         opcode = int.from_bytes(mailbox[:2], "big")
         name = _NAMES.get(opcode) or f"command {opcode:#05x}"
         return DevxObject(self._ctx, name, mailbox, _room(out_size), uses)
 
     def command(self, opcode: Opcode, **fields: object) -> Fields:
-        """Run a command that concerns no object (`mlx5dv_devx_general_cmd`), and return its output."""
+        """Run a command that acts on no object, and return its output (`mlx5dv_devx_general_cmd`)."""
         opcode = member("opcode", opcode, Opcode)
         mailbox, _ = _packed(opcode, fields)
         answer = mailboxes(opcode).answer
@@ -198,13 +199,13 @@ class Devx:
             return answer.unpack(self.command_raw(mailbox, answer.size))
 
     def command_raw(self, mailbox: bytes | bytearray, out_size: int) -> bytes:
-        """Do the same with mailboxes that you pack and unpack yourself."""
+        """Run such a command with mailboxes that you pack and unpack yourself."""
         return self._ctx.provider.general_cmd(_input(mailbox), _room(out_size))
 
-    # --- what commands name ------------------------------------------------------------------------------------------
+    # --- what commands refer to --------------------------------------------------------------------------------------
 
     def register_umem(self, obj: object, access: Access = Access.LOCAL_WRITE, *, nbytes: int | None = None) -> UMEM:
-        """Register the memory of a queue (`mlx5dv_devx_umem_reg`): an object's, or `nbytes` from an address."""
+        """Register memory for a queue (`mlx5dv_devx_umem_reg`): that of `obj`, or `nbytes` at the address `obj`."""
         return self._ctx.register_umem(obj, access, nbytes=nbytes)
 
     def alloc_uar(self, kind: UarAllocationType = UarAllocationType.NONCACHE) -> UAR:
@@ -216,9 +217,9 @@ class Devx:
         return self._ctx.provider.query_eqn(whole("vector", vector))
 
     def transport_domain(self) -> DevxObject:
-        """Return the transport domain that TIRs and TISs of this context share (ALLOC_TRANSPORT_DOMAIN).
+        """Return the transport domain that the TIRs and TISs of this context share (ALLOC_TRANSPORT_DOMAIN).
 
-        It is allocated at the first call, and closes with the context.
+        The first call allocates it. It closes with the context.
         """
         with self._allocating:
             if self._domain is None or self._domain.closed:
@@ -226,7 +227,7 @@ class Devx:
             return self._domain
 
     def address_path(self, ah: AhAttr, port: int = 1) -> Fields:
-        """Return the address path (ADS) of a QPC to a peer, with the MAC of its GID.
+        """Return the address path (ADS) to a peer for a QPC, with the MAC of the peer's GID.
 
         NotFoundError if that address does not answer.
         """
@@ -236,7 +237,7 @@ class Devx:
     # --- rings -------------------------------------------------------------------------------------------------------
 
     def cq_layout(self, cqe: int) -> RingLayout:
-        """Return the memory layout of a CQ of at least `cqe` entries. `fields` are the CQC's."""
+        """Return the memory layout of a CQ of at least `cqe` entries. `fields` are for the CQC."""
         log = (within("cqe", cqe, 1, 1 << self._ctx.query_device().log_max_cq_sz) - 1).bit_length()
         return RingLayout.behind(CQE_SIZE << log, {"log_cq_size": log})
 
@@ -244,7 +245,7 @@ class Devx:
         self, *, sq_wr: int = 0, rq_wr: int = 0, send_max_sges: int = 1, receive_max_sges: int = 1,
         max_inline_data: int = 0, qp_type: QpType = QpType.RC,
     ) -> RingLayout:  # fmt: skip
-        """Return the memory layout of a QP's rings for so many requests. `fields` are the QPC's."""
+        """Return the memory layout of a QP's rings for this many requests. `fields` are for the QPC."""
         wanted = QpInitAttr(
             sq_wr=sq_wr, rq_wr=rq_wr, send_max_sges=send_max_sges, receive_max_sges=receive_max_sges,
             max_inline_data=max_inline_data, qp_type=qp_type,
@@ -261,7 +262,7 @@ class Devx:
     def srq_layout(
         self, srq_wr: int, *, receive_max_sges: int = 1, srq_type: SrqType = SrqType.LINKED_LIST
     ) -> RingLayout:
-        """Return the memory layout of an RMP for so many receives. `fields` are those of the WQ in its RMPC."""
+        """Return the memory layout of an RMP for this many receives. `fields` are for the WQ in its RMPC."""
         entries, stride = srq_sizes(
             whole("srq_wr", srq_wr), whole("receive_max_sges", receive_max_sges), member("srq_type", srq_type, SrqType)
         )
@@ -271,33 +272,35 @@ class Devx:
     # --- doorbells ---------------------------------------------------------------------------------------------------
 
     def doorbell_register(self, uar: UAR, qp: DevxObject) -> int:
-        """Return the address where a QP's send doorbell is rung, by 8 bytes or by BlueFlame."""
+        """Return the address of a QP's send doorbell, which is rung with 8 bytes or through BlueFlame."""
         page, number = instance("uar", uar, UAR).page, instance("qp", qp, DevxObject).number
         return self._ctx.provider.doorbell_register(page, number)
 
     def ring_sends(self, uar: UAR, qp: DevxObject, record: int, producer: int) -> None:
-        """Announce all WQEs of a send ring up to index `producer`: in the QP's doorbell record at `record`, then in the
-        register. Stores to the ring are visible to the device before that.
+        """Announce all WQEs of a send ring up to index `producer`.
+
+        Write the QP's doorbell record at `record`, then ring the register. Earlier stores to the ring become visible to
+        the device before that.
         """
         register = self.doorbell_register(uar, qp)
         doorbells().ring_send(record + QP_DBREC.snd, producer & PI_MASK, register, qp.number)
         self._ctx.provider.doorbell_rung()
 
     def ring_receives(self, record: int, producer: int) -> None:
-        """Announce all WQEs of a receive ring up to index `producer`, in the doorbell record of its QP or RMP."""
+        """Announce all WQEs of a receive ring up to index `producer` in the doorbell record of its QP or RMP."""
         doorbells().ring_receive(record + QP_DBREC.rcv, producer & PI_MASK)
         self._ctx.provider.doorbell_rung()
 
 
 def _input(mailbox: object) -> bytes:
-    """Return an input that a program has packed. InvalidValueError if no command takes as many bytes."""
+    """Return an input that a program has packed. InvalidValueError if no command takes an input of that size."""
     data = octets("mailbox", mailbox)
     within("the bytes of mailbox", len(data), 0, _MOST_BYTES)
     return data
 
 
 def _room(out_size: object) -> int:
-    """Return the bytes of an output. InvalidValueError if no command answers as many."""
+    """Return the bytes of an output. InvalidValueError if no command has an output of that size."""
     return within("out_size", out_size, 0, _MOST_BYTES)
 
 
@@ -307,18 +310,18 @@ _NUMBERS: dict[type[Handle], str] = {
 
 
 def _packed(opcode: Opcode, fields: Fields) -> tuple[bytes, list[Handle]]:
-    """Return the input of a command, and the objects that it names."""
+    """Return the input of a command, and the objects that its fields refer to."""
     used: list[Handle] = []
     numbers = _numbered(fields, used)
     layout: BitStruct = mailboxes(opcode).request
     try:
         return bytes(layout.pack(opcode=opcode, **numbers)), used
-    except (TypeError, ValueError, OverflowError) as error:  # the last of a float that is infinite
+    except (TypeError, ValueError, OverflowError) as error:  # an infinite float raises OverflowError
         raise InvalidValueError(f"{opcode.name}: {error}") from error
 
 
 def _numbered(fields: Fields, used: list[Handle]) -> Fields:
-    """Return the fields with numbers in place of objects."""
+    """Return the fields with each object replaced by its number."""
     found = {}
     for name, value in fields.items():
         if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""The CPU data path of a queue pair: its queues, which this process fills, and the requests waiting for completion."""
+"""The CPU data path of a queue pair: the queues that this process fills, and the requests waiting for completion."""
 
 from __future__ import annotations
 
@@ -20,35 +20,35 @@ if TYPE_CHECKING:
 
 
 Request = TypeVar("Request", bound=SendWr | RecvWr)
-Form = TypeVar("Form")  # what the device takes for a request
-Note = TypeVar("Note")  # what `complete` needs to know
+Form = TypeVar("Form")  # a request in the form that the device takes
+Note = TypeVar("Note")  # what `complete` needs to know about a slot
 Packed = tuple[object, Form, tuple[Note, ...]]  # a request: the token of its queue, its form, and a note for each slot
-Sent = tuple[int, WcOpcode, bool]  # a completed send: its wr_id, its opcode, and whether it brought data
+Sent = tuple[int, WcOpcode, bool]  # a completed send: its wr_id, its opcode, and whether it returned data
 
 _Taken = TypeVar("_Taken", contravariant=True)
 _Done = TypeVar("_Done", covariant=True)
 
 
 class Queue(Protocol[_Taken, _Done]):
-    """What the owner of a work queue, and whoever reads its completions, need of it."""
+    """The interface of a work queue, for its owner and for the reader of its completions."""
 
     size: int
     producer: int
 
     def post(self, requests: Sequence[_Taken]) -> None:
-        """Pass requests to the device, up to the first refused one."""
+        """Pass requests to the device, up to the first one that is refused."""
         ...
 
     def complete(self, number: int, /) -> _Done:
-        """Return what the request was that a completion names, and free its slots."""
+        """Return the request that a completion names, and free its slots."""
         ...
 
 
 class WorkQueue(ABC, Generic[Request, Form, Note]):
-    """A queue of `size` slots. Indices count slots forever.
+    """A queue of `size` slots. Indices count slots and never wrap.
 
-    A request is packed once, without its index. `_packed` keeps the result in the request, with a token of this queue.
-    The poster moves `producer` and the poller moves `consumer`, so the two need no lock between them.
+    A request is packed once, without its index. The result is stored in the request's `packed`, with a token of this
+    queue. The poster moves `producer` and the poller moves `consumer`, so the two need no lock between them.
     """
 
     producer: int
@@ -60,10 +60,10 @@ class WorkQueue(ABC, Generic[Request, Form, Note]):
         self.producer = self.consumer = 0
 
     def post(self, requests: Sequence[Request]) -> None:
-        """Pass requests to the device, up to the first refused one."""
+        """Pass requests to the device, up to the first one that is refused."""
         token, room = self._token, self.size - (self.producer - self.consumer)
         taken: list[Form] = []
-        firsts: list[int] = []  # of each request: its first slot
+        firsts: list[int] = []  # the first slot of each request
         posted: list[Note] = []
         try:
             for request in requests:
@@ -78,7 +78,7 @@ class WorkQueue(ABC, Generic[Request, Form, Note]):
                 taken.append(form)
         except DocaError as error:
             raise BadWrError(len(taken), requests[len(taken)], error) from error
-        except (AttributeError, TypeError, ValueError, struct.error) as error:  # a value of no use in a request
+        except (AttributeError, TypeError, ValueError, struct.error) as error:  # a value of the wrong type or range
             request = requests[len(taken)]
             cause = InvalidValueError(f"a value is of the wrong type in {request}: {error}")
             raise BadWrError(len(taken), request, cause) from error
@@ -93,25 +93,25 @@ class WorkQueue(ABC, Generic[Request, Form, Note]):
 
     @abstractmethod
     def _pack(self, request: Request) -> Packed[Form, Note]:
-        """Return the token, the packed request, and what is noted for each of its slots."""
+        """Return the token, the packed request, and a note for each of its slots."""
 
     @abstractmethod
     def _carry_out(self, taken: list[Form], firsts: list[int], posted: list[Note]) -> Refused | None:
-        """Pass packed requests to the device, and note for each slot what `complete` needs.
+        """Pass packed requests to the device, and store for each slot the note that `complete` needs.
 
-        Return the request that the device refuses, if any, and the reason.
+        Return the request that the device refuses, if any, with the reason.
         """
 
     @abstractmethod
     def _no_room(self) -> str:
-        """Describe why there is no room, and the cure."""
+        """Return a message that says why there is no room, and what to do."""
 
 
 class Posting(ABC):
     """Both queues of a QP that this process fills. `state` is the last state requested here.
 
-    A completion names a request by a number: `send.complete(number)` returns what it was and frees its slots;
-    `complete_receive(number)` returns the wr_id of a receive, perhaps of a shared queue.
+    A completion names a request by a number: `send.complete(number)` returns the request and frees its slots;
+    `complete_receive(number)` returns the wr_id of a receive, which may come from a shared receive queue.
     """
 
     send: Queue[SendWr, Sent]
@@ -121,28 +121,28 @@ class Posting(ABC):
     datagrams: bool
 
     def __init__(self, qp: QP):
-        self._qp, self.lock = proxy(qp), threading.Lock()  # a CQ holds this, and so must not hold the queue pair
+        self._qp, self.lock = proxy(qp), threading.Lock()  # a CQ holds this object, which must not hold the QP
         self.datagrams = qp.type.datagrams
         self.state = QpState.RST
         self.reset()
 
     @abstractmethod
     def reset(self) -> None:
-        """Forget all posted requests: the QP is in RST."""
+        """Forget all posted requests, because the QP is in RST."""
 
     @property
     def used(self) -> bool:
-        """Return whether anything was posted here since the last reset, or may have been used of a shared queue."""
+        """Return whether requests were posted since the last reset; always true with a shared receive queue."""
         return self._qp.init_attr.srq is not None or self.send.producer + self.receive.producer != 0
 
     def post(self, queue: Queue[Request, object], requests: Sequence[Request]) -> None:
-        """Post requests in one go."""
+        """Post requests with one doorbell."""
         if queue.size == 0:
             raise InvalidValueError(f"{self._qp} has no such queue: create it with sq_wr or rq_wr above 0")
         with deferred(), self.lock:
             queue.post(requests)
 
     def check(self, what: str, least: QpState) -> None:
-        """Raise BadStateError in a state that takes no such request."""
+        """Raise BadStateError if the queue pair's state does not accept such a request."""
         if self.state < least:
             raise BadStateError(f"{self._qp} is in {self.state.name}: it takes {what} from {least.name} on")

@@ -1,4 +1,4 @@
-"""Queue pairs created by mailboxes: rings of WQEs, in host memory or in memory of the user."""
+"""Queue pairs created with DEVX commands: rings of WQEs in host memory or in the user's UMEM."""
 
 from __future__ import annotations
 
@@ -48,17 +48,17 @@ _SERVICE = {
 
 
 class DevxQP(QP):
-    """A queue pair created by mailboxes.
+    """A queue pair created with DEVX commands.
 
-    It resolves the path to its peer, whose address vector is part of its context.
+    It resolves the path to its peer itself, because the peer's address vector is part of its context.
     """
 
-    _answers = True  # whether the peer may read: `max_dest_rd_atomic` is not 0
+    _answers = True  # whether the peer may read, i.e. `max_dest_rd_atomic` is not 0
 
     def __init__(self, pd: PD, attr: QpInitAttr):
         super().__init__(pd, attr)
         if self._dpa:
-            self._closes_users = True  # the DPA's export, for its kernels only
+            self._closes_users = True  # its only user is the DPA's export, for the DPA's kernels
             with ExitStack() as undo:
                 undo.callback(self.close)
                 self._dpa.attach(self)
@@ -154,7 +154,7 @@ class DevxQP(QP):
 
     @property
     def used(self) -> bool:
-        """Return whether requests were posted, judging by the 16-bit counters."""
+        """Return whether requests were posted, according to the device's 16-bit counters."""
         self.check_open()
         qpc = self._query()
         return bool(qpc["sw_sq_wqebb_counter"] or qpc["hw_sq_wqebb_counter"])
@@ -168,7 +168,7 @@ class DevxQP(QP):
         return QUERY_QP_OUT.get(self._answer(), "qpc")
 
     def _now(self, mask: QpAttrMask, following: QpState | None) -> QpAttr:
-        claimed = QpAttrMask.CURRENT_STATE in mask and QpAttrMask.AH_ATTR not in mask  # which is for a port
+        claimed = QpAttrMask.CURRENT_STATE in mask and QpAttrMask.AH_ATTR not in mask  # needs the port
         if claimed or following in FROM_ANY_TO:
             return QpAttr()
         out = self._answer()
@@ -178,7 +178,7 @@ class DevxQP(QP):
     def _ask(self) -> QpAttr:
         qpc = self._query()
         attr = attributes_of(qpc)
-        if qpc["remote_qpn"] and not self.type.datagrams:  # INIT2RTR sets it and the path
+        if qpc["remote_qpn"] and not self.type.datagrams:  # INIT2RTR sets both the number and the path
             attr.ah_attr = ah_of(qpc[PATH], self.ctx.query_device().link_layer)
         return attr
 
@@ -193,7 +193,7 @@ class DevxQP(QP):
             fields, opt = carry(attr, mask, move)
             if QpAttrMask.AH_ATTR in mask and attr.ah_attr:
                 if move.opcode == Opcode.INIT2RTR_QP:
-                    port = now.port_num or 1  # none before INIT: the device reports the mistake
+                    port = now.port_num or 1  # there is no port before INIT: the device reports the mistake
                     fields[PATH] |= path_to(self.ctx, port, attr.ah_attr)
                 else:
                     path, path_opt = path_update(self.ctx, attr.ah_attr)
@@ -214,7 +214,7 @@ class DevxQP(QP):
             self.ctx.provider.devx_obj_modify(self._handle, bytes(mailbox), OUT.size)
 
     def _restart(self) -> None:
-        if self.ring.memory:  # the device counts from 0 again: so must the record
+        if self.ring.memory:  # the device counts from 0 again, so the record must as well
             self.ring.memory.view(QP_DBREC.dtype, self.ring.dbr_offset)[:] = 0
             super()._restart()
         if self._dpa:
@@ -222,9 +222,9 @@ class DevxQP(QP):
 
 
 def _payload_in_completions(attr: QpInitAttr) -> Fields:
-    """Return what a QPC says of it. Entries of 64 bytes have room for 32, and those of 128 bytes for 64.
+    """Return the QPC fields that put payloads into CQEs. A 64-byte CQE has room for 32 bytes, a 128-byte CQE for 64.
 
-    `CQ.poll` finds 32 bytes only.
+    `CQ.poll` reads only 32 bytes.
     """
     fields: Fields = {}
     if attr.cqe_inline:

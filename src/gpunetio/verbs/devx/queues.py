@@ -62,18 +62,18 @@ if TYPE_CHECKING:
 _ADDRESS = struct.Struct(">III")
 _CONTROL, _REMOTE, _DATA = struct.Struct(">IIBHBI"), struct.Struct(">QII"), struct.Struct(">IIQ")
 _OPERANDS, _WAIT, _MMO = struct.Struct(">QQ"), struct.Struct(">8xII"), struct.Struct(">IIQ")
-_SIGNALED, _INLINE = int(SendFlags.SIGNALED), int(SendFlags.INLINE)  # plain ints: those of an enumeration are slow
-_FM_CE_SE = [  # the byte of that name, for the SendFlags FENCE, SIGNALED and SOLICITED
+_SIGNALED, _INLINE = int(SendFlags.SIGNALED), int(SendFlags.INLINE)  # plain ints, because enumerations are slow
+_FM_CE_SE = [  # the byte fm_ce_se of a control segment, indexed by the SendFlags FENCE, SIGNALED and SOLICITED
     (FenceMode.FENCE_AND_INITIATOR_SMALL_FENCE << FM_SHIFT if flags & SendFlags.FENCE else 0)
     | (CompletionMode.ALWAYS if flags & SendFlags.SIGNALED else CompletionMode.ON_ERROR) << CE_SHIFT
     | (CtrlFlags.SOLICITED if flags & SendFlags.SOLICITED else 0)
     for flags in range(8)
 ]
-_INDEX = CTRL_SEG.opmod_idx_opcode + 1  # the 16 bits of a control segment that hold the WQE's index
+_INDEX = CTRL_SEG.opmod_idx_opcode + 1  # offset of the 16 bits in a control segment that hold the WQE's index
 
 
 def data_segments(request: SendWr | RecvWr, most: int, limit: str) -> tuple[bytes, int]:
-    """Return the data segments of a request, and the bytes that they name (`entries_of`)."""
+    """Return the data segments of a request, and their total bytes (`entries_of`)."""
     sges, total = entries_of(request, most, limit)
     packed = b""
     for sge in sges:
@@ -86,14 +86,14 @@ def data_segments(request: SendWr | RecvWr, most: int, limit: str) -> tuple[byte
 
 
 class _RingQueue(WorkQueue[Request, bytes, Note]):
-    """A ring of WQEs, one or several slots each."""
+    """A ring of WQEs, each of one or several slots."""
 
     def __init__(self, qp: QP, ring: np.ndarray):
         super().__init__(len(ring))
         self._qp, self._ring = qp, ring
         self._doorbells = doorbells()
         self._mask = len(ring) - 1
-        self._posted = cast("list[Note]", [None] * len(ring))  # by slot, once it was posted
+        self._posted = cast("list[Note]", [None] * len(ring))  # by slot, from the post on
 
     def _carry_out(self, taken: list[bytes], firsts: list[int], posted: list[Note]) -> None:
         wqes = bytearray(b"".join(taken))
@@ -110,7 +110,7 @@ class _RingQueue(WorkQueue[Request, bytes, Note]):
 
     @abstractmethod
     def _number(self, wqes: bytearray, firsts: list[int]) -> None:
-        """Write the final indices into WQEs, which were packed with index 0."""
+        """Write the final indices into WQEs that were packed with index 0."""
 
     @abstractmethod
     def _ring_doorbell(self) -> None:
@@ -121,7 +121,7 @@ _Packers = Sequence[Callable[["SendQueue", SendWr], bytes]]
 
 
 class SendQueue(_RingQueue[SendWr, tuple[int, WcOpcode, bool, int]]):
-    """The send ring. A slot is a basic block; `_posted` has (wr_id, opcode, whether it brings data, blocks)."""
+    """The send ring. A slot is a basic block; `_posted` holds (wr_id, opcode, whether it returns data, blocks)."""
 
     def __init__(self, qp: QP, ring: np.ndarray):
         super().__init__(qp, ring)
@@ -145,7 +145,7 @@ class SendQueue(_RingQueue[SendWr, tuple[int, WcOpcode, bool, int]]):
         wqe = (control + body).ljust(blocks * WQEBB, b"\0")
         slots = ((request.wr_id, completion, operation.returns, blocks),) * blocks
         if inline and type(request.inline) is not bytes:
-            return self._token, wqe, slots  # its bytes may differ next time
+            return self._token, wqe, slots  # not kept: the inline bytes may differ next time
         return self._keep(request, wqe, slots)
 
     def _number(self, wqes: bytearray, firsts: list[int]) -> None:
@@ -180,7 +180,7 @@ class SendQueue(_RingQueue[SendWr, tuple[int, WcOpcode, bool, int]]):
     def _remote(self, request: SendWr) -> bytes:
         try:
             return _REMOTE.pack(request.remote_addr, request.rkey, 0)
-        except struct.error:  # a number has too many bits, or is missing
+        except struct.error:  # a number is too large or missing
             return _REMOTE.pack(*remote_of(request), 0)
 
     def _operands(self, request: SendWr) -> bytes:
@@ -218,7 +218,7 @@ class SendQueue(_RingQueue[SendWr, tuple[int, WcOpcode, bool, int]]):
         self._doorbells.ring_send(qp.dbr_address + QP_DBREC.snd, self.producer & PI_MASK, qp.doorbell_register, qp.qpn)
 
     def complete(self, counter: int) -> Sent:
-        """Complete the request whose index ends in these 16 bits, and all before it. Return what it was."""
+        """Complete the request whose index ends in these 16 bits, and all before it. Return that request's `Sent`."""
         wr_id, opcode, reads, blocks = self._posted[counter & self._mask]
         self.consumer += (counter - self.consumer & PI_MASK) + blocks
         return wr_id, opcode, reads
@@ -229,8 +229,8 @@ _SEGMENTS = {
     type(RADDR_SEG): SendQueue._remote, type(ATOMIC_SEG): SendQueue._operands, type(WAIT_SEG): SendQueue._wait,
     type(MMO_SEG): SendQueue._memcpy,
 }  # fmt: skip
-# By type and opcode: the operation, the opmod and opcode of its control segment, its completion, and what packs the
-# segments between control segment and data.
+# By type and opcode: the operation, the opmod and opcode of its control segment, its completion, and the functions that
+# pack the segments between control segment and data.
 _ROWS = {
     qp_type: {
         opcode: (
@@ -245,7 +245,7 @@ _ROWS = {
 
 
 class ReceiveQueue(_RingQueue[RecvWr, int]):
-    """The receive ring. A slot is a WQE; `_posted` has its wr_id."""
+    """The receive ring. A slot is a WQE; `_posted` holds its wr_id."""
 
     def _pack(self, request: RecvWr) -> Packed[bytes, int]:
         most = self._qp.init_attr.receive_max_sges
@@ -255,7 +255,7 @@ class ReceiveQueue(_RingQueue[RecvWr, int]):
         return self._keep(request, data.ljust(self._qp.rq_stride, b"\0"), (request.wr_id,))
 
     def _number(self, wqes: bytearray, firsts: list[int]) -> None:
-        """Do nothing: receives have no indices."""
+        """Do nothing: receive WQEs contain no index."""
 
     def _no_room(self) -> str:
         return f"{self._qp} has no room: all {self.size} receives are posted; poll the CQ first"
@@ -268,7 +268,7 @@ class ReceiveQueue(_RingQueue[RecvWr, int]):
         return self._ring[self.consumer & self._mask].tobytes()
 
     def complete(self, counter: int) -> int:
-        """Complete the oldest receive, as receives complete in order, and return its wr_id."""
+        """Complete the oldest receive and return its wr_id. Receives complete in order."""
         wr_id = self._posted[self.consumer & self._mask]
         self.consumer += 1
         return wr_id
@@ -292,7 +292,7 @@ class RingPosting(Posting):
         sends, receives = self._rings
         self.send = SendQueue(self._qp, sends.reshape(-1, WQEBB))
         self.receive = ReceiveQueue(self._qp, receives.reshape(-1, self._qp.rq_stride or SEGMENT))
-        # All objects of a device are of one kind.
+        # All objects of a device are of the same kind.
         shared = cast("DevxSRQ | None", self._qp.init_attr.srq) or self.receive
         self._segments, self.complete_receive = shared.segments, shared.complete
         self._receiving_pd = (self._qp.init_attr.srq or self._qp).pd
@@ -305,5 +305,5 @@ class RingPosting(Posting):
                 self._doorbell_rung()
 
     def deliver(self, counter: int, payload: bytes) -> WcStatus:
-        """Copy the payload of a completion to the buffers of its receive, which is completed afterwards."""
+        """Copy a completion's payload to the buffers of its receive. The caller completes the receive afterwards."""
         return scatter(self._segments(counter), payload, self._device, self._receiving_pd.pdn)

@@ -1,4 +1,4 @@
-"""The place of a queue's ring and doorbell record: host memory allocated for them, or UMEMs of the user."""
+"""Where a queue's ring and doorbell record lie: in host memory allocated for them, or in the user's UMEMs."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from ..umem import UMEM
 if TYPE_CHECKING:
     from ..context import Context
 
-ALIGNMENT = 64  # of rings, and of a record that shares memory with its ring
-RECORD = 8  # bytes of a doorbell record, and its alignment
+ALIGNMENT = 64  # of a ring, and of a record in the same memory
+RECORD = 8  # size and alignment of a doorbell record, in bytes
 
 
 @dataclass(frozen=True)
 class Ring:
-    """A ring and its doorbell record: UMEM and offset for the device, addresses for us.
+    """A ring and its doorbell record: UMEM ids and offsets for the device, addresses for this process.
 
-    `memory` is set if we allocated it, `umems` are the user's that hold it. `lies_in` and `dbr_lies_in` say who reaches
-    these addresses.
+    `memory` is set if gpunetio allocated it; `umems` are the user's UMEMs that hold it. `lies_in` and `dbr_lies_in` say
+    which memory it is, and so whether CPU and GPU can access the addresses.
     """
 
     umem_id: int
@@ -55,14 +55,14 @@ def internal_ring(ctx: Context, undo: ExitStack, nbytes: int) -> Ring:
 
     def give_back() -> None:
         provider.dereg_umem(umem_id)
-        memory.close()  # has no effect if the device keeps it for a queue that it did not destroy
+        memory.close()  # has no effect if the device failed to destroy the queue and still uses the memory
 
     undo.callback(give_back)
     return Ring(umem_id, 0, memory.address, umem_id, dbr_offset, memory.address + dbr_offset, memory)
 
 
 def in_its_place(before: Ring, ring: Ring) -> Ring:
-    """Return the new ring of a queue that was resized, with the record of the old one."""
+    """Return the new ring of a resized queue, with the doorbell record of its old ring."""
     return replace(before, umem_id=ring.umem_id, offset=ring.offset, address=ring.address, memory=ring.memory)
 
 
@@ -80,16 +80,16 @@ def external_ring(ring: tuple[UMEM, int], record: tuple[UMEM, int], nbytes: int)
 
 
 class Placed(Protocol):
-    """Attributes of a queue that may say where its ring and its record lie: (UMEM, offset)."""
+    """Queue attributes that may give the places of ring and record, each as (UMEM, offset)."""
 
     @property
     def external_umem(self) -> tuple[UMEM, int] | None:
-        """Return the place of the ring."""
+        """Return the place of the ring, or None."""
         ...
 
     @property
     def external_dbr_umem(self) -> tuple[UMEM, int] | None:
-        """Return the place of the record."""
+        """Return the place of the record, or None."""
         ...
 
 
@@ -103,7 +103,7 @@ def place_ring(ctx: Context, attr: Placed, undo: ExitStack, nbytes: int) -> Ring
 def doorbells() -> ModuleType:
     """Return `doorbell.py`, the CPU's access to a ring.
 
-    It is compiled, and not needed if only kernels use the rings.
+    The module is compiled on import, and not needed if only kernels use the rings.
     """
     with compiler.needed_for("the CPU cannot work at the rings of a queue"):
         from . import doorbell

@@ -1,4 +1,4 @@
-"""Shared receive queues created by mailboxes: RMPs whose receives are a linked list or a ring."""
+"""Shared receive queues created with DEVX commands: RMPs whose receives are a linked list or a ring."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ _END_PADDING_ALIGN = 1  # wq.end_padding_mode
 
 
 def srq_sizes(srq_wr: int, receive_max_sges: int, srq_type: SrqType) -> tuple[int, int]:
-    """Return how many WQEs a ring has for so many receives, and how many bytes each has."""
+    """Return the number of WQEs in a ring for this many receives, and the bytes of each WQE."""
     linked = srq_type == SrqType.LINKED_LIST
-    # One WQE of a linked list stays unused: the list never ends.
+    # One WQE of a linked list stays unused, because the list never ends.
     entries = 1 << (max(srq_wr, 1) if linked else srq_wr - 1).bit_length()
     return entries, 1 << (SEGMENT * (receive_max_sges + linked) - 1).bit_length()
 
 
 class DevxSRQ(SRQ):
-    """A shared receive queue created by mailboxes."""
+    """A shared receive queue created with DEVX commands."""
 
     def _create(self, attr: SrqInitAttr, undo: ExitStack) -> None:
         ctx, provider = self.ctx, self.ctx.provider
@@ -69,7 +69,7 @@ class DevxSRQ(SRQ):
         )  # fmt: skip
         with command("CREATE_RMP"):
             self._handle, out = provider.devx_obj_create(bytes(mailbox), CREATE_RMP_OUT.size)
-        self._larger = ExitStack()  # rings that replaced the first one
+        self._larger = ExitStack()  # frees the rings that replaced the first one
         undo.callback(self._larger.close)
         undo.callback(destroy, provider, "DESTROY_RMP", self._handle)
         ctx.async_events.subscribe(self, self._handle, OF_SRQ, undo)
@@ -91,9 +91,9 @@ class DevxSRQ(SRQ):
             self._grow(self._list, entries)
 
     def _grow(self, receives: FreeList, entries: int) -> None:
-        """Continue in a larger ring, which begins with the contents of this ring.
+        """Replace the ring with a larger one, which begins with the old ring's contents.
 
-        The old ring stays: a receive may be in use.
+        The old ring stays allocated: the device may be using one of its receives.
         """
         with ExitStack() as undo:
             ring = internal_ring(self.ctx, undo, entries * self.stride)
@@ -139,7 +139,7 @@ class DevxSRQ(SRQ):
     def _arm(self, srq_limit: int) -> None:
         mailbox = MODIFY_RMP_IN.pack(
             opcode=Opcode.MODIFY_RMP, rmp_state=RmpState.RDY, rmpn=self.srqn, modify_lwm=1,
-            ctx={"state": RmpState.RDY, "wq": {"lwm": srq_limit}},  # the wanted state; 0 would be RST
+            ctx={"state": RmpState.RDY, "wq": {"lwm": srq_limit}},  # the state to be in; 0 would be RST
         )  # fmt: skip
         with command("MODIFY_RMP"):
             self.ctx.provider.devx_obj_modify(self._handle, bytes(mailbox), OUT.size)
@@ -148,8 +148,8 @@ class DevxSRQ(SRQ):
 class FreeList:
     """The WQEs of a linked list, as this process fills them.
 
-    Each WQE names the next one, all the way around. The device follows the chain from WQE 0. Behind it a chain of free
-    WQEs starts at `_head`; its end, `_tail`, is never used. A completed WQE is appended to the end.
+    Each WQE names its successor, in a circle. The device follows the chain from WQE 0. The free WQEs follow the posted
+    ones, from `_head` to `_tail`; `_tail` itself is never used. A completed WQE is appended after `_tail`.
     """
 
     def __init__(self, srq: DevxSRQ, wqes: np.ndarray):
@@ -164,9 +164,9 @@ class FreeList:
 
     @contextmanager
     def moved_to(self, wqes: np.ndarray) -> Iterator[None]:
-        """Continue in a larger ring, which the device knows when the block has ended.
+        """Move to a larger ring. The block must tell the device about it.
 
-        Posted receives keep their places.
+        Posted receives keep their indices.
         """
         with self._lock:
             before, count = len(self._wqes), len(wqes)
@@ -181,7 +181,7 @@ class FreeList:
             self._tail = count - 1
 
     def post(self, requests: tuple[RecvWr, ...]) -> None:
-        """Fill WQEs, and ring once."""
+        """Fill WQEs, and ring the doorbell once."""
         with self._lock:
             before = self._posted
             try:
@@ -212,7 +212,7 @@ class FreeList:
         return self._wqes[index, SEGMENT:].tobytes()
 
     def complete(self, index: int) -> int:
-        """Append a WQE to the chain, and return its wr_id."""
+        """Append the WQE to the chain, and return its wr_id."""
         with self._lock:
             _write_next(self._wqes, self._tail, index)
             self._next[self._tail] = index

@@ -1,4 +1,4 @@
-"""TIRs, which lead received packets to receive queues."""
+"""TIRs, which direct received packets to receive queues."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from .objects import DevxObject
 
 
 def create_tir(ctx: Context, uses: Iterable[Handle], **context: object) -> DevxObject:
-    """Create a TIR that does not take frames to groups from the context's own send queues: no station hears itself, and
-    who forwards packets would send such frames for ever.
+    """Create a TIR that drops multicast frames sent by this context's own queues.
+
+    A station does not receive its own frames. A program that forwards packets would otherwise forward such a frame
+    forever.
     """
     domain = ctx.devx.transport_domain()
     return ctx.devx.create(

@@ -1,1 +1,1 @@
-"""Objects of devices without DEVX: libibverbs makes them and carries their requests."""
+"""Objects of devices without DEVX: libibverbs creates them and carries out their requests."""

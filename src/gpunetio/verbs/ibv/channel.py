@@ -1,7 +1,8 @@
 """Completion channels of libibverbs.
 
-libibverbs reports only completions that come after a request for an event. `CQ.req_notify` also promises an event for
-completions that already wait. So after a request, a CQ checks for completions, and puts its event here if it finds one.
+libibverbs reports only completions that arrive after a request for an event. `CQ.req_notify` promises an event also for
+completions that are already in the queue. So a CQ looks for completions after a request, and if it finds one, adds its
+event to the reader here.
 """
 
 from __future__ import annotations
@@ -38,12 +39,12 @@ class PlainReader(Reader):
         undo.callback(self._told.close)
         self.fd: int = self._told.fd
         self._cqs: WeakValueDictionary[int, PlainCQ] = WeakValueDictionary()
-        self._asked: set[int] = set()  # handles of CQs whose request has made no event yet
-        self._waiting: set[int] = set()  # of those whose event waits here
+        self._asked: set[int] = set()  # handles of CQs that have requested an event and not had it yet
+        self._waiting: set[int] = set()  # handles of CQs whose event waits here
         self._lock = threading.Lock()
 
     def subscribe(self, cq: PlainCQ, undo: ExitStack) -> None:
-        """Subscribe to a CQ, until `undo`."""
+        """Subscribe to a CQ until `undo` is closed."""
         self._cqs[cq.handle] = cq
         undo.callback(self._forget, cq.handle)
 
@@ -54,7 +55,7 @@ class PlainReader(Reader):
             self._waiting.discard(handle)
 
     def ask(self, cq: PlainCQ) -> bool:
-        """Request one event for a CQ. Return whether the CQ must ask the device, because no event waits already."""
+        """Request one event for a CQ. Return whether the CQ must ask the device, or False if an event is waiting."""
         with self._lock:
             self._fetch()  # events of earlier requests do not count for this one
             if cq.handle in self._waiting:
@@ -63,7 +64,7 @@ class PlainReader(Reader):
             return True
 
     def tell(self, handle: int) -> None:
-        """Add the event that this CQ has requested."""
+        """Add the event that this CQ requested."""
         with self._lock:
             self._tell(handle)
 
@@ -81,7 +82,7 @@ class PlainReader(Reader):
         with self._lock:
             self._fetch()
             while handle := self._told.get():
-                if handle in self._waiting:  # not one that was closed meanwhile
+                if handle in self._waiting:  # the CQ was not closed in the meantime
                     self._waiting.remove(handle)
                     if (cq := self._cqs.get(handle)) is not None:
                         return cq, Event(0, EventType.COMPLETION, cq.cqn)

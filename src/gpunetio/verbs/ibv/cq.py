@@ -27,7 +27,7 @@ _WITH_IMM = int(WcOpcode.RECV_RDMA_WITH_IMM)
 
 
 class PlainCQ(CQ):
-    """A completion queue of libibverbs. Its number is the provider's `handle`: libibverbs has no other number."""
+    """A completion queue of libibverbs. Its number is the provider's `handle`; libibverbs reports no other."""
 
     ring_address, dbr_address, arm_address, uar, ring = ring_attributes(5)
     handle: int
@@ -49,7 +49,7 @@ class PlainCQ(CQ):
         if told:
             told.subscribe(self, undo)
         self.ctx.async_events.subscribe(self, self.handle, OF_CQ, undo)
-        self._found: deque[Wc] = deque()  # taken from libibverbs, and not polled yet
+        self._found: deque[Wc] = deque()  # taken from libibverbs, but not polled yet
 
     def _resize(self, cqe: int) -> None:
         self.entries = self._plain.resize_cq(self.handle, cqe)
@@ -76,7 +76,7 @@ class PlainCQ(CQ):
             return
         self._plain.req_notify_cq(self.handle, solicited_only)
         self._fetch()
-        # A success does not show whether it was solicited, so only later successes are reported.
+        # A success does not show whether it was solicited, so with `solicited_only` only failures found here count.
         if any(not solicited_only or wc.status != _SUCCESS for wc in self._found):
             channel.reader.tell(self.handle)
 
@@ -89,7 +89,7 @@ class PlainCQ(CQ):
         return [done for wc in found if (done := self._completion(wc))]
 
     def _completion(self, wc: Wc) -> Completion | None:
-        """Return the completion of a request; None if its queue pair is gone."""
+        """Return the completion of a request, or None if its queue pair no longer exists."""
         posting = self._queues.get(wc.qp_num)
         if posting is None:
             return None

@@ -1,4 +1,4 @@
-"""Devices without DEVX: what libibverbs lacks, and how the objects of such a device report it."""
+"""Devices without DEVX: access to libibverbs' calls, and the errors for everything that needs DEVX."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from ..handle import Handle
 
 _CURE = "use a ConnectX or a software NIC for that"
-RECEIVED = 1 << 63  # in the wr_id that libibverbs sees: of a completion that has failed nothing else says what it is of
+RECEIVED = 1 << 63  # set in a receive's wr_id for libibverbs: nothing else in a failed completion identifies a receive
 
 
 def plain_verbs(ctx: Context) -> PlainVerbs:
-    """Return libibverbs' calls for a device without DEVX."""
+    """Return the libibverbs calls of a device without DEVX."""
     plain = ctx.provider.plain
     if plain is None:
         raise TypeError(f"{ctx} is a device with DEVX")
@@ -24,14 +24,14 @@ def plain_verbs(ctx: Context) -> PlainVerbs:
 
 
 def needs_devx(ctx: Context, what: str) -> NotSupportedError:
-    """Return the error for something that needs DEVX."""
+    """Return the error for a feature that needs DEVX."""
     return NotSupportedError(
         f"{what}: that needs DEVX, but only libibverbs drives {ctx.name}; leave it out, or {_CURE}"
     )
 
 
 def ring_attributes(count: int) -> Any:
-    """Return `count` attributes that raise NotSupportedError here: a queue has them where its ring is known."""
+    """Return `count` descriptors that raise NotSupportedError, for attributes of a ring that libibverbs hides."""
     return tuple(_RingAttribute() for _ in range(count))
 
 

@@ -31,7 +31,7 @@ _NUMBERS = {
 }  # fmt: skip
 _PSN_MASK = 0xFF_FFFF
 _OF_RC = _M.MIN_RNR_TIMER | _M.ACK_TIMEOUT | _M.RETRY_CNT | _M.RNR_RETRY | _M.MAX_QP_RD_ATOMIC | _M.MAX_DEST_RD_ATOMIC
-# ibv_modify_qp(3) needs more attributes than doca_verbs_qp_modify: one READ or atomic, as in a mailbox.
+# ibv_modify_qp(3) requires more attributes than doca_verbs_qp_modify. The default is one READ or atomic, as in a QPC.
 _ALSO = {QpState.RTR: _M.MAX_DEST_RD_ATOMIC, QpState.RTS: _M.MAX_QP_RD_ATOMIC}
 _TO_INIT = _M.NEXT_STATE | _M.PKEY_INDEX | _M.PORT_NUM | _M.ALLOW_REMOTE_WRITE
 _DATAGRAMS_TO_INIT = _M.NEXT_STATE | _M.PKEY_INDEX | _M.PORT_NUM | _M.QKEY
@@ -85,7 +85,7 @@ class PlainQP(QP):
         self._serve(PlainPosting(self, self._plain))
 
     def _cq_handles(self, undo: ExitStack) -> tuple[int, int]:
-        """Return the handles of the CQs for sends and receives: a queue without slots needs one, too."""
+        """Return the handles of the CQs for sends and receives. Even a queue without slots needs a CQ."""
         cqs = [cq.cqn for cq in (self.send_cq, self.receive_cq) if cq]
         if cqs:
             return cqs[0], cqs[-1]
@@ -123,13 +123,13 @@ class PlainQP(QP):
 
     def _move(self, move: Transition, attr: QpAttr, mask: QpAttrMask, now: QpAttr) -> None:
         if _M.CURRENT_STATE in mask and attr.current_state != now.current_state:
-            # With IBV_QP_CUR_STATE, a driver does not check the state.
+            # With IBV_QP_CUR_STATE, a driver does not check the state, so check it here.
             raise DriverError(
                 f"{self} is in {now.current_state.name}, but current_state says {QpState(attr.current_state).name}"
             )
         following = QpState(attr.next_state) if _M.NEXT_STATE in mask else now.current_state
         if (now.current_state, following) == (QpState.RST, QpState.ERR):
-            # Linux does not have this transition (ib_modify_qp_is_ok), but has the one from INIT.
+            # Linux does not allow this transition (ib_modify_qp_is_ok), but allows INIT to ERR.
             self._plain.modify_qp(self.handle, QpValues(QpState.INIT, port_num=1), self._to_init)
         values = self._values(following, attr, mask, now)
         self._plain.modify_qp(self.handle, values, self._taken(following, attr, mask, now))
@@ -157,14 +157,14 @@ class PlainQP(QP):
         return mask & ~_OF_RC if self.init_attr.qp_type == QpType.UC else mask
 
     def _check_path(self, attr: QpAttr, mask: QpAttrMask, now: QpAttr) -> None:
-        """Raise NotSupportedError for a new path: libibverbs cannot change the path of a connected QP."""
+        """Raise NotSupportedError for a new path: libibverbs cannot change the path of a connected queue pair."""
         wanted, there = attr.ah_attr, now.ah_attr
         if _M.AH_ATTR in mask and wanted and there:
             if (wanted.sgid_index, wanted.traffic_class) != (there.sgid_index, there.traffic_class):
                 raise needs_devx(self.ctx, f"another sgid_index or traffic_class in {now.current_state.name}")
 
     def _values(self, state: QpState, attr: QpAttr, mask: QpAttrMask, now: QpAttr) -> QpValues:
-        """Return the attributes that the mask chooses. Access rights go together: rights outside the mask stay."""
+        """Return the attributes in the mask. libibverbs sets access rights together, so others keep their values."""
         if _M.ATOMIC_MODE in mask and attr.allow_remote_atomic == QpAtomicType.UP_TO_8BYTES:
             raise needs_devx(self.ctx, "allow_remote_atomic UP_TO_8BYTES in place of IB_SPEC")
         access = Access.LOCAL_WRITE

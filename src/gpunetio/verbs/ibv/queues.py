@@ -1,7 +1,7 @@
 """Requests passed to libibverbs: the CPU data path of devices without DEVX.
 
-libibverbs gets the number of a request as its wr_id. So completions are matched here as with rings of our own: polling
-frees room, and the opcode of a failed request is known.
+libibverbs gets the number of a request as its wr_id. So completions are matched here as for gpunetio's own rings:
+polling frees slots, and the opcode of a failed request is known.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _SIGNALED, _INLINE = int(SendFlags.SIGNALED), int(SendFlags.INLINE)
 
 
 def entries_for(request: SendWr | RecvWr, most: int, limit: str) -> tuple[Entries, int]:
-    """Return the scatter/gather entries of a request for libibverbs, and their bytes."""
+    """Return the scatter/gather entries of a request in libibverbs' form, and their total bytes."""
     sges, total = entries_of(request, most, limit)
     for sge in sges:
         check_entry(sge)
@@ -51,7 +51,7 @@ class _PlainQueue(WorkQueue[Request, Form, Note]):
     def __init__(self, qp: PlainQP, plain: PlainVerbs, size: int):
         super().__init__(size)
         self._qp, self._plain = qp, plain
-        self._posted = cast("list[Note]", [None] * size)  # by number, once it was posted
+        self._posted = cast("list[Note]", [None] * size)  # by number, from the post on
 
     def _carry_out(self, taken: list[Form], firsts: list[int], posted: list[Note]) -> Refused | None:
         for number, what in enumerate(posted, self.producer):
@@ -62,10 +62,10 @@ class _PlainQueue(WorkQueue[Request, Form, Note]):
 
     @abstractmethod
     def _hand_over(self, requests: Sequence[Form], first: int) -> Refused | None:
-        """Post requests with the numbers from `first` on."""
+        """Post requests, numbered from `first` on."""
 
     def complete(self, number: int) -> Note:
-        """Complete the request with this number, and all before it. Return what was noted about it."""
+        """Complete the request with this number, and all before it. Return its note."""
         self.consumer = number + 1
         return self._posted[number % self.size]
 
@@ -92,7 +92,7 @@ class PlainSendQueue(_PlainQueue[SendWr, Send, Sent]):
         form = self._form(request, operation, flags, entries, payload)
         slots = ((request.wr_id, cast(WcOpcode, operation.completion), operation.returns),)
         if inline and type(request.inline) is not bytes:
-            return self._token, form, slots  # its bytes may differ next time
+            return self._token, form, slots  # not kept: the inline bytes may differ next time
         return self._keep(request, form, slots)
 
     def _form(
@@ -122,7 +122,7 @@ class PlainSendQueue(_PlainQueue[SendWr, Send, Sent]):
 
 
 class PlainReceiveQueue(_PlainQueue[RecvWr, Entries, int]):
-    """`_posted` has wr_ids."""
+    """The receive queue. `_posted` holds wr_ids."""
 
     def _pack(self, request: RecvWr) -> Packed[Entries, int]:
         most = self._qp.init_attr.receive_max_sges
