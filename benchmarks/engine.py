@@ -47,7 +47,7 @@ from gpunetio.nic.state.counters import COUNTERS
 from gpunetio.nic.state.cq import CQ_ROW
 from gpunetio.nic.state.message import MAX_SEGMENTS
 from gpunetio.nic.state.objects import MKEY_ROW
-from gpunetio.nic.state.qp import QP_ROW, qp_row_at
+from gpunetio.nic.state.qp import QP_ROW, QpRow
 from gpunetio.nic.state.work_queue import WORK_QUEUE
 from gpunetio.nic.state.worker import WORKER
 from gpunetio.nic.turn import step
@@ -114,7 +114,7 @@ def build_peer(folder: str) -> ctypes.CDLL:
 @engine_function
 def drain(nic, row, target):
     """Ring the doorbell and be the engine until WQE `target` - 1 is complete: nanoseconds, or -1."""
-    q = qp_row_at(row)
+    q = QpRow(row)
     start = clock_ns()
     st_release32(q.doorbell, be32((target & doorbell.PI_MASK) << doorbell.WQE_IDX_SHIFT))
     while q.sq_ci != target:

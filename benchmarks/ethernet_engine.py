@@ -33,8 +33,8 @@ from gpunetio.jit.ops import copy
 from gpunetio.nic.nic import SoftNic
 from gpunetio.nic.state.counters import COUNTERS
 from gpunetio.nic.state.flow import Fate
-from gpunetio.nic.state.qp import qp_row_at
-from gpunetio.nic.state.worker import worker_at
+from gpunetio.nic.state.qp import QpRow
+from gpunetio.nic.state.worker import WorkerState
 from gpunetio.nic.steering.steer import read_frames, steer, turn_to
 from gpunetio.nic.turn.step import step
 from gpunetio.packet_processing.steering import Steering
@@ -73,7 +73,7 @@ def steer_all(nic, arrived, count, rounds, fate):
 def send_all(nic, row, target):
     """Be the engine until WQE `target` - 1 of a send queue is complete. Return the turns that this took."""
     turns = 0
-    while qp_row_at(row).sq_ci != target and qp_row_at(row).failed == 0:
+    while QpRow(row).sq_ci != target and QpRow(row).failed == 0:
         step(nic)
         turns += 1
     return turns
@@ -83,7 +83,7 @@ def send_all(nic, row, target):
 def receive_all(nic, counter, target):
     """Be the engine until so many frames have reached their queue, or nothing is left to do. Return the turns."""
     turns = 0
-    n = worker_at(nic)
+    n = WorkerState(nic)
     while dev.ld64(n.counters + counter) < target and step(nic) > 0:
         turns += 1
     return turns

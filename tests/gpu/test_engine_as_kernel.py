@@ -6,7 +6,7 @@ import pytest
 from gpunetio.device import kernel
 from gpunetio.enums import MemType
 from gpunetio.jit.ops import st64
-from gpunetio.nic.state.worker import WORKER, worker_at
+from gpunetio.nic.state.worker import WORKER, WorkerState
 from gpunetio.nic.turn.commands import EngineCommand
 from gpunetio.nic.turn.step import step
 
@@ -14,7 +14,7 @@ from gpunetio.nic.turn.step import step
 @kernel
 def two_turns(worker, row, prepared, nbytes, out):
     """A command is posted, and the worker executes it in the first of two turns."""
-    n = worker_at(worker)
+    n = WorkerState(worker)
     n.pause_at = -1
     n.command_op, n.command_row, n.command_src, n.command_bytes = EngineCommand.WRITE_ROW, row, prepared, nbytes
     n.command_seq = 7

@@ -31,6 +31,12 @@ def announced(ring: int) -> int:
     return ring >> 40 & PI_MASK
 
 
+class Worker(int):
+    """The address of a worker, and what is asked of it."""
+
+    active = 0
+
+
 class Machine:
     """Memory with a UAR page and a doorbell line, a driver that rings halves in turn, and the NIC's turns."""
 
@@ -83,7 +89,7 @@ def put_in_place(monkeypatch: pytest.MonkeyPatch, machine: Machine, worker: int 
     for name, stand_in in {
         "ld_relaxed64": machine.load, "exchange_gpu64": machine.exchange, "st_release64": machine.store,
         "named_by": lambda nic, raw: int(swapped(raw) >> 8 & 0xFFFFFF == QPN),
-        "qp_row_at": lambda address: row, "worker_at": lambda nic: SimpleNamespace(active=0),
+        "QpRow": lambda address: row if address else 0,
         "near_worker_at": lambda near: SimpleNamespace(uar_count=1, uars=LIST), "near_queue": lambda near, number: 0,
         "near_work_queue_at": lambda address: machine.queue, "lane_or_0": lambda: 0, "lanes_here": lambda: 1,
         "be64": swapped, "announced": announced, "_is_newer": forwarding._is_newer.py_func,
@@ -103,7 +109,7 @@ def test_no_ring_is_lost_or_taken_for_a_later_one(first, rings, between):
     with pytest.MonkeyPatch.context() as monkeypatch:
         put_in_place(monkeypatch, machine)
         for _ in range(50):
-            forwarding.forward_registers.py_func(1, 2)
+            forwarding.forward_registers.py_func(Worker(1), 2)
             assert machine.known <= machine.last
     machine.look()
     assert machine.memory[ONE] == machine.memory[OTHER] == 0
@@ -118,6 +124,6 @@ def test_every_ring_is_taken(monkeypatch, qpn, worker, line):
     rung = swapped(5 << 40 | qpn << 8)
     for register in (ONE, OTHER, PAGE + UAR_NO_DBR_OFFSET):
         machine.memory[register] = rung
-    forwarding.forward_registers.py_func(1, 2)
+    forwarding.forward_registers.py_func(Worker(1), 2)
     assert machine.memory[ONE] == machine.memory[OTHER] == machine.memory[PAGE + UAR_NO_DBR_OFFSET] == 0
     assert machine.memory[LINE] == (rung if line else 0)

@@ -21,20 +21,20 @@ class Worker:
 
     def turn(self, moving: bool, took: int = MS) -> bool:
         """Make a turn on the rows themselves. Return whether it is in a lull."""
-        lull = slices._begin_lull.py_func(0, moving)
+        lull = slices._begin_lull.py_func(self.record, moving)
         self.now += took
         assert (self.record.lull != 0) == bool(lull)
         return bool(lull)
 
     def borrow(self, ran: int) -> bool:
         """Borrow rows, or find that they cannot be borrowed: in vain. Return whether another lull may begin."""
-        return slices._end_lull.py_func(0, ran)
+        return slices._end_lull.py_func(self.record, ran)
 
 
 def put_in(patch: pytest.MonkeyPatch) -> Worker:
     """Have lulls be those of a worker by hand."""
     made = Worker()
-    stand_ins = {"worker_at": lambda nic: made.record, "clock_ns": lambda: made.now, "_rest": slices._rest.py_func}
+    stand_ins = {"clock_ns": lambda: made.now, "_rest": slices._rest.py_func}
     for name, stand_in in stand_ins.items():
         patch.setattr(slices, name, stand_in)
     return made

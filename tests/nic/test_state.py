@@ -1,39 +1,61 @@
 """How the NIC's state is laid out: offsets are computed, and every field says who writes it and what it is."""
 
 import json
+from typing import Annotated
 
 import numpy as np
 import pytest
 
+from gpunetio.formats.layout import I32, I64
 from gpunetio.memory import HostMemory
 from gpunetio.nic.observe.publish import Publication
 from gpunetio.nic.observe.running import Observed
 from gpunetio.nic.state.nic import NIC
 from gpunetio.nic.state.qp import QP_CONNECTION, QP_ROW, QP_SETUP_BYTES
-from gpunetio.nic.state.record import LINE, record
+from gpunetio.nic.state.record import LINE, State, command, engine, nobody, responder
 from gpunetio.nic.state.tables import Table
 from gpunetio.nic.state.worker import WORKER
 
 
+class Row(State):
+    number: I64 = command("number")
+    gid: Annotated[int, "raw[16]"] = nobody("a GID")
+    counts: Annotated[int, "i64[3]"] = engine("three counts", line=True)
+    done: I64 = responder("how many")
+
+
+class LongerRow(Row):
+    more: I32 = engine("follows the last field")
+    apart: I64 = engine("on a line of its own", line=True)
+
+
 def test_offsets_follow_the_order():
-    row = record("row", """
-        # set-up
-        number  i64     command    number
-        gid     raw[16] nobody     a GID
-        # state
-        counts  i64[3]  engine     three counts
-        done    i64     responder  how many
-    """)  # fmt: skip
-    assert row.offsets == {"number": 0, "gid": 8, "counts": LINE, "done": LINE + 24}
-    assert row.size == 2 * LINE
-    assert row.dtype["counts"].shape == (3,)
-    assert record("small", "number i64 command number", align=32).size == 32
+    assert Row.entry.offsets == {"number": 0, "gid": 8, "counts": LINE, "done": LINE + 24}
+    assert Row.size == Row.entry.size == 2 * LINE
+    assert Row.entry.dtype["counts"].shape == (3,)
+    assert LongerRow.entry.offsets == {**Row.entry.offsets, "more": LINE + 32, "apart": 2 * LINE}
+    assert LongerRow.size == 3 * LINE
+
+    class Small(State, align=32):
+        number: I64 = command("number")
+
+    assert Small.size == 32
 
 
-@pytest.mark.parametrize("field", ["count i64", "count i64 engine", "count i64 somebody how many", "count"])
-def test_a_field_without_a_writer_or_a_meaning(field):
-    with pytest.raises(ValueError, match=r"row\.count needs a type, one of the writers .*, and a meaning"):
-        record("row", f"number i64 command number\n{field}")
+def test_what_fields_mean():
+    assert Row.meanings == {"number": "number", "gid": "a GID", "counts": "three counts", "done": "how many"}
+    assert LongerRow.meanings == {**Row.meanings, "more": "follows the last field", "apart": "on a line of its own"}
+
+
+@pytest.mark.parametrize("declared", [0, "engine", engine("")])
+def test_a_field_without_a_writer_or_a_meaning(declared):
+    with pytest.raises(TypeError, match=r"Row\.count needs a writer and a meaning, such as engine\('CQEs written'\)"):
+        type("Row", (State,), {"__annotations__": {"count": I64}, "count": declared})
+
+
+def test_a_field_without_a_type():
+    with pytest.raises(TypeError, match=r"Row\.count is declared as <class 'int'>: types of fields are I64, U32, BE16"):
+        type("Row", (State,), {"__annotations__": {"count": int}, "count": engine("how many")})
 
 
 def test_what_commands_prepare_of_a_qp():
@@ -61,12 +83,13 @@ def test_a_worker_begins_with_the_nic():
 
 def test_a_nic_of_another_release_is_read_by_its_own_layout():
     """A publication describes its rows, so an observer does not take the fields of its own release."""
-    other = record("cq_row", """
-        cqn    i64  command  number
-        # moved
-        later  i64  engine   a field that this release does not have
-        pi     i64  engine   CQEs that were written
-    """)  # fmt: skip
+
+    class Other(State):
+        cqn: I64 = command("number")
+        later: I64 = engine("a field that this release does not have", line=True)
+        pi: I64 = engine("CQEs that were written")
+
+    other = Other.entry
     table = Table("CQ", other, 16)
     table.rows[5] = (5, 77, 1234)
     memory = HostMemory(4096, shared=True)

@@ -10,10 +10,10 @@ from gpunetio.jit.compile import engine_function
 from gpunetio.jit.ops import ld_relaxed64
 from gpunetio.jit.struct_view import struct_view
 from gpunetio.nic.nic import SoftNic
-from gpunetio.nic.state.ethernet_queues import tir_row_at
-from gpunetio.nic.state.flow import PACKET, Fate, flow_table_at, packet_at
-from gpunetio.nic.state.nic import nic_at
-from gpunetio.nic.state.worker import worker_at
+from gpunetio.nic.state.ethernet_queues import TirRow
+from gpunetio.nic.state.flow import PACKET, Fate, FlowTableRow, Packet
+from gpunetio.nic.state.nic import NicState
+from gpunetio.nic.state.worker import WorkerState
 from gpunetio.nic.steering.lookups import search
 from gpunetio.nic.steering.parse import parse
 from gpunetio.nic.steering.rss import rss_hash
@@ -30,7 +30,7 @@ FRAME = Entry("frame", 56, """
     hash           48  i64
 """)
 frame_at = struct_view(FRAME)
-SPARE = 128  # bytes behind a frame that belong to nobody
+SPARE = 128  # unused bytes after a frame
 
 
 @engine_function
@@ -39,13 +39,13 @@ def _steer_each(nic, frames, count):
         f = frame_at(frames + i * FRAME.size)
         read_frame(nic, f.address, f.nbytes)
         f.fate = steer(nic, f.nbytes)
-        p = packet_at(worker_at(nic).packet)
-        f.tir, f.tag, f.hash = tir_row_at(p.tir).tirn if p.tir else 0, p.tag, p.hash
+        p = Packet(WorkerState(nic).packet)
+        f.tir, f.tag, f.hash = TirRow(p.tir).tirn if p.tir else 0, p.tag, p.hash
 
 
 @engine_function
 def _steer_together(nic, frames, arrived, count):
-    n = worker_at(nic)
+    n = WorkerState(nic)
     for first in range(0, count, BATCH):
         some = min(BATCH, count - first)
         read_frames(nic, arrived + first * ARRIVED.size, some)
@@ -53,20 +53,20 @@ def _steer_together(nic, frames, arrived, count):
             f = frame_at(frames + (first + i) * FRAME.size)
             turn_to(nic, i)
             f.fate = steer(nic, f.nbytes)
-            p = packet_at(n.packet)
-            f.tir, f.tag, f.hash = tir_row_at(p.tir).tirn if p.tir else 0, p.tag, p.hash
+            p = Packet(n.packet)
+            f.tir, f.tag, f.hash = TirRow(p.tir).tirn if p.tir else 0, p.tag, p.hash
 
 
 @engine_function
 def _count_differences(nic, frames, count):
     """Return how many frames find another entry of the root table than a search does."""
-    root = flow_table_at(nic_at(nic).flow_tables).miss
+    root = FlowTableRow(NicState(nic).flow_tables).miss
     wrong = 0
     for i in range(count):
         f = frame_at(frames + i * FRAME.size)
         read_frame(nic, f.address, f.nbytes)
-        packet = worker_at(nic).packet
-        wrong += packet_at(packet).entry != search(root, packet)
+        packet = WorkerState(nic).packet
+        wrong += Packet(packet).root_entry != search(root, packet)
     return wrong
 
 

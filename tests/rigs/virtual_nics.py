@@ -1,8 +1,8 @@
-"""Two software NICs turned over by hand, on a virtual clock: traffic at full speed that repeats exactly.
+"""Two software NICs that a test runs step by step, on a virtual clock: traffic at full speed that repeats exactly.
 
-The engines' threads stand still meanwhile. `drive` is engine, clock and program in one loop: it posts what streams have
-prepared, turns `step` of both NICs over, reads completions into logs, and jumps to the next timer when nobody has
-anything to do.
+The engines' threads are stopped meanwhile. `drive` is engine, clock and program in one loop: it posts what streams have
+prepared, runs `step` of both NICs, reads completions into logs, and jumps to the next timer when there is nothing to
+do.
 """
 
 import time
@@ -22,22 +22,22 @@ from gpunetio.jit.ops import be32, copy, ld8, ld64, st_release32
 from gpunetio.jit.struct_view import struct_view
 from gpunetio.nic.engine.port import PortConfig
 from gpunetio.nic.nic import SoftNic
-from gpunetio.nic.state.qp import qp_row_at
-from gpunetio.nic.state.wire import WIRE, wire_at
-from gpunetio.nic.state.work_queue import entry, work_queue_at
-from gpunetio.nic.state.worker import worker_at
+from gpunetio.nic.state.qp import QpRow
+from gpunetio.nic.state.wire import WIRE, WireState
+from gpunetio.nic.state.work_queue import WorkQueue, entry
+from gpunetio.nic.state.worker import WorkerState
 from gpunetio.nic.turn.step import scan_records, step
 from gpunetio.providers.soft import open_device
 from nic_rig import Queue, view
 
 TICK_NS = 2000  # of the virtual clock, for each turn
 START_NS = 1_000_000
-SURPLUS = 16  # completions more than there should be that a log can hold
+SURPLUS = 16  # room in a log for completions that should not be there
 DONE, STUCK, TOO_LONG, FAILED = 0, 1, 2, 3  # how `drive` ended
 _RTS = int(QpState.RTS)
 
-# One direction of a pair of QPs: a program of WQEs and receives, how far it is, and logs of the CQEs. Receives are
-# posted as room comes free, or `slow_batch` every `slow_ns`.
+# One direction of a pair of QPs: a program of WQEs and receives, its progress, and logs of the CQEs. Receives are
+# posted as room becomes free, or `slow_batch` every `slow_ns`.
 STREAM = Entry("stream", 256, """
     doorbell         0  i64
     sq_record        8  i64
@@ -142,14 +142,14 @@ def _earlier(a, b):
 @engine_function
 def next_timer(nic):
     """When something is due on a NIC, or 0."""
-    n = worker_at(nic)
+    n = WorkerState(nic)
     best = 0
     for i in range(n.active_count):
-        q = qp_row_at(work_queue_at(entry(nic, i)).row)
+        q = QpRow(WorkQueue(entry(nic, i)).row)
         if q.state == _RTS and q.sq_ci != q.sq_pi:
             best = _earlier(best, q.retry_at if q.retry_at else q.timer_at)
     for i in range(n.wire_count):
-        faults = wire_at(ld64(n.wires + 8 * i)).faults
+        faults = WireState(ld64(n.wires + 8 * i)).faults
         if faults:
             for j in range(HELD_BACK):
                 best = _earlier(best, held_at(faults_at(faults).slots + j * (HELD.size + SLOT)).due)
@@ -159,10 +159,10 @@ def next_timer(nic):
 @engine_function
 def _let_through(nic):
     """How many frames a NIC's injectors have passed on."""
-    n = worker_at(nic)
+    n = WorkerState(nic)
     passed = 0
     for i in range(n.wire_count):
-        w = wire_at(ld64(n.wires + 8 * i))
+        w = WireState(ld64(n.wires + 8 * i))
         if w.faults:
             passed += faults_at(w.faults).passed
     return passed
@@ -171,12 +171,12 @@ def _let_through(nic):
 @engine_function
 def drive(here, there, streams, count, turns, tick_ns):
     """Turn both NICs over until the streams are over and nothing is left to do: DONE or why not."""
-    now = worker_at(here).now
+    now = WorkerState(here).now
     idle = 0
     for _ in range(turns):
         now += tick_ns
-        worker_at(here).now = now
-        worker_at(there).now = now
+        WorkerState(here).now = now
+        WorkerState(there).now = now
         did = 0
         for i in range(count):
             did += _pump(streams + i * STREAM.size, now)

@@ -34,9 +34,9 @@ from gpunetio.jit.ops import be32, copy, ld8, ld32, ld64, st8, st16, st32, st64,
 from gpunetio.jit.struct_view import struct_view
 from gpunetio.memory import HostMemory
 from gpunetio.nic.state.counters import PACKET_FATES
-from gpunetio.nic.state.qp import QP_ROW, QP_SETUP_BYTES, qp_row_at
-from gpunetio.nic.state.wire import WIRE, wire_at
-from gpunetio.nic.state.worker import worker_at
+from gpunetio.nic.state.qp import QP_ROW, QP_SETUP_BYTES, QpRow
+from gpunetio.nic.state.wire import WIRE, WireState
+from gpunetio.nic.state.worker import WorkerState
 from gpunetio.nic.transport.pending import forget_pending
 from gpunetio.nic.turn.step import step
 from nic_rig import (
@@ -136,7 +136,7 @@ def _restore(fuzz, i):
     copy(row, f.images + i * QP_SETUP_BYTES, QP_SETUP_BYTES)
     for offset in range(QP_SETUP_BYTES, QP_ROW.size, 8):
         st64(row + offset, 0)
-    q = qp_row_at(row)
+    q = QpRow(row)
     st64(q.doorbell, 0)
     st64(q.dbrec, 0)
     q.expect_psn, q.una_psn, q.tx_psn, q.end_psn = q.rq_psn, q.sq_psn, q.sq_psn, q.sq_psn
@@ -148,7 +148,7 @@ def _restore(fuzz, i):
 def _post(fuzz, i):
     """Keep WQEs in flight, and now and then receives posted."""
     f = fuzz_at(fuzz)
-    q = qp_row_at(ld64(f.rows + 8 * i))
+    q = QpRow(ld64(f.rows + 8 * i))
     posted = ld64(f.posted + 8 * i)
     while posted < q.sq_ci + 8:
         slot = q.sq_addr + (posted & (DEPTH - 1)) * 64
@@ -189,7 +189,7 @@ def _region(fuzz, at, nbytes, key_at):
 def _compose(fuzz, i, bth):
     """A frame from a peer of QP `i`, at `bth`: its length. Mostly it fits what the QP waits for."""
     f = fuzz_at(fuzz)
-    q = qp_row_at(ld64(f.rows + 8 * i))
+    q = QpRow(ld64(f.rows + 8 * i))
     operation = _rnd(fuzz, 21) if q.service == _RC else _rnd(fuzz, 12)
     left = q.rx_nbytes - q.rx_done
     if q.rx_kind and _rnd(fuzz, 10) < 8:  # go on with the message
@@ -330,7 +330,7 @@ def _spoil(fuzz, frame):
 def _mend(fuzz):
     """Lay the wire anew: both pipes are empty."""
     f = fuzz_at(fuzz)
-    wire_at(f.wire).broken = 0
+    WireState(f.wire).broken = 0
     for end in (f.near, f.wire + WIRE.rx, f.wire + WIRE.tx):
         e = pipe_end_at(end)
         e.position, e.seen, e.reserved = 0, 0, 0
@@ -342,12 +342,12 @@ def _mend(fuzz):
 def _turn(fuzz):
     """One turn of the NIC; what it sends goes nowhere, and QPs that have failed are put right."""
     f = fuzz_at(fuzz)
-    worker_at(f.nic).now += 3000
+    WorkerState(f.nic).now += 3000
     step(f.nic)
     pipe = pipe_end_at(f.wire + WIRE.tx).pipe
     st_release64(pipe + PIPE.tail, ld64(pipe + PIPE.head))
     for i in range(f.row_count):
-        if qp_row_at(ld64(f.rows + 8 * i)).state == _ERR:
+        if QpRow(ld64(f.rows + 8 * i)).state == _ERR:
             step(f.nic)  # flushes
             _restore(fuzz, i)
         _post(fuzz, i)
@@ -390,7 +390,7 @@ def run(fuzz, count):
             _spoil(fuzz, frame)
             step(f.nic)
             f.nonsense += 1
-            f.unbroken += wire_at(f.wire).broken == 0
+            f.unbroken += WireState(f.wire).broken == 0
             _mend(fuzz)
             continue
         if _rnd(fuzz, 5) == 0:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ..nic.observe.running import Observed
     from ..packet_processing.statistics import Report
 
-# Meanings of the kernel's counter names (counters, hw_counters). A name that is missing here explains itself.
+# Meanings of the kernel's counter names (counters, hw_counters). Names that explain themselves are missing here.
 _HELP = {
     "rx_write_requests": "RDMA writes received.",
     "rx_read_requests": "RDMA reads received.",
@@ -48,7 +48,7 @@ _HELP = {
     "cqes": "Completions written.",
     "lost_error_records": "Error records dropped because the error log was full.",
 }
-# Counts of the application: their names, and what they mean.
+# Counts of the application: their names and meanings.
 _PROCESSED = {
     "total": ("packets", "Packets received."),
     "total_bytes": ("bytes", "Bytes of packets received, with their Ethernet header."),
@@ -68,7 +68,7 @@ _PROCESSED = {
     "dropped": ("dropped", "Packets that the NIC dropped for want of room in the queue."),
     "busy_seconds": ("busy_seconds", "Seconds in which the kernel had packets to work on."),
 }
-# Names of the counts of its HTTP server, and what they mean.
+# Counts of its HTTP server: their names and meanings.
 _HTTP = {
     "requests": "Requests answered.",
     "ok": "Responses with status 200.",
@@ -85,12 +85,12 @@ _HTTP = {
     "expired": "Connections given up because the client did not answer the SYN-ACK.",
     "resets": "RSTs sent for segments of no connection.",
 }
-# What is true of the server at the moment: names, and what they mean.
+# The current state of the server: names and meanings.
 _HTTP_NOW = {
     "open": ("open_connections", "Connections that are open."),
     "half_open": ("half_open_connections", "Connections whose client has not answered the SYN-ACK."),
 }
-# What is known of each of its kernels.
+# Figures of each of its kernels.
 _KERNEL = {
     "packets": "Packets that the kernel has taken.",
     "dropped": "Packets for which the kernel had no room.",
@@ -120,7 +120,7 @@ def application_exposition(report: Report) -> str:
     """Return the counts of `gpunetio packet_processing`: `gpunetio_processed_<count>_total{device, protocol, queue}`.
 
     Those of its HTTP server are `gpunetio_http_<count>_total{device}`, and those of the server's kernels
-    `gpunetio_http_kernel_<count>_total{device, kernel}`. Gauges are the connections of the moment and, by
+    `gpunetio_http_kernel_<count>_total{device, kernel}`. Gauges are the current connections and, in
     `gpunetio_kernel_failed{device, kernel}`, which kernels have failed.
     """
     from ..packet_processing.statistics import RULES
@@ -149,9 +149,9 @@ def application_exposition(report: Report) -> str:
 
 
 def exporter(path: Path) -> Callable[[Report], None]:
-    """Return what writes a report to a file. A reader sees the old text or the new one, and never a part.
+    """Return a function that writes a report to a file. A reader sees the old text or the new one, never a part.
 
-    A Failure if the file cannot be written now. If it cannot be written later, that is reported once, until it can be
+    Failure if the file cannot be written now. If it cannot be written later, that is reported once, until it can be
     written again.
     """
     beside = path.with_name(f"{path.name}.new")
@@ -177,7 +177,7 @@ def exporter(path: Path) -> Callable[[Report], None]:
 
 
 def _known(values: Mapping[str, int | float | None]) -> Iterator[tuple[str, int | float]]:
-    """Yield the values that a card tells about, too."""
+    """Yield the values that are not None. A card does not report all of them."""
     for name, value in values.items():
         if value is not None:
             yield name, value
@@ -188,7 +188,7 @@ def _counter(counter: str, meaning: str, values: Mapping[str, int | float]) -> s
 
 
 def _metric(name: str, kind: str, meaning: str, values: Mapping[str, int | float]) -> str:
-    """Return the text of a metric: what it means, and its values by labels."""
+    """Return the text of a metric: its meaning, and its values by labels."""
     lines = [f"# HELP gpunetio_{name} {meaning}", f"# TYPE gpunetio_{name} {kind}"]
     lines += [f"gpunetio_{name}{{{labels}}} {value}" for labels, value in values.items()]
     return "".join(f"{line}\n" for line in lines)
@@ -199,13 +199,12 @@ def _labels(values: Mapping[str, object]) -> str:
 
 
 def _help(counter: str) -> str:
-    """Return what a counter means."""
-    from ..nic.state.counters import COUNTERS
-    from ..nic.state.ethernet_queues import RQ_ROW, SQ_ROW
-    from ..nic.state.record import meanings
+    """Return the meaning of a counter."""
+    from ..nic.state.counters import CounterSet
+    from ..nic.state.ethernet_queues import RqRow, SqRow
 
     kind, _, name = counter.partition("_")
-    known = {"rq": RQ_ROW, "sq": SQ_ROW}
-    declared, field = (known[kind], name) if kind in known and name in known[kind].offsets else (COUNTERS, counter)
-    text = _HELP.get(counter) or f"{meanings(declared).get(field, counter.replace('_', ' '))}."
+    known = {"rq": RqRow, "sq": SqRow}
+    declared, field = (known[kind], name) if kind in known and name in known[kind].meanings else (CounterSet, counter)
+    text = _HELP.get(counter) or f"{declared.meanings.get(field, counter.replace('_', ' '))}."
     return text[0].upper() + text[1:]

@@ -9,7 +9,7 @@ from ..jit.struct_view import View, struct_view
 from ..formats.layout import Entry
 from .frames import PACKET, commit, publish, reserve
 
-# What the engine fills: a PIPE_END, followed by the count of packets that found no room.
+# Filled by the engine: a PIPE_END, followed by the count of packets that found no room.
 CAPTURE = Entry("capture", 128, """
     end            0  raw[64]
     lost          64  i64
@@ -36,8 +36,11 @@ captured_at: View = struct_view(CAPTURED)
 
 
 @engine_function
-def capture(to, packet, nbytes, peer_high, peer_low, source, damaged, time_ns, outgoing):
-    """Copy a packet, without its ICRC, into the pipe behind the CAPTURE at `to`."""
+def capture(
+    to: int, packet: int, nbytes: int, peer_high: int, peer_low: int, source: int, damaged: int, time_ns: int,
+    outgoing: int,
+) -> None:  # fmt: skip
+    """Copy a packet, without its ICRC, into the pipe of the CAPTURE at `to`."""
     slot = reserve(to + CAPTURE.end, nbytes)
     if slot == 0:
         capture_at(to).lost += 1
@@ -51,8 +54,8 @@ def capture(to, packet, nbytes, peer_high, peer_low, source, damaged, time_ns, o
 
 
 @engine_function
-def capture_frame(to, head, head_bytes, body, body_bytes, time_ns, outgoing):
-    """Copy an Ethernet frame, which is in two pieces, into the pipe behind the CAPTURE at `to`."""
+def capture_frame(to: int, head: int, head_bytes: int, body: int, body_bytes: int, time_ns: int, outgoing: int) -> None:
+    """Copy an Ethernet frame, which is in two pieces, into the pipe of the CAPTURE at `to`."""
     nbytes = head_bytes + body_bytes
     slot = reserve(to + CAPTURE.end, nbytes)
     if slot == 0:

@@ -1,7 +1,7 @@
-"""Frames from the descriptor of an Ethernet wire: a TAP device, or a socket. What is in them is the caller's affair.
+"""The receive path of an Ethernet wire: frames from its descriptor, a TAP device or a socket. Callers interpret them.
 
-The kernel hands over some frames as hardware would get them: without a checksum, or with many segments in one. Those
-are finished here (offloads.py), so that callers get frames as a network has them.
+The kernel delivers some frames in the form that it gives to hardware: without a checksum, or with many segments in one.
+They are completed here (offloads.py), so that callers get frames as they look on a network.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from .offloads import begin_cutting, cut, finish_checksum, is_large, large_frame
 from .udp_records import (
     CMSGHDR, EAGAIN, EINTR, MMSGHDR, MSG_DONTWAIT, MSG_NOSIGNAL, MSG_TRUNC, errno, iovec_at, mmsghdr_at, recvmmsg,
 )  # fmt: skip
+from ..jit.struct_view import Struct
 
 
 @engine_function
-def receive_frames(wire):
+def receive_frames(wire: int) -> int:
     """Take a batch of frames. Return how many of the ARRIVED records at `first` are valid until the next call.
 
     `more` becomes 1 if more frames may wait.
@@ -32,7 +33,7 @@ def receive_frames(wire):
     if w.read_at == w.read_end and not _is_cutting(w):
         w.read_at, w.read_end = 0, _read(w)
     count = _cut(w) if _is_cutting(w) else _hand_out(w)
-    enough = 1 if w.reading == STREAM else BATCH  # only a read of a stream that finds nothing says there is nothing
+    enough = 1 if w.reading == STREAM else BATCH  # a stream is empty only if a read finds nothing
     w.more = 1 if w.read_at < w.read_end or _is_cutting(w) or w.read_end >= enough else 0
     w.position += count
     if w.more == 0 and w.marked != 0:
@@ -42,14 +43,14 @@ def receive_frames(wire):
 
 
 @device_function
-def _is_cutting(w):
+def _is_cutting(w: Struct) -> bool:
     g = large_frame_at(w.cutting)
     return g.next < g.count
 
 
 @device_function
-def _hand_out(w):
-    """Hand out frames that were read, up to one that has to be cut, of which the first segments are handed out."""
+def _hand_out(w: Struct) -> int:
+    """Hand out frames that were read, up to a large one. If the first is large, hand out its first segments."""
     begin = w.read_at
     w.first = w.arrived + ARRIVED.size * begin
     while w.read_at < w.read_end:
@@ -69,8 +70,8 @@ def _hand_out(w):
 
 
 @device_function
-def _cut(w):
-    """Hand out the next segments of a frame."""
+def _cut(w: Struct) -> int:
+    """Hand out the next segments of a large frame."""
     w.first = w.segments
     count = 0
     while count < BATCH and _is_cutting(w):
@@ -81,7 +82,7 @@ def _cut(w):
 
 
 @device_function
-def _read(w):
+def _read(w: Struct) -> int:
     if w.gone != 0:
         return 0
     if w.reading == FILE:
@@ -94,8 +95,8 @@ def _read(w):
 
 
 @device_function
-def _read_pipe(w):
-    """Take frames of a pipe as they lie there, no more than `credit`. Their room goes back with the next call."""
+def _read_pipe(w: Struct) -> int:
+    """Take up to `credit` frames of a pipe in place. The next call gives their room back."""
     release(w.rx)
     count = 0
     while count < min(BATCH, w.credit):
@@ -111,7 +112,7 @@ def _read_pipe(w):
 
 
 @device_function
-def _read_file(w):
+def _read_file(w: Struct) -> int:
     count = 0
     while count < BATCH:
         a = arrived_at(w.arrived + ARRIVED.size * count)
@@ -129,15 +130,15 @@ def _read_file(w):
 
 
 @device_function
-def lose(w):
-    """Note that the other end is gone, and have the thread look. Frames that leave no room for that do it as well."""
+def lose(w: Struct) -> None:
+    """Note that the other end is gone, and wake the thread. If the socket is full, the frames in it wake it."""
     w.gone = 1
     send(w.thread, w.scratch, GONE, MSG_DONTWAIT | MSG_NOSIGNAL)
 
 
 @device_function
-def _read_socket(w):
-    """Take a batch from a packet socket, or from one for datagrams."""
+def _read_socket(w: Struct) -> int:
+    """Take a batch of frames from a packet socket or a datagram socket."""
     count = recvmmsg(w.fd, w.vector, BATCH, MSG_DONTWAIT, 0)
     for i in range(count):  # -1 is EAGAIN, or ENETDOWN, which is reported once
         header = w.vector + MMSGHDR.size * i
@@ -154,12 +155,12 @@ def _read_socket(w):
 
 
 @device_function
-def _read_stream(w):
-    """Take the frames of a stream that are there as a whole. If there is none, read on."""
+def _read_stream(w: Struct) -> int:
+    """Take the complete frames of a stream. If there are none, read more."""
     count = _split(w)
     if count != 0 or w.gone != 0:
         return count
-    for i in range(w.end - w.begin):  # a frame whose end has not been read yet
+    for i in range(w.end - w.begin):  # a frame whose end was not read yet
         st8(w.buffer + i, ld8(w.buffer + w.begin + i))
     w.end -= w.begin
     w.begin = 0
@@ -174,8 +175,8 @@ def _read_stream(w):
 
 
 @device_function
-def _split(w):
-    """Describe frames of what was read of a stream. A length that no frame can have ends the connection."""
+def _split(w: Struct) -> int:
+    """Split the bytes that were read from a stream into frames. A length that no frame can have ends the connection."""
     count = 0
     while count < BATCH and w.end - w.begin >= LENGTH:
         nbytes = be32(ld32(w.buffer + w.begin))
@@ -192,8 +193,8 @@ def _split(w):
 
 
 @device_function
-def _has_vlan_tag(h):
-    """Return whether the kernel has taken a VLAN tag out of the frame of a message."""
+def _has_vlan_tag(h: Struct) -> int:
+    """Return whether the kernel has removed a VLAN tag from the frame of a message."""
     if h.control_length < CMSGHDR.size + AUXDATA.size:
         return 0
     if ld32(h.control + CMSGHDR.level) != SOL_PACKET or ld32(h.control + CMSGHDR.type) != PACKET_AUXDATA:
@@ -202,8 +203,8 @@ def _has_vlan_tag(h):
 
 
 @device_function
-def _put_tag_back(a, auxdata):
-    """Put the VLAN tag back that the kernel has taken out of a frame. There is room before the frame."""
+def _put_tag_back(a: Struct, auxdata: int) -> None:
+    """Put back the VLAN tag that the kernel has removed from a frame. There is room before the frame."""
     macs, rest = ld64(a.frame), ld32(a.frame + 8)
     a.frame -= VLAN_TAG.size
     a.nbytes += VLAN_TAG.size
@@ -217,8 +218,8 @@ def _put_tag_back(a, auxdata):
 
 
 @device_function
-def mark_frames(wire):
-    """Return the `position` from which on all frames arrived after this call. Some later ones get a lower one."""
+def mark_frames(wire: int) -> int:
+    """Return a `position`: frames at or after it arrived after this call. Some later frames get a lower position."""
     w = ethernet_wire_at(wire)
     w.marked = 1
     return w.position + MOST_WAITING

@@ -1,4 +1,7 @@
-"""Frames to the descriptor of an Ethernet wire. Packets of queue pairs get their headers. Sockets take many at once."""
+"""The send path of an Ethernet wire: frames to its descriptor. Packets of queue pairs get their headers here.
+
+A socket takes many frames per call.
+"""
 
 from __future__ import annotations
 
@@ -22,17 +25,18 @@ from .udp_records import (
     sendmmsg,
 )  # fmt: skip
 from .udp_transmit import flip, seal
+from ..jit.struct_view import Struct
 
 TX_FRAMES = 256  # packets per `transmit`, so that the caller can also receive
 _SENT, _BLOCKED, _NONSENSE = 1, 0, -1
 
 
 @engine_function
-def transmit_frames(wire, capture, now):
-    """Send the frames that wait. Return how many packets left, or -1 when the pipe holds nonsense.
+def transmit_frames(wire: int, capture: int, now: int) -> int:
+    """Send the waiting frames. Return how many packets were sent, or -1 if the pipe holds invalid data.
 
     Frames for which the descriptor has no room stay in the pipe. A packet that cannot be sent at all is dropped and
-    counted. `capture` is the address of a CAPTURE, or 0; `now` the time for it.
+    counted. `capture` is the address of a CAPTURE, or 0; `now` is the time to record there.
     """
     w = ethernet_wire_at(wire)
     if _send_rest(w) == _BLOCKED or _transmit(wire, w.replies, capture, now) == _BLOCKED:
@@ -44,7 +48,7 @@ def transmit_frames(wire, capture, now):
 
 
 @engine_function
-def _transmit(wire, end, capture, now):
+def _transmit(wire: int, end: int, capture: int, now: int) -> int:
     """Send up to TX_FRAMES frames of a pipe. Return _SENT, _BLOCKED, or _NONSENSE."""
     w = ethernet_wire_at(wire)
     taken = 0
@@ -66,13 +70,14 @@ def _transmit(wire, end, capture, now):
 
 
 @device_function
-def _slot(w, i):
+def _slot(w: Struct, i: int) -> int:
     return w.sending + SEND_SLOT.size * i
 
 
 @engine_function
-def _gather(wire, end):
-    """Describe up to SENDING frames of a pipe for the kernel, in slots. Return how many, or -1 for nonsense."""
+def _gather(wire: int, end: int) -> int:
+    """Describe up to SENDING frames of a pipe in slots, for the kernel. Return how many, or -1 if the pipe is invalid.
+    """
     w = ethernet_wire_at(wire)
     count = 0
     while count < SENDING:
@@ -87,14 +92,14 @@ def _gather(wire, end):
             count += 1
         elif count == 0:
             w.tx_dropped += 1
-        else:  # it is dropped when those before it have left
+        else:  # dropped once the frames before it are sent
             break
         consume(end)
     return count
 
 
 @device_function
-def _describe(wire, frame, slot, message):
+def _describe(wire: int, frame: int, slot: int, message: Struct) -> int:
     """Describe a frame in a slot and its message. Return 0 if it cannot be sent."""
     w = ethernet_wire_at(wire)
     f = frame_at(frame)
@@ -122,8 +127,8 @@ def _describe(wire, frame, slot, message):
 
 
 @device_function
-def _damage(frame):
-    """Do the damage to an Ethernet frame that the fault injector asks for, once."""
+def _damage(frame: int) -> None:
+    """Apply the damage that the fault injector requests to an Ethernet frame, once."""
     f = frame_at(frame)
     if 0 < f.corrupt <= 8 * f.nbytes:
         flip(frame + PACKET, f.corrupt - 1)
@@ -131,7 +136,7 @@ def _damage(frame):
 
 
 @device_function
-def _egress_of(wire, frame):
+def _egress_of(wire: int, frame: int) -> int:
     """Return the EGRESS of a packet, or 0 when it cannot be sent."""
     w, f = ethernet_wire_at(wire), frame_at(frame)
     if egress_of(f.source) >= EGRESSES or f.nbytes < BTH.size or f.nbytes + ICRC_SIZE > MAX_MESSAGE:
@@ -144,8 +149,8 @@ def _egress_of(wire, frame):
 
 
 @engine_function
-def _put_headers(wire, egress, frame, nbytes, h):
-    """Write the headers of a packet of `nbytes` to `h`, and append its ICRC. Return the bytes of the headers."""
+def _put_headers(wire: int, egress: int, frame: int, nbytes: int, h: int) -> int:
+    """Write the headers of a packet of `nbytes` to `h`, and append its ICRC. Return the length of the headers."""
     w, e, f = ethernet_wire_at(wire), egress_at(egress), frame_at(frame)
     _put_mac(h + ETHERNET.destination, e.mac)
     _put_mac(h + ETHERNET.source, w.mac)
@@ -174,15 +179,15 @@ def _put_headers(wire, egress, frame, nbytes, h):
 
 
 @device_function
-def _put_mac(at, mac):
-    """Store a MAC, which is a load of its 6 bytes."""
+def _put_mac(at: int, mac: int) -> None:
+    """Store a MAC, given as a native load of its 6 bytes."""
     st32(at, mac)
     st16(at + 4, mac >> 32)
 
 
 @engine_function
-def _hand_over(w, count, capture, now):
-    """Hand the frames in slots to the kernel. Return how many of them are done with: those that left or cannot."""
+def _hand_over(w: Struct, count: int, capture: int, now: int) -> int:
+    """Hand the frames in the slots to the kernel. Return how many are finished: sent, or impossible to send."""
     done = 0
     while done < count and w.rest_at >= w.rest_end:
         if w.gone != 0:
@@ -209,8 +214,8 @@ def _hand_over(w, count, capture, now):
 
 
 @device_function
-def _send(w, first, count):
-    """Send frames from the slot `first` on. Return how many have left, or -1."""
+def _send(w: Struct, first: int, count: int) -> int:
+    """Send frames from the slot `first` on. Return how many were sent, or -1."""
     slot, message = _slot(w, first), w.messages + MMSGHDR.size * first
     if w.reading == FILE or w.reading == PIPE:
         return _write(w, mmsghdr_at(message))
@@ -220,7 +225,7 @@ def _send(w, first, count):
 
 
 @device_function
-def _write(w, message):
+def _write(w: Struct, message: Struct) -> int:
     """Write one frame. A `write` of one piece takes a fifth less time than a `writev`."""
     if message.iov_length == 1:
         head = iovec_at(message.iov)
@@ -229,16 +234,16 @@ def _write(w, message):
 
 
 @device_function
-def _capture(w, i, capture, now):
-    """Copy a frame that has left, without what stands before it for the kernel."""
+def _capture(w: Struct, i: int, capture: int, now: int) -> None:
+    """Capture a frame that was sent, without the kernel's header before it."""
     pieces = _slot(w, i) + SEND_SLOT.iov
     head, body = iovec_at(pieces + IOVEC.size), iovec_at(pieces + 2 * IOVEC.size)
     capture_frame(capture, head.base + w.virtio, head.nbytes - w.virtio, body.base, body.nbytes, now, 1)
 
 
 @device_function
-def _send_to_stream(w, slot, message):
-    """Send a frame behind its length. What does not leave at once is kept, and leaves before anything else."""
+def _send_to_stream(w: Struct, slot: int, message: int) -> int:
+    """Send a frame after its length. Keep what the stream does not take, to be sent before anything else."""
     sent = sendmsg(w.fd, message, MSG_DONTWAIT | MSG_NOSIGNAL)
     if sent < 0:
         return -1
@@ -254,8 +259,8 @@ def _send_to_stream(w, slot, message):
 
 
 @device_function
-def _send_rest(w):
-    """Send what is left of a frame."""
+def _send_rest(w: Struct) -> int:
+    """Send the rest of a frame that was sent in part."""
     while w.rest_at < w.rest_end and w.gone == 0:
         sent = send(w.fd, w.rest + w.rest_at, w.rest_end - w.rest_at, MSG_DONTWAIT | MSG_NOSIGNAL)
         if sent < 0:

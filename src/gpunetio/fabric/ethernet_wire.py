@@ -1,7 +1,7 @@
-"""A wire that carries Ethernet frames: the memory that the engine and the thread of neighbours share, and egresses.
+"""A wire that carries Ethernet frames: the memory that the engine and the neighbour thread share, and the egresses.
 
-The engine reads and writes frames through a descriptor (ethernet_receive.py, ethernet_transmit.py). Frames of ARP and
-of neighbour discovery it hands to a thread (neighbours.py), through a socket, and it sends what that thread puts into a
+The engine reads and writes frames through a descriptor (ethernet_receive.py, ethernet_transmit.py). It passes frames of
+ARP and of neighbour discovery to a thread (neighbours.py), through a socket, and sends what that thread puts into a
 pipe.
 """
 
@@ -32,11 +32,11 @@ from .offloads import LARGE_FRAME
 from .udp_records import IOVEC, MMSGHDR
 
 PACKETS, REPLIES = 1 << 20, 1 << 16  # bytes of the pipes
-REST = LENGTH + SCRATCH + FRAME_ROOM  # bytes of a frame that is sent
+REST = LENGTH + SCRATCH + FRAME_ROOM  # bytes of an outgoing frame
 
 
 @engine_function
-def _put(end, frame, nbytes):
+def _put(end: int, frame: int, nbytes: int) -> int:
     """Put a frame into the pipe. Return 1, or 0 if the pipe is full."""
     place = reserve(end, nbytes)
     if place == 0:
@@ -50,12 +50,12 @@ def _put(end, frame, nbytes):
 
 
 class EthernetWire:
-    """The record that compiled code uses, at `address`, for frames through the descriptor `fd`; `record` is a view.
+    """A wire for frames through the descriptor `fd`: `address` is the record for compiled code, `record` a view of it.
 
-    `reading` is FILE, SOCKET, STREAM or DATAGRAM_SOCKET (ethernet_records.py), which sends to the socket address
-    `send_to`. `offloads`: a VIRTIO_NET is before each frame, in both directions. `name` is what messages call the wire.
-    `tx` is the end of the pipe that takes packets. `events` are descriptors that wake the engine. `on_gone` is called,
-    by a thread, when the descriptor has turned out to lead nowhere any more.
+    `reading` is FILE, SOCKET, STREAM or DATAGRAM_SOCKET (ethernet_records.py); the last one sends to the socket address
+    `send_to`. With `offloads`, a VIRTIO_NET precedes each frame in both directions. `name` is the wire's name in
+    messages. `tx` is the end of the pipe that takes packets. `events` are descriptors that wake the engine. A thread
+    calls `on_gone` when the other end of the descriptor turns out to be gone.
     """
 
     record: np.void
@@ -90,7 +90,7 @@ class EthernetWire:
             undo.enter_context(contextlib.closing(engine))
             self.neighbours = Neighbours(name, mac, gids, thread, self._send, self._look)
             undo.callback(self.neighbours.join)
-            undo.callback(engine.close)  # which ends the thread
+            undo.callback(engine.close)  # closing it ends the thread
             for end in (engine, thread):
                 close_after_fork(end)
             self._undo = undo.pop_all()
@@ -149,7 +149,7 @@ class EthernetWire:
 
     def _send(self, frame: bytes) -> None:
         """Have the engine send a frame. It is lost if the pipe is full: the engine is paused, or the wire is slow."""
-        with self._lock:  # threads that look for a way may do so while the wire closes
+        with self._lock:  # threads that look for a neighbour may call this while the wire closes
             if self._closed:
                 return
             self._outgoing[: len(frame)] = np.frombuffer(frame, np.uint8)
@@ -162,14 +162,14 @@ class EthernetWire:
             self._bell.close()
 
     def unplug(self) -> None:
-        """Put a silent socket in the place of a descriptor that leads nowhere: `poll` would never wait for that.
+        """Replace a descriptor whose other end is gone by a silent socket: `poll` would return at once for the old one.
 
-        Only while `gone` is set. From then on, everything that is sent is lost.
+        Call this only while `gone` is set. Everything that is sent afterwards is lost.
         """
         os.dup2(self._silent.fileno(), int(self.record["fd"]), inheritable=False)
 
     def plug(self, fd: int) -> None:
-        """Have the engine use another descriptor, of which it gets a duplicate. Only while `gone` is set."""
+        """Have the engine use a duplicate of another descriptor. Call this only while `gone` is set."""
         os.dup2(fd, int(self.record["fd"]), inheritable=False)
         for field in ("begin", "end", "rest_at", "rest_end", "read_at", "read_end"):
             self.record[field] = 0
@@ -178,7 +178,7 @@ class EthernetWire:
         self._bell.notify()
 
     def _look(self) -> None:
-        """Once for each other end that is gone."""
+        """Unplug the wire and call `on_gone` if the other end is gone, once each time."""
         if self.record["gone"] and not self._lost:
             self._lost = True
             self.unplug()
@@ -187,11 +187,12 @@ class EthernetWire:
     # --- egresses --------------------------------------------------------------------------------------------------
 
     def egress(self, gid: Gid, index: int, port: int, used: Container[int], settle: Callable[[], None]) -> int:
-        """Return the source with which frames leave to the neighbour `gid`, from the GID `index` and this UDP port.
+        """Return the source for frames to the neighbour `gid`, from the GID with this index and this UDP port.
 
-        Port 0 is RoCE's. If all sources are taken, one that is not in `used` makes room; those for RoCE's port stay,
-        because address handles use them. `settle` must return only when nobody is in `transmit_frames`. NotFoundError
-        if the neighbour was never heard: it is resolved before, as the NIC is locked now.
+        Port 0 means RoCE's. If all sources are taken, one that is not in `used` is replaced, but never one for RoCE's
+        port, because address handles use those. `settle` must return only once no thread is in `transmit_frames`.
+        NotFoundError if the neighbour's MAC was never learned: the caller resolves it first, because the NIC is locked
+        now.
         """
         key = self.neighbours.last(gid), index, port or ROCE_UDP_PORT
         if (known := self._egresses.get(key)) is not None:

@@ -1,10 +1,10 @@
-"""A pipe of frames with one producer and one consumer, possibly of two processes, in memory that both reach.
+"""A pipe of frames with one producer and one consumer, possibly in two processes, in memory that both can access.
 
-A frame is a FRAME record followed by the packet, from its BTH to the end of its padding. Frames vary in length and lie
-one behind the other. The two ends share positions and frames, but no pointers: each end keeps its own PIPE_END, and
-the consumer trusts nothing that would lead it out of the pipe.
+A frame is a FRAME record followed by the packet, from its BTH to the end of its padding. Frames vary in length and
+follow one another. The two ends share positions and frames, but no pointers: each end keeps its own
+PIPE_END, and the consumer trusts nothing that would lead it out of the pipe.
 
-This code uses nothing that only a CPU has, so either end may be a GPU.
+This code uses no CPU-only features, so either end may be a GPU.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from ..jit.compile import device_function, engine_function
 from ..jit.ops import be32, ld32, ld_acquire64, ld_relaxed64, prefetch, st_release64
 from ..jit.struct_view import View, struct_view
 
-# Positions count bytes and never wrap. `asleep` is set by a consumer that waits in the kernel and wants to be woken;
-# `takes_frames` by one that takes Ethernet frames, too.
+# Positions count bytes and never wrap. `asleep` is set by a consumer that waits in the kernel and wants to be woken,
+# `takes_frames` by one that also accepts Ethernet frames.
 #
-# Where the consumer reaches memory of the producer's NIC without frames (nic/control/regions/reach.py), the producer
-# counts in `withdrawn` how often it took back a right, and in `failed` how many of its queue pairs have failed.
-# `answered` is the value of `withdrawn` that the consumer has taken in.
+# Where the consumer accesses memory of the producer's NIC without frames (nic/control/regions/reach.py), `withdrawn`
+# counts how often the producer withdrew a right, and `failed` how many of its queue pairs have failed. `answered` is
+# the value of `withdrawn` that the consumer has acted on.
 PIPE = Entry("pipe", 192, """
     head           0  i64
     tail          64  i64
@@ -46,21 +46,23 @@ PIPE_END = Entry("pipe_end", 64, """
     nbytes        48  i64
 """)
 
-# `peer` is the GID of the other end: the destination of an outgoing frame, the source of one that arrived. `source` is
-# what the frame leaves by, mostly this end's index in the GID table (fabric/udp.py), and what routers look at: traffic
-# class, hop limit and flow label (`with_traffic`). `icrc` says that four bytes of ICRC follow the packet. `corrupt`,
-# set by the fault injector, is 1 + the bit to flip after the ICRC has been computed.
+# `peer` is the GID of the other end: the destination of an outgoing frame, the source of one that arrived. `source` has
+# the egress, which mostly is this end's index in the GID table (fabric/udp.py), and the fields that routers read:
+# traffic class, hop limit and flow label (`with_traffic`). `icrc` says that four bytes of ICRC follow the packet.
+# `corrupt`, set by the fault injector, is 1 + the bit to flip after the ICRC has been computed.
 #
-# `life` tells a queue pair's packets from those that it sent before its last reset. It is the requester's, in requests
-# and in the responses to them. Packets have no field for it, so it ends where the pipe ends. 0 means unknown.
+# `life` distinguishes a queue pair's packets from those that it sent before its last reset. Requests and their
+# responses carry the requester's. Packets on a network have no field for it, so it is lost where the pipe ends. 0 means
+# unknown.
 #
 # `reference` is 0 when the payload is in the frame. Otherwise the payload is in memory that the producer has granted:
-# `reference` holds the number of the grant, bytes, and offset. With ETHERNET_FRAME, the frame holds no packet of a
-# queue pair, but a frame of Ethernet, from its MACs on and without a check sequence, which has no peer. The bytes
-# before it, and so the end of `life`, are a VIRTIO_NET (ethernet_records.py), which wires to the kernel hand over with
-# the frame. Its `flags` and `gso_type` are 0 once the frame is reserved, and then nothing else in it counts.
+# `reference` holds the number of the grant, bytes, and offset. With ETHERNET_FRAME, the frame does not hold a packet of
+# a queue pair, but an Ethernet frame, from its MACs on and without a check sequence, and has no peer. The bytes before
+# the Ethernet frame, which include the end of `life`, are then a VIRTIO_NET (ethernet_records.py), which wires to the
+# kernel pass on with the frame. Its `flags` and `gso_type` are 0 once the frame is reserved; while they are, the rest
+# is ignored.
 #
-# The packet starts 4 bytes behind a multiple of 16, so that what follows its 12-byte BTH is aligned.
+# The packet starts 4 bytes after a multiple of 16, so that what follows its 12-byte BTH is aligned.
 FRAME = Entry("frame", 64, """
     stride         0  i64
     nbytes         8  i64
@@ -78,68 +80,68 @@ LINE = 64
 LEAST_GRANTED = 512  # bytes of payload; copying fewer is cheaper than a reference
 GRANTED_SHIFT, GRANT_SHIFT = 34, 47  # bit positions in a reference: bytes, number of the grant
 MAX_GRANTED, MAX_GRANT = 1 << GRANTED_SHIFT, (1 << 16) - 1
-SKIP = -1  # in nbytes: nothing up to the end of the pipe
+SKIP = -1  # in nbytes: nothing more before the end of the pipe
 RECALLED = 0  # in nbytes: do not send this frame
 ETHERNET_FRAME = -1  # in reference
 
 _EGRESS_MASK, _CLASS_SHIFT, _HOP_SHIFT, _LABEL_SHIFT = 0xFFFF, 16, 24, 32
-HOP_LIMIT = 64  # where a path has none
+HOP_LIMIT = 64  # for paths that have none
 
 pipe_end_at: View = struct_view(PIPE_END)
 frame_at: View = struct_view(FRAME)
 
 
 @device_function
-def with_traffic(egress, traffic_class, hop_limit, flow_label):
-    """Return the `source` of frames that leave by `egress`."""
+def with_traffic(egress: int, traffic_class: int, hop_limit: int, flow_label: int) -> int:
+    """Return the `source` of frames with this `egress`."""
     return egress | traffic_class << _CLASS_SHIFT | hop_limit << _HOP_SHIFT | flow_label << _LABEL_SHIFT
 
 
 @device_function
-def egress_of(source):
-    """Return what a frame leaves by."""
+def egress_of(source: int) -> int:
+    """Return the egress of a frame."""
     return source & _EGRESS_MASK
 
 
 @device_function
-def traffic_of(source):
+def traffic_of(source: int) -> int:
     """Return a `source` without its egress."""
     return source & ~_EGRESS_MASK
 
 
 @device_function
-def class_of(source):
+def class_of(source: int) -> int:
     """Return the traffic class of a frame (RFC 2474)."""
     return source >> _CLASS_SHIFT & 0xFF
 
 
 @device_function
-def hop_limit_of(source):
+def hop_limit_of(source: int) -> int:
     """Return the hop limit of a frame."""
     hops = source >> _HOP_SHIFT & 0xFF
     return hops if hops != 0 else HOP_LIMIT
 
 
 @device_function
-def label_of(source):
+def label_of(source: int) -> int:
     """Return the flow label of a frame (RFC 6437)."""
     return source >> _LABEL_SHIFT & FLOW_LABEL_MASK
 
 
 def pipe_size(capacity: int) -> int:
-    """Return the bytes of memory for a pipe whose frames take `capacity` bytes, a power of two."""
+    """Return the bytes of memory for a pipe with room for `capacity` bytes of frames, a power of two."""
     return PIPE.size + capacity
 
 
 def pipe_end(pipe: int, capacity: int) -> np.ndarray:
-    """Return an end of the pipe at address `pipe`, at its beginning: a PIPE_END record."""
+    """Return a PIPE_END record at the beginning of the pipe at address `pipe`."""
     end = np.zeros((), PIPE_END.dtype)
     end["pipe"], end["data"], end["capacity"] = pipe, pipe + PIPE.size, capacity
     return end
 
 
 @device_function
-def reserve(end, nbytes):
+def reserve(end: int, nbytes: int) -> int:
     """Reserve room for a frame whose packet has up to `nbytes` (and an ICRC).
 
     Return the frame's address, or 0 when the pipe is full. Reserving again before `commit` gives the same room.
@@ -170,11 +172,11 @@ def reserve(end, nbytes):
 
 
 @device_function
-def reserve_frame(end, nbytes):
-    """Reserve room for an Ethernet frame of `nbytes`, of which nothing but its bytes is missing then.
+def reserve_frame(end: int, nbytes: int) -> int:
+    """Reserve room for an Ethernet frame of `nbytes`, and fill in everything but its bytes.
 
-    Return the FRAME's address, or 0 when there is no room. Such frames get half of the pipe, so that packets of queue
-    pairs find room however many frames wait.
+    Return the FRAME's address, or 0 when there is no room. Ethernet frames get half of the pipe, so that packets of
+    queue pairs find room however many frames wait.
     """
     e = pipe_end_at(end)
     stride = (PACKET + nbytes + ICRC_SIZE + LINE - 1) & -LINE
@@ -191,30 +193,30 @@ def reserve_frame(end, nbytes):
 
 
 @device_function
-def refer(end, reference):
-    """Store a reference in the reserved frame: its payload lies elsewhere."""
+def refer(end: int, reference: int) -> None:
+    """Store a reference in the reserved frame, whose payload is elsewhere."""
     e = pipe_end_at(end)
     frame_at(e.data + (e.position & (e.capacity - 1))).reference = reference
 
 
 @device_function
-def commit(end):
-    """Commit the reserved frame, which is filled. The consumer sees it after `publish`."""
+def commit(end: int) -> None:
+    """Commit the reserved and filled frame. The consumer sees it after `publish`."""
     e = pipe_end_at(end)
     e.position += e.reserved
     e.reserved = 0
 
 
 @device_function
-def publish(end):
+def publish(end: int) -> None:
     """Let the consumer see all committed frames."""
     e = pipe_end_at(end)
     st_release64(e.pipe + PIPE.head, e.position)
 
 
 @device_function
-def next_frame(end):
-    """Return the oldest frame, 0 when there is none, or -1 when the producer has written nonsense.
+def next_frame(end: int) -> int:
+    """Return the oldest frame, 0 when there is none, or -1 if the producer has written invalid data.
 
     The end's `nbytes` becomes the length of its packet.
     """
@@ -238,7 +240,8 @@ def next_frame(end):
                 return -1
             e.reserved, e.nbytes = stride, nbytes
             ahead = e.position + 2 * stride
-            if ahead < e.seen:  # most likely the frame after the next, which the producer's core has
+            # most likely the frame after the next one, which is still in the cache of the producer's core
+            if ahead < e.seen:
                 ahead = e.data + (ahead & (e.capacity - 1))
                 prefetch(ahead)
                 prefetch(ahead + LINE)
@@ -247,7 +250,7 @@ def next_frame(end):
 
 
 @device_function
-def consume(end):
+def consume(end: int) -> None:
     """Consume the frame that `next_frame` returned. The producer gets the room back after `release`."""
     e = pipe_end_at(end)
     e.position += e.reserved
@@ -255,14 +258,14 @@ def consume(end):
 
 
 @device_function
-def release(end):
+def release(end: int) -> None:
     """Give the room of all consumed frames back to the producer."""
     e = pipe_end_at(end)
     st_release64(e.pipe + PIPE.tail, e.position)
 
 
 @device_function
-def leads_to(frame, headers, qpn, peer_high, peer_low):
+def leads_to(frame: int, headers: int, qpn: int, peer_high: int, peer_low: int) -> bool:
     """Return whether a frame goes to this QP of this peer. `headers` bytes of link headers precede its BTH."""
     f = frame_at(frame)
     return (
@@ -274,8 +277,8 @@ def leads_to(frame, headers, qpn, peer_high, peer_low):
 
 
 @engine_function
-def recall(end, headers, qpn, peer_high, peer_low):
-    """Recall the frames to a QP that the consumer's `end` has not consumed. Both ends must be the caller's."""
+def recall(end: int, headers: int, qpn: int, peer_high: int, peer_low: int) -> None:
+    """Recall the frames to a QP that the consumer's `end` has not consumed. The caller must own both ends."""
     e = pipe_end_at(end)
     at, head = e.position, ld_acquire64(e.pipe + PIPE.head)
     while at < head:

@@ -1,6 +1,6 @@
 """The invariant CRC of RoCEv2 packets (IBTA 7.8.1, annex A17.3.3), and the IPv4 id computed from it.
 
-The ICRC is the CRC-32 of Ethernet, stored little-endian behind the packet. It covers eight bytes of ones, where
+The ICRC is the CRC-32 of Ethernet, stored little-endian after the packet. It covers eight bytes of ones, where
 InfiniBand has its local route header, then the IP header, the UDP header and the packet. Fields that routers and
 senders may change count as ones: IPv4's type of service, time to live and checksum; IPv6's traffic class, flow label
 and hop limit; UDP's checksum; byte 4 of the BTH.
@@ -45,20 +45,20 @@ _INVERSE_OF_A_BYTE = x_to_the(-8)
 
 
 @device_function
-def _reduce(value):
+def _reduce(value: int) -> int:
     """Return 64 coefficients modulo the polynomial, in 32 bits. Bit 63 is the coefficient of 1."""
     quotient = clmul(value & _MASK32, _QUOTIENT33) & _MASK32
     return (value ^ clmul(quotient, _POLYNOMIAL33)) >> 32 & _MASK32
 
 
 @device_function
-def _multiply(a, b):
+def _multiply(a: int, b: int) -> int:
     """Return the product of two residues."""
     return _reduce(clmul(a, b) << 1)
 
 
 @engine_function
-def _advance(register, address, nbytes):
+def _advance(register: int, address: int, nbytes: int) -> int:
     """Return the CRC register after `nbytes` more. Its upper 32 bits are XORed into bytes 4 to 7."""
     if has_clmul() != 0 and nbytes >= 16:
         return _reduce(crc32_fold(register, address, nbytes))
@@ -72,8 +72,8 @@ def _advance(register, address, nbytes):
 
 
 @device_function
-def crc32(crc, address, nbytes):
-    """Continue `crc` over `nbytes` more, as zlib.crc32 does."""
+def crc32(crc: int, address: int, nbytes: int) -> int:
+    """Continue `crc` over `nbytes` more bytes, as zlib.crc32 does."""
     return _advance(crc ^ _MASK32, address, nbytes) ^ _MASK32
 
 
@@ -82,12 +82,15 @@ def crc32(crc, address, nbytes):
 PSEUDO_LRH = 8
 HEADER_ROOM = PSEUDO_LRH + IPV6.size + UDP.size  # bytes of scratch memory
 RECEIVED_ROOM = PSEUDO_LRH + MAX_IPV4 + UDP.size
-_BEHIND_ID = IPV4.size - IPV4.identification - 2 + UDP.size  # bytes of IPv4 and UDP header behind the id
+_BEHIND_ID = IPV4.size - IPV4.identification - 2 + UDP.size  # bytes of IPv4 and UDP header after the id
 _ID_IN_HEADER = x_to_the(32 + 8 * _BEHIND_ID)
 
 
 @device_function
-def header_crc(scratch, version, source_high, source_low, destination_high, destination_low, source_port, nbytes):
+def header_crc(
+    scratch: int, version: int, source_high: int, source_low: int, destination_high: int, destination_low: int,
+    source_port: int, nbytes: int,
+) -> int:  # fmt: skip
     """Return the CRC of what the ICRC covers before a packet of `nbytes`. IPv4's id is taken as 0.
 
     `version` is 4 or 6. IPv4 addresses are ::ffff:a.b.c.d. `scratch` has HEADER_ROOM bytes that nobody else uses.
@@ -122,8 +125,8 @@ def header_crc(scratch, version, source_high, source_low, destination_high, dest
 
 
 @engine_function
-def received_crc(scratch, ip, ip_bytes, version):
-    """Return the CRC of what the ICRC covers before a packet that arrived with its headers, `ip_bytes` of IP at `ip`.
+def received_crc(scratch: int, ip: int, ip_bytes: int, version: int) -> int:
+    """Return the CRC of what the ICRC covers before a received packet, whose IP header has `ip_bytes` at `ip`.
 
     `scratch` has RECEIVED_ROOM bytes that nobody else uses.
     """
@@ -144,22 +147,23 @@ def received_crc(scratch, ip, ip_bytes, version):
 
 
 @device_function
-def with_ip_id(crc, ip_id):
+def with_ip_id(crc: int, ip_id: int) -> int:
     """Convert a `header_crc`, which is for IPv4's id 0, to another id."""
     return crc ^ _multiply(be16(ip_id) << 16, _ID_IN_HEADER)
 
 
 @device_function
-def packet_icrc(crc, packet, nbytes):
-    """Return the ICRC of a packet of at least a BTH. `crc` is its `header_crc`. The packet itself stays as it is."""
-    hidden = ld8(packet + 4) ^ 0xFF  # what makes byte 4, with the congestion marks, all ones
+def packet_icrc(crc: int, packet: int, nbytes: int) -> int:
+    """Return the ICRC of a packet of at least a BTH. `crc` is its `header_crc`. The packet itself is not changed."""
+    hidden = ld8(packet + 4) ^ 0xFF  # makes byte 4, which has the congestion marks, all ones
     return _advance(crc ^ _MASK32 | hidden << 32, packet, nbytes) ^ _MASK32
 
 
 @device_function
 def icrc(
-    scratch, packet, nbytes, version, source_high, source_low, destination_high, destination_low, source_port, ip_id
-):
+    scratch: int, packet: int, nbytes: int, version: int, source_high: int, source_low: int, destination_high: int,
+    destination_low: int, source_port: int, ip_id: int,
+) -> int:  # fmt: skip
     """Return the ICRC of one packet. The arguments are those of `header_crc`, and IPv4's id."""
     crc = header_crc(
         scratch, version, source_high, source_low, destination_high, destination_low, source_port, nbytes
@@ -170,13 +174,14 @@ def icrc(
 
 
 @engine_function
-def solve_ip_id(difference, nbytes):
+def solve_ip_id(difference: int, nbytes: int) -> int:
     """Return the IPv4 id that a packet of `nbytes` was sent with, or -1 when no id fits: the packet is damaged.
 
     `difference` is the ICRC that the packet carries, XOR the ICRC computed for id 0. If it was computed for another id,
     XOR the result with that id. One in 2^16 damaged packets passes.
     """
-    # The id is followed by the rest of IPv4 and UDP header, the packet and, as in any CRC, four bytes of zeros.
+    # The id is followed by the rest of the IPv4 header, the UDP header, the packet and, as in any CRC, four bytes of
+    # zeros.
     distance = _BEHIND_ID + nbytes + 4
     factor, power = _ONE, _INVERSE_OF_A_BYTE
     while distance != 0:

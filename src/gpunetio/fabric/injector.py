@@ -1,7 +1,7 @@
-"""The fault injector makes a network bad: outgoing frames get the requested faults, drawn by a seeded generator.
+"""The fault injector simulates a bad network: outgoing frames get the requested faults, drawn by a seeded generator.
 
 The injector stands between a pipe that the NIC fills and the wire's pipe. As on a real wire, corruption happens after
-the ICRC is computed: while faults are injected, packets in pipes have an ICRC too, and their reader checks it.
+the ICRC is computed. So while faults are injected, packets in pipes also have an ICRC, and their reader checks it.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from .frames import (
     reserve,
 )  # fmt: skip
 from .icrc import icrc
+from ..jit.struct_view import Struct
 
 CERTAIN = 1 << 32  # probabilities are in units of 2^-32
-HELD_BACK = 64  # most frames on hold; further ones go out at once
+HELD_BACK = 64  # frames on hold at most; further ones go out at once
 SLOT = 4608  # a frame of the largest MTU, with all headers
 HOLD_LIMIT_NS = 1_000_000  # a reordered frame goes out by then, even if no frame follows it
 
@@ -68,8 +69,8 @@ held_at: View = struct_view(HELD)
 class Injector:
     """The memory of an injector, which fills the wire's producer end `wire_end`.
 
-    `record` counts the injected faults. `from_nic` is the end that the NIC fills instead of `wire_end`. `make_icrc`:
-    the injector computes the ICRC, because the wire does not.
+    `record` counts the injected faults. `from_nic` is the end that the NIC fills instead of `wire_end`. With
+    `make_icrc`, the injector computes the ICRC, because the wire does not.
     """
 
     CAPACITY = 1 << 19
@@ -100,7 +101,7 @@ class Injector:
 
 
 @device_function
-def _draw(f):
+def _draw(f: Struct) -> int:
     """Return 32 random bits (xorshift64, Marsaglia 2003)."""
     x = f.state
     x ^= x << 13
@@ -111,12 +112,12 @@ def _draw(f):
 
 
 @device_function
-def _happens(f, probability):
+def _happens(f: Struct, probability: int) -> bool:
     return _draw(f) < probability
 
 
 @engine_function
-def _pass_on(faults, packet, nbytes, header, corrupt):
+def _pass_on(faults: int, packet: int, nbytes: int, header: int, corrupt: int) -> int:
     """Put a packet on the wire. Return 1, or 0 if the wire is full. The addresses are those of the frame `header`."""
     f = faults_at(faults)
     frame = reserve(faults + FAULTS.to_wire, nbytes)
@@ -145,12 +146,12 @@ def _pass_on(faults, packet, nbytes, header, corrupt):
 
 
 @device_function
-def _slot(f, i):
+def _slot(f: Struct, i: int) -> int:
     return f.slots + i * (HELD.size + SLOT)
 
 
 @engine_function
-def _hold(faults, frame, due, after, corrupt):
+def _hold(faults: int, frame: int, due: int, after: int, corrupt: int) -> int:
     """Keep a copy of the frame. Return 1, or 0 if there is no room."""
     f = faults_at(faults)
     nbytes = frame_at(frame).nbytes
@@ -169,7 +170,7 @@ def _hold(faults, frame, due, after, corrupt):
 
 
 @device_function
-def _oldest(f):
+def _oldest(f: Struct) -> int:
     """Return the held frame that is due first, or 0."""
     best = 0
     for i in range(HELD_BACK):
@@ -184,8 +185,8 @@ def _oldest(f):
 
 
 @engine_function
-def _let_go(faults, now, passed):
-    """Send the frames on hold that are due, the earliest first; `passed` more frames have gone by."""
+def _let_go(faults: int, now: int, passed: int) -> None:
+    """Send the held frames that are due, the earliest first. `passed` more frames have gone by."""
     f = faults_at(faults)
     for i in range(HELD_BACK if passed else 0):
         h = held_at(_slot(f, i))
@@ -203,15 +204,15 @@ def _let_go(faults, now, passed):
 
 
 @device_function
-def _damage(draw, nbytes):
+def _damage(draw: int, nbytes: int) -> int:
     """Return 1 + the bit to flip. Byte 4 of a BTH, where routers leave marks, is spared: no ICRC protects it."""
     bit = draw % (8 * nbytes)
     return 1 + (bit if bit >> 3 != 4 else bit + 8)
 
 
 @engine_function
-def inject(faults, now):
-    """Pass on what the NIC has sent since the last call, with faults. Return how many frames were dealt with."""
+def inject(faults: int, now: int) -> int:
+    """Pass on what the NIC has sent since the last call, with faults. Return how many frames were processed."""
     f = faults_at(faults)
     end = faults + FAULTS.to_injector
     done = 0
@@ -255,7 +256,7 @@ def inject(faults, now):
 
 
 @engine_function
-def recall_injected(faults, headers, qpn, peer_high, peer_low):
+def recall_injected(faults: int, headers: int, qpn: int, peer_high: int, peer_low: int) -> None:
     """Recall the frames to a QP that have not left the injector. `headers` as in `leads_to`."""
     f = faults_at(faults)
     recall(faults + FAULTS.to_injector, headers, qpn, peer_high, peer_low)
@@ -268,14 +269,16 @@ def recall_injected(faults, headers, qpn, peer_high, peer_low):
 
 
 @device_function
-def icrc_fits(scratch, packet, nbytes, peer_high, peer_low, here_high, here_low):
+def icrc_fits(
+    scratch: int, packet: int, nbytes: int, peer_high: int, peer_low: int, here_high: int, here_low: int
+) -> bool:
     """Return whether a packet that came through an injector carries the ICRC of its bytes."""
     wanted = icrc(scratch, packet, nbytes, 6, peer_high, peer_low, here_high, here_low, 0, 0)
     return wanted == _carried(packet, nbytes)
 
 
 @device_function
-def _carried(packet, nbytes):
+def _carried(packet: int, nbytes: int) -> int:
     value = 0
     for i in range(4):
         value |= ld8(packet + nbytes + i) << 8 * i

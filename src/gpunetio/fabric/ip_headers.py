@@ -1,4 +1,4 @@
-"""IP headers: whether they are whole, and those of packets that the NIC makes itself."""
+"""Check the IP headers of packets, and write those of packets that the NIC makes itself."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from ..formats.packet import (
 from ..jit.compile import device_function
 from ..jit.ops import be16, be64, ld8, ld16, st8, st16, st32, st64
 
-MOST_TAGS = 2  # VLAN tags that are looked behind
-MOST_EXTENSIONS = 8  # of a packet; behind more, no TCP or UDP header is looked for
+MOST_TAGS = 2  # VLAN tags of a frame, at most, that are skipped
+MOST_EXTENSIONS = 8  # of a packet; after more, no TCP or UDP header is searched for
 
 
 def internet_checksum(data: bytes) -> int:
@@ -21,8 +21,8 @@ def internet_checksum(data: bytes) -> int:
 
 
 @device_function
-def tag_bytes(frame, nbytes):
-    """Return the bytes of the VLAN tags of a frame, of which there may be MOST_TAGS."""
+def tag_bytes(frame: int, nbytes: int) -> int:
+    """Return the length of the VLAN tags of a frame, at most MOST_TAGS of them."""
     at = ETHERNET.ether_type
     for _ in range(MOST_TAGS):
         kind = be16(ld16(frame + at))
@@ -33,8 +33,8 @@ def tag_bytes(frame, nbytes):
 
 
 @device_function
-def whole_ipv4(ip, nbytes):
-    """Return the bytes of an IPv4 header, or 0 if it is damaged, or not all of its packet is in `nbytes` (RFC 791)."""
+def whole_ipv4(ip: int, nbytes: int) -> int:
+    """Return the length of an IPv4 header, or 0 if it is damaged or its packet is not wholly in `nbytes` (RFC 791)."""
     if nbytes < IPV4.size:
         return 0
     first = ld8(ip + IPV4.version_ihl)
@@ -45,28 +45,28 @@ def whole_ipv4(ip, nbytes):
 
 
 @device_function
-def whole_ipv6(ip, nbytes):
-    """Return whether an IPv6 header is intact, and all of its packet is in `nbytes` (RFC 8200)."""
+def whole_ipv6(ip: int, nbytes: int) -> bool:
+    """Return whether an IPv6 header is intact and its packet is wholly in `nbytes` (RFC 8200)."""
     if nbytes < IPV6.size:
         return False
     return ld8(ip) >> 4 == 6 and be16(ld16(ip + IPV6.payload_length)) <= nbytes - IPV6.size
 
 
 @device_function
-def extension_bytes(kind, header):
-    """Return the bytes of an IPv6 extension header (RFC 8200 4, RFC 4302 2.2), or 0 if it is of no such kind."""
+def extension_bytes(kind: int, header: int) -> int:
+    """Return the length of an IPv6 extension header (RFC 8200 4, RFC 4302 2.2), or 0 if `kind` is none."""
     length = ld8(header + IPV6_EXTENSION.length)
     if kind == IP_PROTOCOL_FRAGMENT:
         return IPV6_FRAGMENT.size
     if kind == IP_PROTOCOL_HOP_BY_HOP or kind == IP_PROTOCOL_ROUTING or kind == IP_PROTOCOL_DESTINATION_OPTIONS:
         return (length + 1) * 8
-    if kind == IP_PROTOCOL_AUTHENTICATION:  # the one whose length counts words of 4 bytes
+    if kind == IP_PROTOCOL_AUTHENTICATION:  # the only one whose length counts words of 4 bytes
         return (length + 2) * 4
     return 0
 
 
 @device_function
-def put_ipv4(ip, source, destination, nbytes, traffic_class, ttl):
+def put_ipv4(ip: int, source: int, destination: int, nbytes: int, traffic_class: int, ttl: int) -> None:
     """Write an IPv4 header before `nbytes` of UDP. The addresses are the second words of their GIDs."""
     st16(ip + IPV4.version_ihl, 0x45 | traffic_class << 8)
     st16(ip + IPV4.total_length, be16(IPV4.size + nbytes))
@@ -82,8 +82,9 @@ def put_ipv4(ip, source, destination, nbytes, traffic_class, ttl):
 
 @device_function
 def put_ipv6(
-    ip, source_high, source_low, destination_high, destination_low, nbytes, traffic_class, hop_limit, flow_label
-):
+    ip: int, source_high: int, source_low: int, destination_high: int, destination_low: int, nbytes: int,
+    traffic_class: int, hop_limit: int, flow_label: int,
+) -> None:  # fmt: skip
     """Write an IPv6 header before `nbytes` of UDP. The addresses are the words of their GIDs."""
     st64(ip, be64(6 << 60 | traffic_class << 52 | flow_label << 32 | nbytes << 16 | IP_PROTOCOL_UDP << 8 | hop_limit))
     st64(ip + IPV6.source, source_high)

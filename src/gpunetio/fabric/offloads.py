@@ -1,6 +1,6 @@
-"""What the kernel leaves to hardware: checksums that are to be finished, and large frames that are to be cut.
+"""Work that the kernel leaves to hardware: finishing checksums, and cutting large frames into segments.
 
-A frame of TCP or UDP with many segments of payload has the headers of the first one. Segments of TSO are cut alike.
+A large frame of TCP or UDP has the headers of its first segment. Segments of TSO are cut in the same way.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from ..jit.struct_view import View, struct_view
 from .ethernet_records import GSO_ECN, GSO_TCPV4, GSO_TCPV6, GSO_UDP, NEEDS_CHECKSUM, VIRTIO_NET
 from .ip_headers import tag_bytes
 
-# Of the frame at `frame`, segments from `next` on were not cut yet. `l3`, `l4` and `head` are where its IP header, its
-# TCP or UDP header, and its payload begin; `gso_bytes` is the payload of a segment.
+# Segments of the frame at `frame` are cut up to, but not including, number `next`. `l3`, `l4` and `head` are where its
+# IP header, its TCP or UDP header, and its payload begin; `gso_bytes` is the payload of a segment.
 LARGE_FRAME = Entry("large_frame", 64, """
     frame            0  i64
     next             8  i64
@@ -42,7 +42,7 @@ _GSO_SHIFT, _OFFSET_SHIFT, _GSO_BYTES_SHIFT, _START_SHIFT = 8, 16, 32, 48
 
 
 @device_function
-def offload_of(header):
+def offload_of(header: int) -> int:
     """Return the offload that a VIRTIO_NET asks for."""
     word = ld64(header) & ~(0xFFFF << _OFFSET_SHIFT)
     if word & (NEEDS_CHECKSUM | 0xFF << _GSO_SHIFT) == 0:
@@ -51,14 +51,14 @@ def offload_of(header):
 
 
 @device_function
-def move_start(offload, nbytes):
-    """Return an offload for a frame into which so many bytes were put before its IP header."""
+def move_start(offload: int, nbytes: int) -> int:
+    """Return the offload for a frame after `nbytes` were inserted before its IP header."""
     return offload + (nbytes << _START_SHIFT) if offload != 0 else 0
 
 
 @device_function
-def is_large(offload):
-    """Return whether a frame is to be cut."""
+def is_large(offload: int) -> bool:
+    """Return whether a frame must be cut into segments."""
     return offload >> _GSO_SHIFT & 0xFF != 0
 
 
@@ -66,8 +66,9 @@ def is_large(offload):
 
 
 @engine_function
-def finish_checksum(frame, nbytes, offload):
-    """Compute a checksum in whose place the sum over the pseudo header is. Return 0 if it is not inside the frame."""
+def finish_checksum(frame: int, nbytes: int, offload: int) -> int:
+    """Compute a checksum whose field holds the sum over the pseudo header. Return 0 if the field is outside the frame.
+    """
     start = offload >> _START_SHIFT & 0xFFFF
     offset = offload >> _OFFSET_SHIFT & 0xFFFF
     if start < ETHERNET.size or start + offset + 2 > nbytes:
@@ -81,7 +82,7 @@ def finish_checksum(frame, nbytes, offload):
 
 
 @engine_function
-def set_length(frame, l3, nbytes, number):
+def set_length(frame: int, l3: int, nbytes: int, number: int) -> None:
     """Set the length of the IP header at `l3`, and the number of an IPv4 packet, for a segment (RFC 791, RFC 8200)."""
     kind = be16(ld16(frame + l3 - 2))
     ip = frame + l3
@@ -93,10 +94,10 @@ def set_length(frame, l3, nbytes, number):
 
 
 @engine_function
-def set_tcp(tcp, offset, first, last):
+def set_tcp(tcp: int, offset: int, first: int, last: int) -> None:
     """Set the sequence number and the flags of a segment, whose payload begins at `offset` of the whole.
 
-    FIN and PSH are for the end of the payload (RFC 9293 3.10.4), CWR for its first segment (RFC 3168 6.1.2).
+    FIN and PSH belong to the end of the payload (RFC 9293 3.10.4), CWR to its first segment (RFC 3168 6.1.2).
     """
     st32(tcp + TCP.sequence, be32(be32(ld32(tcp + TCP.sequence)) + offset & 0xFFFF_FFFF))
     flags = be16(ld16(tcp + TCP.offset_flags))
@@ -108,8 +109,8 @@ def set_tcp(tcp, offset, first, last):
 
 
 @engine_function
-def begin_cutting(large, frame, nbytes, offload):
-    """Prepare a frame for `cut`. Return 0 if it cannot be cut, or is to become too many segments."""
+def begin_cutting(large: int, frame: int, nbytes: int, offload: int) -> int:
+    """Prepare a frame for `cut`. Return 0 if it cannot be cut, or would become too many segments."""
     g = large_frame_at(large)
     g.frame, g.next, g.count = frame, 0, 0
     g.l3 = ETHERNET.size + tag_bytes(frame, nbytes)
@@ -137,8 +138,8 @@ def begin_cutting(large, frame, nbytes, offload):
 
 
 @engine_function
-def cut(large, to):
-    """Write the next segment of a frame, with all its checksums, to an address. Return its bytes."""
+def cut(large: int, to: int) -> int:
+    """Write the next segment of a frame, with all its checksums, to an address. Return its length."""
     g = large_frame_at(large)
     offset = g.next * g.gso_bytes
     part = min(g.payload - offset, g.gso_bytes)

@@ -1,9 +1,9 @@
 """Capture files for Wireshark and tcpdump: the packets that cross a NIC's port, in the pcap format with nanoseconds.
 
-Wires that carry Ethernet show whole frames. RoCE packets of other wires get the headers that they have, or would have,
-on Ethernet: IPv4 (id 0, no fragments) or IPv6, and UDP.
-InfiniBand packets already have their headers, and get ICRC and VCRC. They are written as records of Endace's format
-(ERF, whose type 21 is InfiniBand), because Wireshark does not know link type 247.
+On wires that carry Ethernet, the file has whole frames. On other wires, RoCE packets get the headers that they have, or
+would have, on Ethernet: IPv4 (id 0, no fragments) or IPv6, and UDP. InfiniBand packets already have their headers, and
+get ICRC and VCRC. They are written as records of Endace's format (ERF, whose type 21 is InfiniBand), because Wireshark
+does not know link type 247.
 
 The ICRC is always computed for the headers that are written. The original IPv4 id and source port of a received packet
 are not known here, and packets between NICs of one host have no ICRC. A damaged packet gets a wrong ICRC.
@@ -84,7 +84,7 @@ class RoceFrames:
         return link + udp[: UDP.checksum] + (checksum or 0xFFFF).to_bytes(2, "big") + body
 
     def _make(self, source: Gid, destination: Gid, nbytes: int, traffic: int) -> tuple[bytes, bytes, int, int]:
-        """Return Ethernet and IP header, UDP header, their part of the CRC, and the pseudo header's sum."""
+        """Return the Ethernet and IP headers, the UDP header, their part of the CRC, and the pseudo header's sum."""
         length = UDP.size + nbytes + ICRC_SIZE
         traffic_class, hops = class_of.py_func(traffic), hop_limit_of.py_func(traffic)
         udp = struct.pack(">HHHH", ROCE_UDP_PORT, ROCE_UDP_PORT, length, 0)
@@ -113,7 +113,7 @@ class RoceFrames:
 
 
 @engine_function
-def _vcrc(address, nbytes):
+def _vcrc(address: int, nbytes: int) -> int:
     """Return the variant CRC (IBTA 7.8.2): polynomial 0x100B, least significant bit first, from ones, complemented."""
     register = 0xFFFF
     for i in range(nbytes):
@@ -167,9 +167,9 @@ def infiniband_icrc(packet: bytes) -> int:
 
 
 def capture_file(path: str | Path, name: str) -> Path:
-    """Return the capture file of a NIC that opens: `path`, or a new file if that is a folder.
+    """Return the path of a new NIC's capture file: `path`, or a new file in it if it is a folder.
 
-    The file in a folder is named after the NIC and the process. If the process opens the NIC again, a number follows.
+    A file in a folder is named after the NIC and the process. If the process opens the NIC again, a number follows.
     """
     folder = Path(path)
     if not folder.is_dir():
@@ -179,7 +179,7 @@ def capture_file(path: str | Path, name: str) -> Path:
 
 
 def _open(path: str | Path) -> int:
-    """Open and lock the file, so that nobody else writes it. Return the descriptor."""
+    """Open the file and lock it against other writers. Return its descriptor."""
     try:
         fd = open_output(path)
     except NotPermittedError:
@@ -202,8 +202,8 @@ def _open(path: str | Path) -> int:
 class Pcap:
     """A capture file and the thread that writes it, from `start` until `close`.
 
-    `address` is the CAPTURE record that the engine fills. `written` counts packets in the file, `lost` those for which
-    the engine found no room. Unless it `keeps_empty`, a file without packets is deleted.
+    `address` is the CAPTURE record that the engine fills. `written` counts the packets in the file, `lost` those that
+    the engine dropped because the pipe was full. A file without packets is deleted unless `keeps_empty` is set.
     """
 
     address: int
@@ -250,7 +250,7 @@ class Pcap:
             self._drain()
 
     def _drain(self) -> None:
-        """Write what has been captured."""
+        """Write the packets that have been captured."""
         while batch := self._batch():
             self._write(b"".join(batch))
 
@@ -290,7 +290,7 @@ class Pcap:
             logger.error("%s: the capture file %s ends here: %s", self._name, self._path, error.strerror)
 
     def close(self) -> None:
-        """Write what is left, and close the file. The engine must have stopped, or never have got the address."""
+        """Write the remaining packets and close the file. The engine must have stopped, or never had the address."""
         if self._thread is not None:
             self._stop.set()
             if not self._thread.join():

@@ -1,6 +1,6 @@
-"""Puts the Ethernet frames of a capture file into a pipe: compiled, because such files have millions.
+"""Put the Ethernet frames of a capture file into a pipe, in compiled code, because such files have millions.
 
-The file is read in pieces and not mapped: whoever shortens a mapped file ends the program.
+The file is read in pieces and not mapped: shortening a mapped file would kill the program.
 """
 
 from __future__ import annotations
@@ -14,15 +14,16 @@ from ..jit.struct_view import View, struct_view
 from ..memory import HostMemory
 from .frames import ETHERNET_FRAME, PACKET, commit, frame_at, publish, reserve
 from .pcap_reader import CUT_SHORT, LARGEST_RECORD, RECORD, PcapFile
+from ..jit.struct_view import Struct
 
-WHENEVER = (1 << 63) - 1  # as `until_ns`: whatever the time stamps say
+WHENEVER = (1 << 63) - 1  # as `until_ns`: ignore the time stamps
 _PIECE = 1 << 19  # bytes; a record of LARGEST_RECORD fits in
 _PUBLISH_EVERY = 32  # frames
 
-# A piece of a file: whole records from `begin` to `end`, of numbers in this machine's byte order unless `swapped`.
-# `unit` are the nanoseconds of a fraction of a second. `longest` is the longest frame up to here. `put` frames are in
-# the pipe, `cut` ones were skipped. `first` is the time stamp of the first frame, and `due` how many ns later the last
-# one is that was looked at.
+# A piece of a file: whole records from `begin` to `end`, with numbers in this machine's byte order unless `swapped`.
+# `unit` is the number of nanoseconds in one unit of a time stamp's fraction. `longest` is the longest frame so far.
+# `put` counts frames that were put into the pipe, `cut` truncated ones that were skipped. `first` is the time stamp of
+# the first frame. The frame that was looked at last is due `due` ns later.
 PCAP_PIECE = Entry("pcap_piece", 72, """
     begin      0  i64
     end        8  i64
@@ -38,13 +39,13 @@ _piece_at: View = struct_view(PCAP_PIECE)
 
 
 @device_function
-def _field(p, address):
+def _field(p: Struct, address: int) -> int:
     return be32(ld32(address)) if p.swapped else ld32(address)
 
 
 @engine_function
-def _find_end(piece, end):
-    """Find where the last whole record ends, before `end`, and the longest one."""
+def _find_end(piece: int, end: int) -> None:
+    """Find the end of the last whole record before `end`, and the longest record."""
     p = _piece_at(piece)
     at = p.begin
     while end - at >= RECORD.size:
@@ -57,8 +58,8 @@ def _find_end(piece, end):
 
 
 @engine_function
-def _put_frames(piece, pipe, until):
-    """Put frames that are due `until` ns after the first into the pipe, as long as there is room. Return how many."""
+def _put_frames(piece: int, pipe: int, until: int) -> int:
+    """Put frames that are due `until` ns after the first into the pipe, while there is room. Return how many."""
     p = _piece_at(piece)
     before = p.put
     while p.begin < p.end:
@@ -89,7 +90,7 @@ def _put_frames(piece, pipe, until):
 
 
 class PcapFrames:
-    """Puts the frames of a file into the pipe whose PIPE_END is at `pipe`, from the beginning of the file on.
+    """Puts the frames of a file into the pipe whose PIPE_END is at `pipe`, starting at the beginning of the file.
 
     Records without a whole frame are skipped. The file's `records` and `skipped` count what was put and skipped.
     """
@@ -102,8 +103,8 @@ class PcapFrames:
         self._record = self._memory.view(PCAP_PIECE.dtype, _PIECE)[0]
         self._record["swapped"], self._record["unit"] = file.big_endian, file.unit
         self._record["begin"] = self._record["end"] = self._filled = self._memory.address
-        self._at = file.rewind()  # where in the file the bytes come from that are first in memory
-        _find_end.compile()  # not while frames have to keep to their times
+        self._at = file.rewind()  # offset in the file of the first byte in memory
+        _find_end.compile()  # compile now, not while frames must go out on time
         _put_frames.compile()
 
     def close(self) -> None:
@@ -117,11 +118,11 @@ class PcapFrames:
 
     @property
     def due_ns(self) -> int:
-        """Return when the frame is due that was looked at last, in ns behind the first."""
+        """Return when the frame that was looked at last is due, in ns after the first."""
         return int(self._record["due"])
 
     def longest(self) -> int:
-        """Return the bytes of the longest frame up to those that come next; 0 if there are no more frames.
+        """Return the length of the longest frame so far, including those that come next; 0 if there are no more frames.
 
         InvalidValueError if what comes next is no record.
         """
@@ -130,9 +131,9 @@ class PcapFrames:
         return max(1, int(self._record["longest"]))
 
     def put(self, until_ns: int = WHENEVER) -> int:
-        """Put frames that are due `until_ns` behind the first, as far as there is room. Return how many.
+        """Put frames that are due `until_ns` after the first, while there is room. Return how many.
 
-        Only after `longest`, which reads the file on.
+        Call `longest` before: it reads the next piece of the file.
         """
         count = int(_put_frames(self._piece, self._pipe, until_ns))
         cut = int(self._record["cut"])
@@ -141,7 +142,7 @@ class PcapFrames:
         return count
 
     def _read_on(self) -> bool:
-        """Read the next piece of the file. Return whether there is any."""
+        """Read the next piece of the file. Return whether there was one."""
         begin = int(self._record["begin"]) - self._memory.address
         rest = self._bytes[begin : self._filled - self._memory.address].copy()
         self._at += begin

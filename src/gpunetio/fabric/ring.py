@@ -1,8 +1,8 @@
-"""A ring of fixed-size messages with one consumer, in memory that both ends reach.
+"""A ring of fixed-size messages with one consumer, in memory that both ends can access.
 
-One producer at a time: several take turns with `lock`, around what they do from `next_free` to `publish`.
+Only one producer may use it at a time: several take turns by holding `lock` from `next_free` to `publish`.
 
-This code uses nothing that only a CPU has, so either end may be a GPU.
+This code uses no CPU-only features, so either end may be a GPU.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ ring_at: View = struct_view(RING)
 
 
 @device_function
-def lock(ring):
+def lock(ring: int) -> None:
     """Wait until no other producer fills the ring."""
     while cas_acq_rel_gpu64(ring + RING.locked, 0, 1) != 0:
         pause()
 
 
 @device_function
-def unlock(ring):
+def unlock(ring: int) -> None:
     """Let other producers fill the ring."""
     st_release64(ring + RING.locked, 0)
 
 
 @device_function
-def next_free(ring):
+def next_free(ring: int) -> int:
     """Return the address of the slot to fill next, or 0 when the ring is full."""
     r = ring_at(ring)
     if r.head - r.tail_seen >= r.capacity:
@@ -53,13 +53,13 @@ def next_free(ring):
 
 
 @device_function
-def publish(ring):
+def publish(ring: int) -> None:
     """Hand the filled slot to the consumer."""
     st_release64(ring + RING.head, ld64(ring + RING.head) + 1)
 
 
 @device_function
-def next_full(ring):
+def next_full(ring: int) -> int:
     """Return the address of the oldest message, or 0 when there is none."""
     r = ring_at(ring)
     if r.tail == r.head_seen:
@@ -70,6 +70,6 @@ def next_full(ring):
 
 
 @device_function
-def release(ring):
+def release(ring: int) -> None:
     """Give the oldest message's slot back to the producer."""
     st_release64(ring + RING.tail, ld64(ring + RING.tail) + 1)

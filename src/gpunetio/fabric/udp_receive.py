@@ -1,7 +1,7 @@
-"""The UDP wire's receive path: the messages that recvmmsg returns are cut into datagrams again (UDP_GRO).
+"""The UDP wire's receive path: it splits the messages that recvmmsg returns into datagrams again (UDP_GRO).
 
 The caller checks a datagram's ICRC with `check`. That costs more than everything else, and anybody may send to a
-socket. So the caller first looks whether a QP expects the packet.
+socket. So the caller first checks whether a QP expects the packet.
 
 The ICRC covers IPv4's id, which a UDP socket does not see. The ids of most senders can be predicted: 0 for a single
 datagram, k for segment k of a batch, or one more than the last id. When the ICRC fits such an id, all its 32 bits have
@@ -23,10 +23,10 @@ from .udp_records import (
 
 
 @engine_function
-def receive(wire, index):
-    """Take a batch of what has arrived at socket `index`. Return how many DATAGRAM records are at `datagrams`.
+def receive(wire: int, index: int) -> int:
+    """Receive a batch of datagrams from socket `index`. Return how many DATAGRAM records are at `datagrams`.
 
-    They are valid until the next call. What is not a packet is dropped and counted.
+    The records are valid until the next call. Datagrams that are no packets are dropped and counted.
     """
     w = udp_wire_at(wire)
     row = w.sockets + UDP_SOCKET.size * index
@@ -44,8 +44,8 @@ def receive(wire, index):
 
 
 @engine_function
-def found_empty(wire):
-    """Note that all sockets were found empty: what arrives from now on comes after the last `mark`."""
+def found_empty(wire: int) -> None:
+    """Note that all sockets were found empty: datagrams from now on arrive after the last `mark`."""
     w = udp_wire_at(wire)
     if w.marked != 0:
         w.marked = 0
@@ -53,8 +53,8 @@ def found_empty(wire):
 
 
 @engine_function
-def _split(wire, row, header, count):
-    """Describe the packets of one message, behind the `count` datagrams that there are. Return the new count."""
+def _split(wire: int, row: int, header: int, count: int) -> int:
+    """Describe the packets of one message, after the `count` datagrams so far. Return the new count."""
     w, s, h = udp_wire_at(wire), udp_socket_at(row), mmsghdr_at(header)
     total = ld32(header + MMSGHDR.nbytes)
     w.position += total
@@ -85,7 +85,7 @@ def _split(wire, row, header, count):
 
 
 @engine_function
-def check(wire, datagram):
+def check(wire: int, datagram: int) -> int:
     """Check the ICRC of a datagram of the last batch. Return ICRC_FULL, ICRC_WEAK, or ICRC_WRONG, which is counted."""
     w, d = udp_wire_at(wire), datagram_at(datagram)
     s = udp_socket_at(d.socket)
@@ -107,7 +107,7 @@ def check(wire, datagram):
 
 
 @engine_function
-def _check_ipv4(crc, sender, packet, nbytes, k):
+def _check_ipv4(crc: int, sender: int, packet: int, nbytes: int, k: int) -> int:
     """Check the ICRC of segment `k` of a message, with the likely ids and then with any other.
 
     `crc` is that of the header with id 0.
@@ -137,8 +137,8 @@ def _check_ipv4(crc, sender, packet, nbytes, k):
 
 
 @engine_function
-def _sender(wire, address):
-    """Return the row of a sender's ids. Senders that share a row only get worse guesses."""
+def _sender(wire: int, address: int) -> int:
+    """Return the row of a sender's ids. When two senders share a row, their ids are only guessed less well."""
     row = udp_wire_at(wire).sources + SOURCE.size * ((address >> 56 ^ address >> 48) & (SOURCES - 1))
     e = source_at(row)
     if e.address != address:

@@ -1,4 +1,4 @@
-"""The data of the UDP wire's compiled code: its own records, and the kernel's structures for sendmmsg and recvmmsg.
+"""Records of the UDP wire's compiled code, and the kernel's structures for sendmmsg and recvmmsg.
 
 The kernel's structures are those of 64-bit little-endian Linux: socket(7), recvmmsg(2), udp(7), ip(7), ipv6(7).
 """
@@ -30,10 +30,9 @@ SOURCES = 64  # rows of the table of IPv4 ids
 # --- records -------------------------------------------------------------------------------------------------------
 
 # `socket_of` has the address of a UDP_SOCKET, or 0, for each GID index, and then for each sender. `tx` is the PIPE_END
-# that `transmit` consumes.
-# Counters have the kernel's names where it has them (rx_icrc_encapsulated). `tx_error` is the errno of the last drop.
-# `rx_more`: the last batch was full, so more may wait. `rx_crc` is the CRC of the headers of packets of `rx_nbytes` in
-# the message `rx_message`.
+# that `transmit` consumes. Counters have the names of the kernel's, where the kernel has them (rx_icrc_encapsulated).
+# `tx_error` is the errno of the last drop. `rx_more`: the last batch was full, so more may wait. `rx_crc` is the CRC of
+# the headers of packets of `rx_nbytes` in the message `rx_message`.
 #
 # `position` counts received bytes. When all sockets are found empty after a `mark`, it also advances by `capacity`, the
 # bytes that the sockets hold. So once it has advanced by `capacity`, everything that arrived before the mark is read.
@@ -68,7 +67,8 @@ UDP_WIRE = Entry("udp_wire", 384, """
     marked                240  i64
 """)
 
-# `segments` is how many datagrams a message may have, 1 without UDP_SEGMENT; `gso` says why. `port` is the socket's.
+# `segments` is how many datagrams a message may have: 1 without UDP_SEGMENT, and then `gso` says why. `port` is the
+# socket's.
 UDP_SOCKET = Entry("udp_socket", 128, """
     fd              0  i64
     version         8  i64
@@ -82,7 +82,7 @@ UDP_SOCKET = Entry("udp_socket", 128, """
 """)
 GSO_ON, GSO_TRYING_WITHOUT, GSO_REFUSED, GSO_OFF = 0, 1, 2, 3
 
-# A packet that arrived, from its BTH to its padding. `peer` is the sender's GID, `source` the index of ours. It was
+# A packet that arrived, from its BTH to its padding. `peer` is the sender's GID, `source` the index of our GID. It was
 # segment number `segment` of the MMSGHDR `message`, which the UDP_SOCKET `socket` received.
 DATAGRAM = Entry("datagram", 64, """
     packet          0  i64
@@ -98,8 +98,8 @@ DATAGRAM = Entry("datagram", 64, """
 ICRC_FULL, ICRC_WEAK, ICRC_WRONG = 0, 1, -1
 DATAGRAMS = RX_MESSAGES * RX_SEGMENTS
 
-# Which ids an IPv4 sender uses. `address` is the second word of its GID, `last` its last id, `start` the id of the last
-# message's first segment, and `step` the step within a message.
+# The ids that an IPv4 sender uses. `address` is the second word of its GID, `last` its last id, `start` the id of the
+# last message's first segment, and `step` the step within a message.
 SOURCE = Entry("source", 32, """
     address         0  i64
     last            8  i64
@@ -184,14 +184,14 @@ _errno_location = external("__errno_location", ret=64)
 
 
 @device_function
-def errno():
+def errno() -> int:
     """Return the error of this thread's last failed call."""
     return ld32(_errno_location())
 
 
 @device_function
-def mark(wire):
-    """Return the `position` from which on all datagrams arrived after this call. Some later ones get a lower one."""
+def mark(wire: int) -> int:
+    """Return a `position`: datagrams at or after it arrived after this call. Some later ones get a lower position."""
     w = udp_wire_at(wire)
     w.marked = 1
     return w.position + w.capacity
@@ -201,6 +201,6 @@ MAPPED = 0xFFFF_0000  # the lower half of the second word of ::ffff:a.b.c.d
 
 
 @device_function
-def is_mapped(high, low):
+def is_mapped(high: int, low: int) -> bool:
     """Return whether a GID stands for an IPv4 address (RFC 4291, 2.5.5.2)."""
     return high == 0 and low & 0xFFFF_FFFF == MAPPED

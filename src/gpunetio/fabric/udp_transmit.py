@@ -27,11 +27,11 @@ _LINK_LOCAL_MASK, _LINK_LOCAL = 0xC0FF, 0x80FE  # fe80::/10 in the first word of
 
 
 @engine_function
-def transmit(wire):
-    """Send frames of the pipe. Return how many left, or -1 when the pipe holds nonsense.
+def transmit(wire: int) -> int:
+    """Send frames from the pipe. Return how many were sent, or -1 if the pipe holds invalid data.
 
     Frames for which the sockets have no room stay in the pipe. A frame that cannot be sent at all is dropped and
-    counted: RC retransmits it, and reports when that is in vain.
+    counted: RC retransmits it, and reports an error when its retries are exhausted.
     """
     w = udp_wire_at(wire)
     sent = 0
@@ -56,8 +56,8 @@ def transmit(wire):
 
 
 @device_function
-def _socket_for(wire, frame):
-    """Return the socket by which a frame leaves, or 0 when it cannot be sent."""
+def _socket_for(wire: int, frame: int) -> int:
+    """Return the socket for a frame, or 0 if the frame cannot be sent."""
     w, f = udp_wire_at(wire), frame_at(frame)
     if egress_of(f.source) >= EGRESSES:
         return 0
@@ -70,8 +70,8 @@ def _socket_for(wire, frame):
 
 
 @engine_function
-def _gather(wire, row):
-    """Make messages of the frames at the head of the pipe that leave by the socket `row`. Return how many."""
+def _gather(wire: int, row: int) -> int:
+    """Build messages from the frames at the head of the pipe that leave through socket `row`. Return how many."""
     w = udp_wire_at(wire)
     count = 0
     frame = next_frame(w.tx)
@@ -82,8 +82,8 @@ def _gather(wire, row):
 
 
 @engine_function
-def _fill(wire, row, frame, slot, header):
-    """Make one message of `frame` and those behind it that have its destination and size. Return the next frame."""
+def _fill(wire: int, row: int, frame: int, slot: int, header: int) -> int:
+    """Build one message from `frame` and the frames after it with its destination and size. Return the next frame."""
     w, s = udp_wire_at(wire), udp_socket_at(row)
     t, h, first = tx_slot_at(slot), mmsghdr_at(header), frame_at(frame)
     t.position = pipe_end_at(w.tx).position
@@ -118,8 +118,8 @@ def _fill(wire, row, frame, slot, header):
 
 
 @device_function
-def _put_traffic(control, version, source):
-    """Write control messages with what a frame's `source` says of traffic class and hop limit. Return their end."""
+def _put_traffic(control: int, version: int, source: int) -> int:
+    """Write the control messages for the traffic class and hop limit in a frame's `source`. Return their end."""
     four = version == 4
     level = IPPROTO_IP if four else IPPROTO_IPV6
     if class_of(source) != 0:
@@ -130,7 +130,7 @@ def _put_traffic(control, version, source):
 
 
 @device_function
-def _put_control(control, level, kind, nbytes, value):
+def _put_control(control: int, level: int, kind: int, nbytes: int, value: int) -> int:
     """Write a control message with a value of `nbytes`, 4 at most. Return its end."""
     st64(control + CMSGHDR.nbytes, CMSGHDR.size + nbytes)
     st32(control + CMSGHDR.level, level)
@@ -140,11 +140,11 @@ def _put_control(control, level, kind, nbytes, value):
 
 
 @device_function
-def seal(frame, nbytes, crc, ip_id):
-    """Append the ICRC to a packet, then do the damage that the fault injector asks for.
+def seal(frame: int, nbytes: int, crc: int, ip_id: int) -> None:
+    """Append the ICRC to a packet, then apply the damage that the fault injector requests.
 
-    `crc` is the header's, for id 0. The frame's `icrc` records for which id this was done, because a frame that could
-    not leave comes here again.
+    `crc` is the header's, for id 0. The frame's `icrc` records the id for which this was done, because a frame that
+    could not be sent comes here again.
     """
     f = frame_at(frame)
     packet = frame + PACKET
@@ -161,15 +161,15 @@ def seal(frame, nbytes, crc, ip_id):
 
 
 @device_function
-def flip(packet, bit):
+def flip(packet: int, bit: int) -> None:
     """Flip a bit of a packet."""
     at = packet + (bit >> 3)
     st8(at, ld8(at) ^ 1 << (bit & 7))
 
 
 @device_function
-def _write_name(name, version, high, low, scope, label):
-    """Write the destination as a socket address, which has the flow label in IPv6. Return its length."""
+def _write_name(name: int, version: int, high: int, low: int, scope: int, label: int) -> int:
+    """Write the destination as a socket address, with the flow label if it is IPv6. Return its length."""
     st16(name + SOCKADDR_IN.port, be16(ROCE_UDP_PORT))
     if version == 4:
         st16(name + SOCKADDR_IN.family, AF_INET)
@@ -184,8 +184,8 @@ def _write_name(name, version, high, low, scope, label):
 
 
 @engine_function
-def _send(wire, row, count):
-    """Hand `count` messages to the kernel. Return the frames sent, and whether the socket has no more room."""
+def _send(wire: int, row: int, count: int) -> tuple[int, bool]:
+    """Hand `count` messages to the kernel. Return the frames sent, and whether the socket is full."""
     w, s = udp_wire_at(wire), udp_socket_at(row)
     frames = 0
     first = 0
@@ -210,7 +210,7 @@ def _send(wire, row, count):
             return frames, True
         if t.frames > 1 and (error == EINVAL or error == EIO or error == EMSGSIZE):
             # Either this path has no UDP_SEGMENT, or the segments are larger than its MTU. Sending the first segment
-            # alone tells which: it leaves, or fails with EMSGSIZE.
+            # alone shows which: it succeeds, or fails with EMSGSIZE.
             s.gso, s.segments = GSO_TRYING_WITHOUT, 1
             _take_back(w.tx, t.position)
             break
@@ -224,7 +224,7 @@ def _send(wire, row, count):
 
 
 @device_function
-def _take_back(end, position):
+def _take_back(end: int, position: int) -> None:
     """Un-consume all frames from `position` on."""
     e = pipe_end_at(end)
     e.position, e.reserved = position, 0

@@ -1,9 +1,9 @@
 """Declare a format: one aligned table per structure, from which everything else is derived.
 
-`BitStruct` is for command mailboxes and contexts, which the PRM describes by bit offsets (MSB first in
-big-endian dwords), and for management datagrams, which the IBTA describes likewise. `Entry` is for queue entries and
-records of the data path: it gives a NumPy dtype and byte offsets. A `Record` is a class with such an entry: the type of
-an address that knows its fields.
+`BitStruct` is for command mailboxes and contexts, which the PRM describes by bit offsets (MSB first in big-endian
+dwords), and for management datagrams, which the IBTA describes likewise. `Entry` is for queue entries and records of
+the data path: it gives a NumPy dtype and byte offsets. A `Record` is a class with such an entry: the type of an address
+that knows its fields.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import numpy as np
 if TYPE_CHECKING:
     from ..memory import BytesLike
 
-# A structure by the names of its fields: ints, bytes, and such a dict for a structure inside (`BitStruct`).
+# A structure by the names of its fields: ints, bytes, or such a dict for a nested structure (`BitStruct`).
 Fields = dict[str, Any]
 
 VARIABLE = 0  # width of a field that runs to the end of the mailbox
@@ -60,7 +60,8 @@ class BitStruct:
             for name, field in self.fields.items()
             if field.struct is None and field.width != VARIABLE and field.width <= 64
         }
-        # Those that lie in one dword are unpacked together: dword, right shift, mask. The rest one by one.
+        # Fields that lie in one dword are unpacked together: dword, right shift, mask. The others are unpacked one by
+        # one.
         self._dwords = Struct(f">{size // 4}I")
         self._in_dwords = [
             (name, field.offset // 32, 32 - field.offset % 32 - field.width, (1 << field.width) - 1)
@@ -131,7 +132,7 @@ class BitStruct:
         return field.offset // 8
 
     def bits(self, name: str) -> int:
-        """Return the bits of a field in the structure, which is one big-endian number. `name` may be dotted."""
+        """Return the bits that a field has in the structure, taken as one big-endian number. `name` may be dotted."""
         name, _, rest = name.partition(".")
         field = self._field(name)
         if field.struct and rest:
@@ -177,7 +178,7 @@ def field_type(kind: str) -> np.dtype:
     return np.dtype(f"V{count}" if kind == "raw" else (f"({count},)" if count else "") + _TYPES[kind])
 
 
-# What inputs and outputs of commands begin with.
+# The beginning of inputs and outputs of commands.
 _REQUEST = """
     opcode                      0x000     16
     uid                         0x010     16
@@ -252,7 +253,7 @@ class Entry(tuple):
 
 
 class FieldPlace(NamedTuple):
-    """Where a field of a structure lies, and how: `size` in bytes."""
+    """The place and form of a field in a structure; `size` is in bytes."""
 
     offset: int
     size: int
@@ -277,8 +278,8 @@ _ORDER: tuple[Literal["little"], Literal["big"]] = ("little", "big")
 def places_of(entry: Entry) -> Iterator[tuple[str, FieldPlace]]:
     """Yield the fields of an entry that are integers, with their names.
 
-    raw[2] … raw[8], such as a MAC, are an integer that begins with the most significant byte; of raw[16], `NAME_high`
-    and `NAME_low` are the halves. Other arrays are no integers.
+    raw[2] … raw[8], such as a MAC, are an integer that begins with the most significant byte. raw[16] has two halves,
+    `NAME_high` and `NAME_low`. Other arrays are not integers.
     """
     for name, (kind, offset, *_) in (entry.dtype.fields or {}).items():
         if kind.kind in "iu":
@@ -302,7 +303,7 @@ I64 = Annotated[int, "i64"]
 BE16 = Annotated[int, "be16"]
 BE32 = Annotated[int, "be32"]
 BE64 = Annotated[int, "be64"]
-_KINDS = {  # whatever module a class is in
+_KINDS = {  # in whichever module a class is
     name: kind for name, kind in globals().items() if getattr(kind, "__metadata__", None) or kind is Annotated
 }
 
@@ -318,9 +319,9 @@ class Record(int):
         VerbsCq(address).cq_num     what it contains; assigning changes memory
         VerbsCq.entry               the `Entry` with these fields
 
-    Elsewhere it is an integer: `cq + VerbsCq.cq_num` is the address of a field. A record that is derived from another
-    one begins with its fields, and can be passed in its place. `alignment` divides the address. Arrays have an offset
-    only, unless `places_of` says that they are integers.
+    In all other respects, it is an integer: `cq + VerbsCq.cq_num` is the address of a field. A record that is derived
+    from another one begins with its fields, and can be passed in its place. The address must be a multiple of
+    `alignment`. Arrays have an offset only, unless `places_of` says that they are integers.
     """
 
     entry: ClassVar[Entry]
@@ -371,17 +372,17 @@ class _RecordField:
         if record is None:
             return self._offset
         if self._place is None:
-            raise AttributeError  # Record.__getattr__ says it in words
+            raise AttributeError  # Record.__getattr__ raises it again, with an explanation
         return self._place.read(record)
 
 
-def _declared(record: type[Record]) -> dict[str, tuple[str, int]]:
-    """Return the fields that a class declares: type and offset, by name."""
+def kinds_of(record: type[Record]) -> dict[str, str]:
+    """Return the types of the fields that a class declares, by name. TypeError if one has none."""
     try:
         annotations = inspect.get_annotations(record, locals=_KINDS, eval_str=True)
     except NameError as error:
         raise TypeError(f"{record.__name__}: {error}; types of fields are I64, U32, BE16 …") from None
-    rows: dict[str, tuple[str, int]] = {}
+    kinds: dict[str, str] = {}
     for name, annotation in annotations.items():
         where = f"{record.__name__}.{name}"
         kind = next((one for one in getattr(annotation, "__metadata__", ()) if isinstance(one, str)), None)
@@ -391,6 +392,15 @@ def _declared(record: type[Record]) -> dict[str, tuple[str, int]]:
             field_type(kind)
         except (KeyError, TypeError, ValueError):
             raise TypeError(f"{where}: there is no type {kind}; types are {', '.join(_TYPES)}, raw[N]") from None
+        kinds[name] = kind
+    return kinds
+
+
+def _declared(record: type[Record]) -> dict[str, tuple[str, int]]:
+    """Return the fields that a class declares: type and offset, by name."""
+    rows: dict[str, tuple[str, int]] = {}
+    for name, kind in kinds_of(record).items():
+        where = f"{record.__name__}.{name}"
         offset = vars(record).get(name)
         if not isinstance(offset, int) or offset < 0:
             raise TypeError(f"{where} needs its offset in bytes, such as {name}: I64 = 0")

@@ -1,9 +1,9 @@
-"""How events of a NIC become messages to the program.
+"""Turn events of a NIC into messages to the program.
 
-This is compiled, and runs without the GIL: a program in Python may hold that while it waits for an event, as pyverbs
+This is compiled and runs without the GIL: a program in Python may hold the GIL while it waits for an event, as pyverbs
 does.
 
-A pipe holds 16 messages, or fewer. Events that find it full stay in the ring of their channel until the program reads.
+A pipe holds 16 messages, or fewer. When it is full, events stay in the ring of their channel until the program reads.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..jit.compile import device_function, engine_function
 from ..jit.ops import be32, ld8, ld16, ld32, ld64, ld_relaxed64, st8, st16, st32, st64
 from ..jit.ops.calls import external
 from ..jit.struct_view import View, struct_view
-from ..nic.state.cq import event_at
+from ..nic.state.cq import Event
 from . import abi
 
 _poll = external("poll", 64, 64, 32, ret=32)
@@ -43,8 +43,8 @@ _COMPLETION, _CQ_ERROR, _PORT_CHANGE, _ACTIVE, _PORT_ACTIVE, _PORT_ERR = map(
 )  # fmt: skip
 
 # `pollfds` are those of the channels' descriptors, or of pipes that are full; the first one only wakes the thread.
-# `pipes` has a PIPE for each. `names` is what libibverbs calls each type of event. `message` is room. `mutex`, a
-# pthread_mutex_t, is held while messages are sent, and while others change what pipes and rings hold.
+# `pipes` has a PIPE for each. `names` translates types of events to libibverbs' numbers. `message` is a buffer.
+# `mutex`, a pthread_mutex_t, is held while messages are sent, and while others change the contents of pipes and rings.
 PUMP = Entry("pump", 192, """
     stop      0  i64
     count     8  i64
@@ -56,8 +56,8 @@ PUMP = Entry("pump", 192, """
 """)
 pump_at: View = struct_view(PUMP)
 
-# `ring` is that of the channel, `channel` its descriptor, `fd` the pipe to the program. `devx`: messages are those of
-# DEVX; 2: and have an EQE. `full`: an event of which the descriptor has told waits for room in the pipe.
+# `ring` is that of the channel, `channel` its descriptor, `fd` the pipe to the program. `devx`: 1 for messages of DEVX,
+# 2 if these include an EQE. `full`: an event that was read from the channel's descriptor waits for room in the pipe.
 PIPE = Entry("pump_pipe", 40, """
     ring     0  i64
     fd       8  i64
@@ -67,7 +67,7 @@ PIPE = Entry("pump_pipe", 40, """
 """)
 pipe_at: View = struct_view(PIPE)
 
-# What events are about; its address is their cookie. `element` is what the program calls the object. The others count
+# The subject of events; its address is their cookie. `element` is the program's name of the object. The others count
 # messages about it: of completions, and of other events. On channels of DEVX, `cookies` is the address of 256 cookies,
 # by type of event; -1 is none.
 SUBSCRIBER = Entry("subscriber", 32, """
@@ -82,7 +82,7 @@ subscriber_at: View = struct_view(SUBSCRIBER)
 @device_function
 def _fill_eqe(eqe, event):
     """Fill an event queue entry, as `formats.events.eqe` does."""
-    e = event_at(event)
+    e = Event(event)
     for at in range(0, EQE.size, 8):
         st64(eqe + at, 0)
     st8(eqe + EQE.type, e.type)
@@ -99,8 +99,8 @@ def _fill_eqe(eqe, event):
 
 @device_function
 def _make_message(pump, pipe, event):
-    """Make the message about an event: return its bytes, or 0 if the program has not subscribed to it."""
-    e = event_at(event)
+    """Make the message about an event. Return its length, or 0 if the program has not subscribed to the event."""
+    e = Event(event)
     about = subscriber_at(e.cookie)
     message = pump + PUMP.message
     if pipe_at(pipe).devx != 0:
@@ -126,15 +126,15 @@ def _make_message(pump, pipe, event):
 @engine_function
 def _pass_on(pump, pipe, event):
     """Send a message about an event. Return 0 if the pipe is full. Events whose object is gone have no cookie."""
-    if event_at(event).cookie == 0:
+    if Event(event).cookie == 0:
         return 1
     nbytes = _make_message(pump, pipe, event)
     if nbytes == 0:
         return 1
     if _write(pipe_at(pipe).fd, pump + PUMP.message, nbytes) != nbytes:
         return errno() != _EAGAIN
-    about = subscriber_at(event_at(event).cookie)
-    if event_at(event).type == _COMPLETION:
+    about = subscriber_at(Event(event).cookie)
+    if Event(event).type == _COMPLETION:
         about.completions += 1
     else:
         about.others += 1
@@ -143,7 +143,7 @@ def _pass_on(pump, pipe, event):
 
 @engine_function
 def _serve_pipe(pump, pipe, pollfd):
-    """Pass on an event of a channel. Then wait for the next one; or for room, if the pipe was full."""
+    """Pass on an event of a channel. Then wait for the next event or, if the pipe was full, for room in it."""
     p = pipe_at(pipe)
     if p.full == 0 and _read(p.channel, pump + PUMP.message, 8) != 8:
         return

@@ -37,7 +37,8 @@ from ..state.near import (
     KEYS, NEAR, is_in, near_counters_at, near_cq_at, near_mkey_at, near_qp_at, near_queue, near_work_queue_at,
     near_worker_at, put_in,
 )  # fmt: skip
-from ..state.objects import MKEY_ROW, mkey_row_at
+from ..state.objects import MKEY_ROW, MkeyRow
+from ..state.worker import WorkerState
 
 _WRITE, _READ, _FETCH_ADD, _COMPARE_SWAP = map(
     int, (WqeOpcode.RDMA_WRITE, WqeOpcode.RDMA_READ, WqeOpcode.ATOMIC_FA, WqeOpcode.ATOMIC_CS)
@@ -72,26 +73,26 @@ class Request(NamedTuple):
 
 
 @device_function
-def _kept(near, key):
+def _kept(worker: WorkerState, key: int) -> int:
     """Return where a key's row is kept near the turns, if it is."""
-    return near + NEAR.keys + ((key >> 8) & (KEYS - 1)) * MKEY_ROW.size
+    return worker + NEAR.keys + ((key >> 8) & (KEYS - 1)) * MKEY_ROW.size
 
 
 @device_function
-def _key_row(near, keys, key):
+def _key_row(worker: WorkerState, keys: int, key: int) -> int:
     """Return the address of a key's row: near the turns, or in the table `keys`. `key` may be any, with its tag."""
-    kept = _kept(near, key)
+    kept = _kept(worker, key)
     if near_mkey_at(kept).key == key:
         return kept
-    return keys + ((key >> 8) & near_worker_at(near).mkey_mask) * MKEY_ROW.size
+    return keys + ((key >> 8) & near_worker_at(worker).mkey_mask) * MKEY_ROW.size
 
 
 @device_function
-def _keep(near, keys, key):
+def _keep(worker: WorkerState, keys: int, key: int) -> None:
     """Keep a key's row near the turns. One lane calls this, while no other looks at what is kept."""
-    kept = _kept(near, key)
+    kept = _kept(worker, key)
     if key != 0 and near_mkey_at(kept).key != key:
-        row = keys + ((key >> 8) & near_worker_at(near).mkey_mask) * MKEY_ROW.size
+        row = keys + ((key >> 8) & near_worker_at(worker).mkey_mask) * MKEY_ROW.size
         for at in range(0, MKEY_ROW.size, 8):
             st64(kept + at, ld64(row + at))
 
@@ -100,7 +101,7 @@ def _keep(near, keys, key):
 
 
 @device_function
-def _serves(row):
+def _serves(row: int) -> bool:
     """Return whether the next WQEs of a queue pair may be a run, as far as the queue pair is concerned."""
     q = near_qp_at(row)
     if q.peer_keys == 0 or q.send_cq == 0 or q.sq_addr == 0:
@@ -117,7 +118,7 @@ def _serves(row):
 
 
 @engine_function
-def find_ready(near):
+def find_ready(near: int) -> None:
     """Find out whose next WQEs may be a run. Runs do not change that. All lanes call this."""
     count = near_worker_at(near).active_count
     for base in range(0, count, lanes_here()):
@@ -130,19 +131,19 @@ def find_ready(near):
 
 
 @device_function
-def _high(word):
+def _high(word: int) -> int:
     """Return the big-endian 32 bits in the first half of a word that was loaded."""
     return be32(word)
 
 
 @device_function
-def _low(word):
+def _low(word: int) -> int:
     """Return those in the second half."""
     return be32(word >> 32)
 
 
 @device_function
-def _load(slot):
+def _load(slot: int) -> tuple[int, int, int, int, int, int, int, int]:
     """Return the words of a slot. All are loaded at once: each load takes as long as all."""
     return (
         ld_relaxed64(slot), ld_relaxed64(slot + 8), ld_relaxed64(slot + 16), ld_relaxed64(slot + 24),
@@ -151,7 +152,7 @@ def _load(slot):
 
 
 @device_function
-def _parse(near, row, index, there, wqe, words):
+def _parse(worker: WorkerState, row: int, index: int, there: int, wqe: int, words: tuple[int, ...]) -> Request:
     """Return the request of WQE `index`, not `good` if it is none for a run, or unless `there`.
 
     `words` are those of its slot, at `wqe`. There is one way through, and all checks are one: to leave early costs
@@ -169,27 +170,27 @@ def _parse(near, row, index, there, wqe, words):
     sizes, address = (sixth, seventh) if counts else (fourth, fifth)
     inline, nbytes = _high(sizes) & INLINE_SEG, _high(sizes) & INLINE_SEG - 1
     local_key = 0 if inline else _low(sizes)
-    here = _key_row(near, near_worker_at(near).mkeys, local_key)
+    here = MkeyRow(_key_row(worker, near_worker_at(worker).mkeys, local_key))
     source = find_in(here, local_key, q.pdn, be64(address), nbytes, 0 if writes else _LOCAL_WRITE)
-    near_here = mkey_row_at(here).near
+    near_here = here.near
     segments = 4 if counts else 3
     most = q.msg_max
     if inline:
         source, near_here, segments = wqe + 2 * SEGMENT + 4, 1, 2 * SEGMENT + 4 + nbytes + SEGMENT - 1 >> 4
         most = MAX_INLINE if writes else 0
     remote_key = _high(third) | q.peer_tag
-    far = _key_row(near, q.peer_keys, remote_key)
+    far = MkeyRow(_key_row(worker, q.peer_keys, remote_key))
     target = find_in(far, remote_key, q.peer_pdn, be64(raddr), nbytes, right)
 
     bad = (found ^ index & PI_MASK) | (_low(control) >> 8) ^ q.qpn | ds ^ segments | right & ~q.peer_rights
     bad |= (nbytes - 1 | right - 1 | most - nbytes | q.peer_max - nbytes | CompletionMode.ALWAYS - ce) >> 63
     # -1 was refused. Other upper bits are those of device memory, which is copied by streams (memory/streams.py).
     bad |= (source | target) >> DEVICE_SHIFT | ((nbytes ^ 8 | (target | source) & 7) if counts else 0)
-    may_pass = reads or mkey_row_at(far).access & _RELAXED != 0
+    may_pass = reads or far.access & _RELAXED != 0
     to, come_from = (source, target) if reads else (target, source)
     return Request(
         1 if there and bad == 0 else 0, opcode, ce, nbytes, to, come_from, 0 if may_pass and fenced == 0 else 1,
-        1 if near_here != 0 and mkey_row_at(far).near != 0 else 0, be64(fourth), be64(fifth), remote_key, local_key,
+        1 if near_here != 0 and far.near != 0 else 0, be64(fourth), be64(fifth), remote_key, local_key,
     )  # fmt: skip
 
 
@@ -197,12 +198,12 @@ def _parse(near, row, index, there, wqe, words):
 
 
 @device_function
-def _is_copy(request):
+def _is_copy(request: Request) -> bool:
     return request.opcode == _WRITE or request.opcode == _READ
 
 
 @device_function
-def _fence(of_gpu):
+def _fence(of_gpu: int) -> None:
     """Order what was stored before what follows: for the threads of this GPU, or for all that reach the memory.
 
     Stores to memory of this GPU are ordered where everybody finds them, so the scope of the GPU is enough.
@@ -214,7 +215,7 @@ def _fence(of_gpu):
 
 
 @device_function
-def _atomic(request):
+def _atomic(request: Request) -> int:
     """Execute an atomic: return the old word. Fences are around it."""
     if request.opcode == _FETCH_ADD:
         return fetch_add_gpu64(request.target, request.add)
@@ -222,7 +223,7 @@ def _atomic(request):
 
 
 @device_function
-def _sum_up_to(value):
+def _sum_up_to(value: int) -> int:
     """Return the sum of the values of this lane and those below it."""
     lane = lane_or_0()
     step = 1
@@ -234,14 +235,14 @@ def _sum_up_to(value):
 
 
 @device_function
-def _is_one(value, counts, lanes):
+def _is_one(value: int, counts: int, lanes: int) -> bool:
     """Return whether all of `lanes`, where `counts`, have the same value."""
     one = from_lane(value, first_lane(lanes))
     return lanes_where(1 if counts and value != one else 0) == 0
 
 
 @device_function
-def _add_as_one(request, up_to, lanes):
+def _add_as_one(request: Request, up_to: int, lanes: int) -> int:
     """Add to a word what `lanes` add to it: return the word as each lane finds it. `up_to` are sums up to each lane."""
     total, first = from_lane(up_to, lanes_here() - 1), first_lane(lanes)
     old = 0
@@ -251,7 +252,7 @@ def _add_as_one(request, up_to, lanes):
 
 
 @device_function
-def _take_turns(request, counts, lanes):
+def _take_turns(request: Request, counts: int, lanes: int) -> int:
     """Execute atomics, those on one word in their order: return the old words."""
     rank = 0
     if count_lanes(lanes) != 1:
@@ -268,7 +269,7 @@ def _take_turns(request, counts, lanes):
 
 
 @device_function
-def _execute_atomics(request, counts, lanes, fences, of_gpu):
+def _execute_atomics(request: Request, counts: int, lanes: int, fences: int, of_gpu: int) -> None:
     """Execute the atomics of `lanes`, where `counts`, after a fence if `fences`.
 
     Sums and comparisons come before the fence, while stores are on their way.
@@ -294,14 +295,14 @@ def _execute_atomics(request, counts, lanes, fences, of_gpu):
 
 
 @device_function
-def _execute(near, request, mine, of_gpu):
+def _execute(worker: WorkerState, request: Request, mine: int, of_gpu: int) -> None:
     """Execute the requests of the lanes where `mine`: those that copy, then the atomics."""
     copies = mine and _is_copy(request)
     if copies and request.nbytes <= SMALL:
         copy_by_lane(request.target, request.source, request.nbytes)
     large = 1 if copies and request.nbytes > SMALL else 0
     if lanes_where(large) != 0:
-        copy_together(near, large, request.target, request.source, request.nbytes)
+        copy_together(worker, large, request.target, request.source, request.nbytes)
     counts = 1 if mine and not copies else 0
     lanes = lanes_where(counts)
     if lanes != 0:
@@ -309,7 +310,7 @@ def _execute(near, request, mine, of_gpu):
 
 
 @device_function
-def _most_before(value):
+def _most_before(value: int) -> int:
     """Return the maximum of the values, which are not negative, of the lanes below this one; 0 in the first one."""
     lane = lane_or_0()
     below = from_lane(value, max(lane - 1, 0))
@@ -323,7 +324,7 @@ def _most_before(value):
 
 
 @engine_function
-def _overlaps(target, end, run, copying):
+def _overlaps(target: int, end: int, run: int, copying: int) -> tuple[int, int]:
     """Return whether this lane copies to bytes that one before it changes, and the lanes that copy to the same place.
 
     Those are no overlap. `copying` are the lanes that copy, from `target` to `end`; the others change words by atomics.
@@ -341,7 +342,7 @@ def _overlaps(target, end, run, copying):
 
 
 @device_function
-def _beginnings(request, run):
+def _beginnings(request: Request, run: int) -> tuple[int, int]:
     """Return the lanes whose requests must not pass those before them, and the lanes that copy to where this one does.
 
     The latter is 0 if no two lanes change the same bytes. A list of copies to rising addresses, with additions to one
@@ -371,7 +372,7 @@ def _beginnings(request, run):
 
 
 @device_function
-def _execute_in_order(near, request, run, of_gpu):
+def _execute_in_order(worker: WorkerState, request: Request, run: int, of_gpu: int) -> None:
     """Execute a run. Between a request that must not pass others and those before it is a fence; none is at the end.
 
     Of copies to one address that nothing separates, only the last is made: nobody can tell that the others were not.
@@ -386,18 +387,18 @@ def _execute_in_order(near, request, run, of_gpu):
         if at != 0:
             _fence(of_gpu)
         last = same & (1 << end) - 1 < 2 << lane or not _is_copy(request)
-        _execute(near, request, at <= lane < end and last, of_gpu)
+        _execute(worker, request, at <= lane < end and last, of_gpu)
         at = end
 
 
 @device_function
-def _sum_of_sizes(nbytes):
+def _sum_of_sizes(nbytes: int) -> int:
     """Return the sum of the sizes of all lanes, which have at most 32 bits each."""
     return (sum_of_lanes(nbytes >> 16) << 16) + sum_of_lanes(nbytes & 0xFFFF)
 
 
 @device_function
-def _room(cq, consumed):
+def _room(cq: int, consumed: int) -> int:
     """Return how many CQEs of a run a CQ has room for. `consumed` is a load of its record."""
     c = near_cq_at(cq)
     used = 0 if c.overrun else (c.pi - (be32(consumed) & CI_MASK)) & CI_MASK
@@ -405,7 +406,7 @@ def _room(cq, consumed):
 
 
 @device_function
-def _complete(near, row, request, index, cqes, of_gpu):
+def _complete(worker: WorkerState, row: int, request: Request, index: int, cqes: int, of_gpu: int) -> None:
     """Write the CQEs of these lanes, of a collapsed CQ the last one. The fence is for the payload, too."""
     q = near_qp_at(row)
     c = near_cq_at(q.send_cq)
@@ -415,14 +416,14 @@ def _complete(near, row, request, index, cqes, of_gpu):
     cqe = c.addr + ((0 if c.collapsed else pi & ((1 << c.log) - 1)) << c.shift)
     if mine:
         said = Completion(CqeOpcode.REQ, q.qpn, q.user_index, index, request.opcode, request.nbytes)
-        fill_cqe(near, cqe, said, 0)
+        fill_cqe(worker, cqe, said, 0)
     _fence(of_gpu)
     if mine:
         st_relaxed32(cqe + CQE64.wqe_counter, last_word(index, CqeOpcode.REQ, 0, (pi >> c.log) & 1))
 
 
 @device_function
-def _count(near, row, request, run, cqes):
+def _count(worker: WorkerState, row: int, request: Request, run: int, cqes: int) -> None:
     """Count what a run has done. Only the first lane writes."""
     q = near_qp_at(row)
     lane = lane_or_0()
@@ -434,7 +435,7 @@ def _count(near, row, request, run, cqes):
         nbytes, packets = _sum_of_sizes(nbytes), sum_of_lanes(packets)
     if lane == 0:
         # Everything is loaded before anything is stored: a load cannot pass stores that may be to the same word.
-        n, c = near_counters_at(near + NEAR.counters), near_cq_at(q.send_cq)
+        n, c = near_counters_at(worker + NEAR.counters), near_cq_at(q.send_cq)
         tx_bytes, sq_wqes, all_cqes, pi, ci = n.rdma_tx_bytes, n.sq_wqes, n.cqes, c.pi, q.sq_ci
         if q.wire == 0:  # else the peer, which does not know of them, would count them
             p = near_qp_at(q.remote_row)
@@ -453,7 +454,7 @@ def _count(near, row, request, run, cqes):
 
 
 @device_function
-def _announced(row, rung):
+def _announced(row: int, rung: int) -> int:
     """Return the index behind the WQEs that are announced; -1 if one thread has to look at the doorbell.
 
     That one has been looked at before says nothing: WQEs may have been announced in a UAR's register, or in a record.
@@ -467,14 +468,14 @@ def _announced(row, rung):
 
 
 @device_function
-def serve_run(near, number, rung):
+def serve_run(worker: WorkerState, number: int, rung: int) -> int:
     """Take what a doorbell announces, and execute a run. Return how many WQEs; 0 if one thread has to go on.
 
     `rung` is a load of the doorbell of work queue `number`.
     """
-    if is_in(near + NEAR.ready, number) == 0:
+    if is_in(worker + NEAR.ready, number) == 0:
         return 0
-    w = near_work_queue_at(near_queue(near, number))
+    w = near_work_queue_at(near_queue(worker, number))
     row = w.row
     q = near_qp_at(row)
     fence_acquire_sys()
@@ -484,7 +485,7 @@ def serve_run(near, number, rung):
     slot = q.sq_addr + (((index if there else q.sq_ci) & (1 << q.sq_log) - 1) << WQEBB_SHIFT)
     words = _load(slot)
     consumed = ld_relaxed32(near_cq_at(q.send_cq).dbrec + CQ_DBREC.set_ci)
-    request = _parse(near, row, index, there, slot, words)
+    request = _parse(worker, row, index, there, slot, words)
     run = first_lane(~lanes_where(request.good) & ALL_LANES)
     if run == 0:
         return 0
@@ -493,32 +494,32 @@ def serve_run(near, number, rung):
         return 0
     elsewhere = lanes_where(1 if lane_or_0() < run and request.near == 0 else 0)
     of_gpu = elsewhere == 0 and near_cq_at(q.send_cq).near != 0
-    _execute_in_order(near, request, run, of_gpu)
+    _execute_in_order(worker, request, run, of_gpu)
     if cqes != 0:
-        _complete(near, row, request, index, cqes, of_gpu)
+        _complete(worker, row, request, index, cqes, of_gpu)
     else:
         _fence(of_gpu)
     sync_lanes(ALL_LANES)
-    _count(near, row, request, run, cqes)
+    _count(worker, row, request, run, cqes)
     if lane_or_0() == 0:
         q.db_seen, q.sq_pi = rung, end
         w.seen = rung
         w.awake = 1 if q.sq_ci != end else 0
-    _keep_keys(near, q.peer_keys, request, run)
+    _keep_keys(worker, q.peer_keys, request, run)
     sync_lanes(ALL_LANES)
     return run
 
 
 @device_function
-def _keep_keys(near, keys, request, run):
+def _keep_keys(worker: WorkerState, keys: int, request: Request, run: int) -> None:
     """Keep the keys of the first lane that has found any of its keys in the table."""
     missing = 0
     if lane_or_0() < run:
-        known = near_mkey_at(_kept(near, request.remote_key)).key == request.remote_key
+        known = near_mkey_at(_kept(worker, request.remote_key)).key == request.remote_key
         if request.local_key != 0:
-            known = known and near_mkey_at(_kept(near, request.local_key)).key == request.local_key
+            known = known and near_mkey_at(_kept(worker, request.local_key)).key == request.local_key
         missing = 0 if known else 1
     lanes = lanes_where(missing)
     if lanes != 0 and lane_or_0() == first_lane(lanes):
-        _keep(near, keys, request.remote_key)
-        _keep(near, near_worker_at(near).mkeys, request.local_key)
+        _keep(worker, keys, request.remote_key)
+        _keep(worker, near_worker_at(worker).mkeys, request.local_key)

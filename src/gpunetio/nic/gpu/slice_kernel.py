@@ -11,12 +11,12 @@ OPTIONS = ("-maxrregcount=128",)
 PREFERRED = "nvvm"  # libNVVM's code executes small requests 5 to 12 % faster than LLVM's
 
 
-def gpunetio_slice(nic, board, number):
-    """Make slice `number` of turns of the worker whose record is at `nic`. `board` is what blocks that copy look at."""
+def gpunetio_slice(worker: int, board: int, number: int) -> None:
+    """Make slice `number` of turns of a worker. `board` is what blocks that copy look at."""
     if block_idx() == 0:
         near = dynamic_shared()
         prepare_slice(near, number)
         block_sync()
-        take_part(nic, near, number, thread_idx() >> 5)
+        take_part(worker, near, number, thread_idx() >> 5)
     else:
         copy_from_board(board, number)

@@ -20,11 +20,10 @@ from ...jit.ops import (
 from ..memory.copies import first_list, help_copying
 from ..queues.reach import NOTHING, OTHER, PACKETS, answer_withdrawals
 from ..state.board import BOARD
-from ..state.near import (
-    NEAR, near_at, near_qp_at, near_queue, near_work_queue_at, near_worker_at, put_in, queues_in,
-)  # fmt: skip
-from ..state.slices import SLICES, slices_at
-from ..state.worker import WORKER, worker_at
+from ..state.near import NEAR, near_at, near_qp_at, near_queue, near_work_queue_at, near_worker_at, put_in, queues_in
+from ..state.slices import SLICES, Slices
+from ..state.work_queue import WorkQueue
+from ..state.worker import WORKER, WorkerState
 from ..transport import direct
 from ..transport.wire_kinds import is_any_to_wake
 from ..turn.step import (
@@ -51,27 +50,26 @@ _GO_ON, _TIME_IS_UP, _HOST_IS_WANTED = 0, 1, 2
 
 
 @device_function
-def _is_told(nic):
+def _is_told(worker: WorkerState) -> bool:
     """Return whether the worker's thread has to tell others what a turn has done."""
-    n = worker_at(nic)
-    return n.error_event + n.ringing_count + n.waking != 0
+    return worker.error_event + worker.ringing_count + worker.waking != 0
 
 
 @device_function
-def _has_successor(nic):
+def _has_successor(worker: WorkerState) -> bool:
     """Return whether a slice waits behind this one, so that this one may end."""
-    slices = worker_at(nic).slices
-    return slices == 0 or ld_relaxed64(slices + SLICES.given) - slices_at(slices).ended > 1
+    slices = Slices(worker.slices)
+    return slices == 0 or ld_relaxed64(slices + SLICES.given) - slices.ended > 1
 
 
 @device_function
-def _await_rings(near, i, polls):
+def _await_rings(worker: WorkerState, i: int, polls: int) -> tuple[int, int]:
     """Look at the doorbell of work queue `i`, each lane at another one, until one has work, `polls` times at most.
 
     Return the load, and the lanes whose queues have work.
     """
-    w = near_work_queue_at(near_queue(near, i))
-    there = i < near_worker_at(near).active_count
+    w = near_work_queue_at(near_queue(worker, i))
+    there = i < near_worker_at(worker).active_count
     line, seen, awake = w.doorbell, w.seen, w.awake
     rung, ringing = 0, 0
     while ringing == 0 and polls != 0:
@@ -85,7 +83,7 @@ def _await_rings(near, i, polls):
 
 
 @device_function
-def _serve_near(near):
+def _serve_near(worker: WorkerState) -> int:
     """Serve the work queues: in runs, and what is none by one thread. Return twice how much was done.
 
     That and 1 if a queue pair has to send packets, which takes the rows themselves.
@@ -93,40 +91,40 @@ def _serve_near(near):
     done = 0
     rest = 0
     sends = 0
-    count = near_worker_at(near).active_count
+    count = near_worker_at(worker).active_count
     polls = 1 if on_host() or count > lanes_here() else _POLLS
     for base in range(0, count, lanes_here()):
         alone = 0
-        rung, ringing = _await_rings(near, base + lane_or_0(), polls)
+        rung, ringing = _await_rings(worker, base + lane_or_0(), polls)
         while ringing != 0:
             lane = first_lane(ringing)
             ringing &= ringing - 1
-            ran = serve_run(near, base + lane, from_lane(rung, lane))
+            ran = serve_run(worker, base + lane, from_lane(rung, lane))
             done += ran
-            if ran == 0 and near_qp_at(near_work_queue_at(near_queue(near, base + lane)).row).wire != 0:
+            if ran == 0 and near_qp_at(near_work_queue_at(near_queue(worker, base + lane)).row).wire != 0:
                 served = 0
                 if lane_or_0() == 0:
-                    served = direct.serve(near, near_queue(near, base + lane))
+                    served = direct.serve(worker, WorkQueue(near_queue(worker, base + lane)))
                 served = from_lane(served, 0)
                 done += served >> 1
                 sends |= served & 1
             elif ran == 0:
                 alone |= 1 << lane
         if lane_or_0() == 0:
-            put_in(near + NEAR.rest, base, alone)
+            put_in(worker + NEAR.rest, base, alone)
         rest |= alone
     if rest != 0:
         served = 0
         if lane_or_0() == 0:
-            served = serve_queues(near, near + NEAR.rest)
-            select_first(near)
+            served = serve_queues(worker, worker + NEAR.rest)
+            select_first(worker)
         done += from_lane(served, 0)
-        find_ready(near)
+        find_ready(worker)
     return done << 1 | sends
 
 
 @device_function
-def _near_turns(nic, near, end):
+def _near_turns(worker: WorkerState, near: int, end: int) -> int:
     """Make turns on borrowed rows, as long as that is all that is to do: return what `_serve_near` does."""
     done = 0
     idle = 0
@@ -139,7 +137,7 @@ def _near_turns(nic, near, end):
             read_clock(near)
         if on_host():
             forward_rings(near)
-            forward_registers(nic, near)
+            forward_registers(worker, near)
         sync_lanes(ALL_LANES)
         now = near_worker_at(near).now
         did = _serve_near(near)
@@ -161,7 +159,7 @@ def _near_turns(nic, near, end):
             if sends or _is_told(near):
                 stop = 1
             elif on_host():
-                if idle == _IDLE_TURNS or turns == _NEAR_TURNS or not may_keep(nic) or now >= end:
+                if idle == _IDLE_TURNS or turns == _NEAR_TURNS or not may_keep(worker) or now >= end:
                     stop = 1
                 elif idle != 0:
                     pause()
@@ -182,68 +180,65 @@ def _near_turns(nic, near, end):
 
 
 @device_function
-def _rest(nic):
+def _rest(worker: WorkerState) -> None:
     """End a lull that was in vain."""
-    n = worker_at(nic)
-    n.lull_rest = min(max(2 * n.lull_rest, _REST_NS), _MOST_REST_NS)
-    n.lull, n.lull_after = 0, clock_ns() + n.lull_rest
+    worker.lull_rest = min(max(2 * worker.lull_rest, _REST_NS), _MOST_REST_NS)
+    worker.lull, worker.lull_after = 0, clock_ns() + worker.lull_rest
 
 
 @engine_function
-def _begin_lull(nic, moving):
+def _begin_lull(worker: WorkerState, moving: int) -> int:
     """Begin a lull, or look whether one is over. Return whether one is on. One lane calls this.
 
     `moving`: rows cannot be borrowed, only because packets are on their way.
     """
-    n = worker_at(nic)
-    if n.lull != 0 and clock_ns() >= n.lull:
-        _rest(nic)
-    elif n.lull == 0 and moving and clock_ns() >= n.lull_after:
-        n.lull = clock_ns() + _LULL_NS
-    return 1 if n.lull != 0 else 0
+    if worker.lull != 0 and clock_ns() >= worker.lull:
+        _rest(worker)
+    elif worker.lull == 0 and moving and clock_ns() >= worker.lull_after:
+        worker.lull = clock_ns() + _LULL_NS
+    return 1 if worker.lull != 0 else 0
 
 
 @engine_function
-def _end_lull(nic, ran):
+def _end_lull(worker: WorkerState, ran: int) -> bool:
     """End a lull, as rows were borrowed, or as they cannot be. Return whether another may begin. One lane calls this.
 
     `ran` is what `_near_turns` returned.
     """
-    n = worker_at(nic)
-    if n.lull != 0 and ran == _IN_VAIN:
-        _rest(nic)
+    if worker.lull != 0 and ran == _IN_VAIN:
+        _rest(worker)
     else:
-        n.lull = 0
+        worker.lull = 0
         if ran >> 1 != 0:
-            n.lull_after, n.lull_rest = 0, 0
-    return clock_ns() >= n.lull_after
+            worker.lull_after, worker.lull_rest = 0, 0
+    return clock_ns() >= worker.lull_after
 
 
 @engine_function
-def _begin_turn(nic, barred):
+def _begin_turn(worker: WorkerState, barred: int) -> int:
     """Make a turn on the rows themselves, unless they may be borrowed. Return twice how much was done, and 1 if so.
 
     `barred`: they may not. One lane calls this.
     """
-    if on_host() and worker_at(nic).stream_count != 0:  # the twin has DMA streams for memory of GPUs
-        return step(nic) << 1
+    if on_host() and worker.stream_count != 0:  # the twin has DMA streams for memory of GPUs
+        return step(worker) << 1
     # All of these load from host memory, which is far from a GPU. So what has nothing to do is left out.
-    read_clock(nic)
-    done = serve_host(nic) if is_recalled(nic) or is_register_rung(nic) else 0
+    read_clock(worker)
+    done = serve_host(worker) if is_recalled(worker) or is_register_rung(worker) else 0
     if done < 0:
-        answer_withdrawals(nic)
+        answer_withdrawals(worker)
         return -1 - done << 1
-    bars = OTHER if barred else bars_of(nic)
+    bars = OTHER if barred else bars_of(worker)
     if bars == NOTHING:
         return done << 1 | 1
     if bars == OTHER:
-        answer_withdrawals(nic)
-    _begin_lull(nic, bars == PACKETS)
-    return done + serve_peers(nic) << 1
+        answer_withdrawals(worker)
+    _begin_lull(worker, bars == PACKETS)
+    return done + serve_peers(worker) << 1
 
 
 @device_function
-def _is_left_alone(near):
+def _is_left_alone(near: int) -> bool:
     """Return whether the warp that watches the host has seen that rows may be borrowed."""
     seen = ld_acquire_cta64(near + NEAR.recalled)
     while seen == _UNKNOWN:
@@ -252,61 +247,59 @@ def _is_left_alone(near):
 
 
 @device_function
-def _what_is_next(nic, sent, idle, end):
+def _what_is_next(worker: WorkerState, sent: int, idle: int, end: int) -> int:
     """Return what a slice has to do after a turn. `sent`: it may have sent frames."""
-    n = worker_at(nic)
-    if sent and n.wire_count != 0 and is_any_to_wake(nic):
+    if sent and worker.wire_count != 0 and is_any_to_wake(worker):
         return _HOST_IS_WANTED
-    if _is_told(nic) or ld_relaxed64(nic + WORKER.stop) != 0:
+    if _is_told(worker) or ld_relaxed64(worker + WORKER.stop) != 0:
         return _HOST_IS_WANTED
-    if on_host() and ld_relaxed64(nic + WORKER.awaited) != 0:
+    if on_host() and ld_relaxed64(worker + WORKER.awaited) != 0:
         return _HOST_IS_WANTED
     if idle >= _IDLE_TURNS:
         return _HOST_IS_WANTED
-    return _TIME_IS_UP if clock_ns() >= end and _has_successor(nic) else _GO_ON
+    return _TIME_IS_UP if clock_ns() >= end and _has_successor(worker) else _GO_ON
 
 
 @engine_function
-def take_slice(nic):
+def take_slice(worker: WorkerState) -> int:
     """Make turns until the slice is over, there is nothing to do, or the host is wanted: return how much was done.
 
     All lanes of a warp call this; on the host, one thread.
     """
-    n = worker_at(nic)
-    near = near_of(nic)
-    end = from_lane(clock_ns() + n.slice_ns, 0)
+    near = WorkerState(near_of(worker))
+    end = from_lane(clock_ns() + worker.slice_ns, 0)
     done = 0
     idle = 0
     barred = 0  # turns until rows are borrowed again
     following = _GO_ON
-    if not on_host() and n.asleep != 0 and lane_or_0() == 0:
-        scan_records(nic)
+    if not on_host() and worker.asleep != 0 and lane_or_0() == 0:
+        scan_records(worker)
     while following == _GO_ON:
         begun = 0
         # Whoever watches the host may not see yet that the NIC has paused in the turn before.
-        if not on_host() and barred == 0 and lane_or_0() == 0 and _is_left_alone(near) and n.paused == 0:
+        if not on_host() and barred == 0 and lane_or_0() == 0 and _is_left_alone(near) and worker.paused == 0:
             begun = 1
         if from_lane(begun, 0) == 0:
-            forward_rings(nic)
+            forward_rings(worker)
             sync_lanes(ALL_LANES)
             if lane_or_0() == 0:
-                begun = _begin_turn(nic, barred != 0)
+                begun = _begin_turn(worker, barred != 0)
         begun = from_lane(begun, 0)
         sync_lanes(ALL_LANES)
         did = begun >> 1
         sent = did != 0
         barred = max(barred - 1, 0)
         if begun & 1:
-            borrowed = borrow(nic, near)
+            borrowed = borrow(worker, near)
             if borrowed > 0:
                 if not on_host() and lane_or_0() == 0:
                     st_release_cta64(near + NEAR.recalled, 0)  # it was 1 if the turn before was on the rows
                 find_ready(near)
-                ran = _near_turns(nic, near, end)
-                give_back(nic, near)
+                ran = _near_turns(worker, near, end)
+                give_back(worker, near)
                 soon = 0
                 if lane_or_0() == 0:
-                    soon = 1 if _end_lull(nic, ran) else 0
+                    soon = 1 if _end_lull(worker, ran) else 0
                 did += ran >> 1
                 if ran & 1:  # the turn that sends is followed by a lull, if one may begin
                     barred = 1 if from_lane(soon, 0) else _BARRED
@@ -317,10 +310,10 @@ def take_slice(nic):
                 lull = 0
                 if lane_or_0() == 0:
                     if borrowed < 0:
-                        lull = _begin_lull(nic, True)
+                        lull = _begin_lull(worker, True)
                     else:
-                        _end_lull(nic, _IN_VAIN)
-                    alone = serve_peers(nic)
+                        _end_lull(worker, _IN_VAIN)
+                    alone = serve_peers(worker)
                 did += from_lane(alone, 0)
                 sent = did != 0
                 barred = 0 if from_lane(lull, 0) else _BARRED
@@ -331,10 +324,10 @@ def take_slice(nic):
             idle += 1
             pause()
         if lane_or_0() == 0:
-            following = _what_is_next(nic, sent, idle, end)
+            following = _what_is_next(worker, sent, idle, end)
         following = from_lane(following, 0)
-    if n.slices != 0 and lane_or_0() == 0:
-        slices_at(n.slices).wanted = 1 if following == _HOST_IS_WANTED else 0
+    if worker.slices != 0 and lane_or_0() == 0:
+        Slices(worker.slices).wanted = 1 if following == _HOST_IS_WANTED else 0
     return done
 
 
@@ -342,7 +335,7 @@ def take_slice(nic):
 
 
 @engine_function
-def prepare_slice(near, number):
+def prepare_slice(near: int, number: int) -> None:
     """Set up what the warps of a slice tell each other, and the list of work queues. All threads call this."""
     if thread_idx() == 0:
         n = near_at(near)
@@ -356,42 +349,41 @@ def prepare_slice(near, number):
 
 
 @engine_function
-def make_turns(nic, near, number):
+def make_turns(worker: WorkerState, near: int, number: int) -> None:
     """Be the warp that makes the turns of a slice. If the slice before wants the host, this one is over at once."""
-    slices = worker_at(nic).slices
-    s = slices_at(slices)
+    slices = Slices(worker.slices)
     if ld_relaxed64(slices + SLICES.wanted) == 0:
-        done = take_slice(nic)
+        done = take_slice(worker)
         if lane_or_0() == 0:
-            s.done += done
+            slices.done += done
     if lane_or_0() == 0:
         st_release_cta64(near + NEAR.over, 1)
-        if worker_at(nic).board != 0:
-            st_release64(worker_at(nic).board + BOARD.over, number)
+        if worker.board != 0:
+            st_release64(worker.board + BOARD.over, number)
         fence_sys()
-        st_release64(slices + SLICES.ended, s.ended + 1)
+        st_release64(slices + SLICES.ended, slices.ended + 1)
 
 
 @engine_function
-def watch_host(nic, near):
+def watch_host(worker: WorkerState, near: int) -> None:
     """Be the warp that looks at host memory, so that the one that makes turns need not wait for the bus."""
     while ld_acquire_cta64(near + NEAR.over) == 0:
-        borrowed = near_at(near).owner == nic
+        borrowed = near_at(near).owner == worker
         if borrowed:
             forward_rings(near)
-            forward_registers(nic, near)
+            forward_registers(worker, near)
         if lane_or_0() == 0:
-            keeps = may_keep(nic) and (borrowed or is_register_rung(nic) == 0)
+            keeps = may_keep(worker) and (borrowed or is_register_rung(worker) == 0)
             st_release_cta64(near + NEAR.recalled, 0 if keeps else 1)
         sync_lanes(ALL_LANES)
 
 
 @engine_function
-def take_part(nic, near, number, warp):
+def take_part(worker: WorkerState, near: int, number: int, warp: int) -> None:
     """Be one of the warps of slice `number`."""
     if warp == 0:
-        make_turns(nic, near, number)
+        make_turns(worker, near, number)
     elif warp == 1:
-        watch_host(nic, near)
+        watch_host(worker, near)
     else:
         help_copying(near, warp - 2)

@@ -24,7 +24,7 @@ from ..memory import lost_memory
 from ..state import extensions
 from ..state.ethernet_queues import SQ_ROW
 from ..state.tables import Row, Table
-from ..state.worker import WORKER, worker_at
+from ..state.worker import WORKER, WorkerState
 from ..turn.commands import EngineCommand, Result
 from .loop import run
 
@@ -39,43 +39,42 @@ _FUTEX_BITS = (1 << 32) - 1  # of the word, which has 64
 
 
 @engine_function
-def post_command(nic, op, row, source, nbytes, state):
-    n = worker_at(nic)
-    n.command_op, n.command_row, n.command_src = op, row, source
-    n.command_bytes, n.command_state = nbytes, state
-    st_release64(nic + WORKER.command_seq, n.command_seq + 1)
+def post_command(worker: WorkerState, op: int, row: int, source: int, nbytes: int, state: int) -> None:
+    worker.command_op, worker.command_row, worker.command_src = op, row, source
+    worker.command_bytes, worker.command_state = nbytes, state
+    st_release64(worker + WORKER.command_seq, worker.command_seq + 1)
 
 
 @engine_function
-def count_kernels(nic, change):
+def count_kernels(worker: WorkerState, change: int) -> bool:
     """Count kernels that were launched or have ended. Return whether the worker sleeps, or is about to.
 
     The worker announces its sleep before it looks whether kernels run (`loop._set_asleep`). This counts before it looks
     for the announcement, with the same fences in between. So one of both sees the other's store.
     """
-    running = worker_at(nic).busy + change
-    exchange64(nic + WORKER.busy, running if running > 0 else 0)  # kernels from before it opened may end
+    running = worker.busy + change
+    exchange64(worker + WORKER.busy, running if running > 0 else 0)  # kernels from before it opened may end
     fence_sys()
-    return ld_relaxed64(nic + WORKER.asleep) != 0
+    return ld_relaxed64(worker + WORKER.asleep) != 0
 
 
 @engine_function
-def await_command(nic, nanos):
+def await_command(worker: WorkerState, nanos: int) -> bool:
     """Wait until the command that was posted is executed, for about `nanos` at most. Return whether it is.
 
     The thread sleeps: if it yielded instead, it would get the core back only after all others, spinning engines too.
     An engine that has executed the command before `awaited` was set does not wake it, but then this sees that.
     """
-    posted = ld_relaxed64(nic + WORKER.command_seq)
+    posted = ld_relaxed64(worker + WORKER.command_seq)
     for _ in range(_LOOKS):
-        if ld_acquire64(nic + WORKER.command_done) == posted:
+        if ld_acquire64(worker + WORKER.command_done) == posted:
             return True
         pause()
-    exchange64(nic + WORKER.awaited, 1)
-    done = ld_acquire64(nic + WORKER.command_done)
+    exchange64(worker + WORKER.awaited, 1)
+    done = ld_acquire64(worker + WORKER.command_done)
     if done != posted:
-        futex_wait(nic + WORKER.command_done, done & _FUTEX_BITS, nanos)
-        done = ld_acquire64(nic + WORKER.command_done)
+        futex_wait(worker + WORKER.command_done, done & _FUTEX_BITS, nanos)
+        done = ld_acquire64(worker + WORKER.command_done)
     return done == posted
 
 

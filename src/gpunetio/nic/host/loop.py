@@ -7,7 +7,6 @@ Threads take the right to that from each other, by a word that they exchange.
 
 from __future__ import annotations
 
-
 from ...fabric.frames import PIPE, pipe_end_at
 from ...fabric.injector import faults_at
 from ...fabric.udp_records import MSG_DONTWAIT, MSG_NOSIGNAL
@@ -19,10 +18,10 @@ from ...jit.ops import (
 from ...jit.ops.calls import external
 from ..memory.streams import at_work
 from ..queues.wakeups import wake_threads
-from ..state.cq import CHANNEL, channel_at
-from ..state.wire import WIRE, wire_at
-from ..state.work_queue import entry, work_queue_at
-from ..state.worker import WORKER, worker_at
+from ..state.cq import CHANNEL, Channel
+from ..state.wire import WIRE, WireState
+from ..state.work_queue import WorkQueue, entry
+from ..state.worker import WORKER, WorkerState
 from ..transport.wire_kinds import has_pipe_in, is_to_wake, pump_in, pump_out
 from ..turn.turn import scan, turn, wake_poster
 from ..turn.work_queues import waits
@@ -39,156 +38,147 @@ MOST_TRUST_NS = 200_000  # how long the worker's thread relies on threads that p
 
 
 @engine_function
-def _work_left(nic):
+def _work_left(worker: WorkerState) -> bool:
     """Return whether a posted WQE waits for a retry or an acknowledgement, or other work waits for room."""
-    n = worker_at(nic)
-    if n.pending_count != 0 or (n.stream_count != 0 and at_work(nic)):
+    if worker.pending_count != 0 or (worker.stream_count != 0 and at_work(worker)):
         return True
-    for i in range(n.wire_count):
-        w = wire_at(ld64(n.wires + 8 * i))
+    for i in range(worker.wire_count):
+        w = WireState(ld64(worker.wires + 8 * i))
         if w.faults != 0 and faults_at(w.faults).held != 0:
             return True
-    for i in range(n.active_count):
-        w = work_queue_at(entry(nic, i))
+    for i in range(worker.active_count):
+        w = WorkQueue(entry(worker, i))
         if w.awake != 0 and waits(w.kind, w.row):
             return True
     return False
 
 
 @engine_function
-def _set_asleep(nic, asleep):
+def _set_asleep(worker: WorkerState, asleep: int) -> None:
     """Tell the NICs of this host, and posters of this process, whether they have to wake this engine.
 
     No later load moves before these stores: on x86 because the last one is an exchange, on Arm because of the fence.
     """
-    n = worker_at(nic)
-    for i in range(n.wire_count):
-        wire = ld64(n.wires + 8 * i)
+    for i in range(worker.wire_count):
+        wire = ld64(worker.wires + 8 * i)
         if has_pipe_in(wire):
             st_relaxed64(pipe_end_at(wire + WIRE.rx).pipe + PIPE.asleep, asleep)
-    exchange64(nic + WORKER.asleep, asleep)
+    exchange64(worker + WORKER.asleep, asleep)
     fence_sys()
 
 
 @device_function
-def _has_queues(nic):
+def _has_queues(worker: WorkerState) -> bool:
     """Return whether a doorbell may ring that this worker serves. Commands, which change that, wake it."""
-    n = worker_at(nic)
-    return n.active_count + n.cq_count + n.uars != 0
+    return worker.active_count + worker.cq_count + worker.uars != 0
 
 
 @engine_function
-def _sleep(nic):
+def _sleep(worker: WorkerState) -> None:
     """Sleep until a kick or a datagram, for `sleep_ms` at most: a doorbell rung by a kernel cannot wake a thread."""
-    n = worker_at(nic)
-    if _poll(n.pollfds, n.pollfd_count, n.sleep_ms if _has_queues(nic) else -1) > 0:
-        for i in range(n.event_count):
-            if ld16(n.pollfds + 8 * i + 6) != 0:
-                _take_notifications(nic, ld32(n.pollfds + 8 * i))
+    if _poll(worker.pollfds, worker.pollfd_count, worker.sleep_ms if _has_queues(worker) else -1) > 0:
+        for i in range(worker.event_count):
+            if ld16(worker.pollfds + 8 * i + 6) != 0:
+                _take_notifications(worker, ld32(worker.pollfds + 8 * i))
 
 
 @device_function
-def _may_ring(nic):
+def _may_ring(worker: WorkerState) -> bool:
     """Return whether a kernel that runs may ring a doorbell of this worker."""
-    return ld_relaxed64(nic + WORKER.busy) > 0 and _has_queues(nic)
+    return ld_relaxed64(worker + WORKER.busy) > 0 and _has_queues(worker)
 
 
 @engine_function
-def _take_notifications(nic, fd):
+def _take_notifications(worker: WorkerState, fd: int) -> None:
     """Take notifications (fabric/notifier.py). If there are more than NOTIFICATIONS, the rest wake the engine again."""
     for _ in range(NOTIFICATIONS):
-        if _recv(fd, nic + WORKER.word, 1, MSG_DONTWAIT) < 0:
+        if _recv(fd, worker + WORKER.word, 1, MSG_DONTWAIT) < 0:
             break
 
 
 @engine_function
-def _wake_peers(nic):
+def _wake_peers(worker: WorkerState) -> None:
     """Wake the peers' engines that sleep while frames wait for them."""
-    n = worker_at(nic)
-    for i in range(n.wire_count):
-        wire = ld64(n.wires + 8 * i)
+    for i in range(worker.wire_count):
+        wire = WireState(ld64(worker.wires + 8 * i))
         if is_to_wake(wire):
-            w = wire_at(wire)
-            w.woken = pipe_end_at(wire + WIRE.tx).position
-            _send(w.wake_fd, nic + WORKER.word, 1, MSG_DONTWAIT | MSG_NOSIGNAL)  # a full queue wakes the peer, too
+            wire.woken = pipe_end_at(wire + WIRE.tx).position
+            # A full queue wakes the peer, too.
+            _send(wire.wake_fd, worker + WORKER.word, 1, MSG_DONTWAIT | MSG_NOSIGNAL)
 
 
 @engine_function
-def _ring_service(nic):
+def _ring_service(worker: WorkerState) -> None:
     """Wake the service thread, for which error records wait."""
-    n = worker_at(nic)
-    n.error_event = 0
-    st64(nic + WORKER.word, 1)
-    _write(n.service_fd, nic + WORKER.word, 8)
+    worker.error_event = 0
+    st64(worker + WORKER.word, 1)
+    _write(worker.service_fd, worker + WORKER.word, 8)
 
 
 @engine_function
-def _ring_channels(nic):
+def _ring_channels(worker: WorkerState) -> None:
     """Add the events of this turn to the eventfds of their channels."""
-    n = worker_at(nic)
-    for i in range(n.ringing_count):
-        channel = ld64(n.ringing + 8 * i)
-        st64(nic + WORKER.word, exchange64(channel + CHANNEL.unheard, 0))
-        _write(channel_at(channel).fd, nic + WORKER.word, 8)
-    n.ringing_count = 0
+    for i in range(worker.ringing_count):
+        channel = Channel(ld64(worker.ringing + 8 * i))
+        st64(worker + WORKER.word, exchange64(channel + CHANNEL.unheard, 0))
+        _write(channel.fd, worker + WORKER.word, 8)
+    worker.ringing_count = 0
 
 
 @engine_function
-def _look(nic):
+def _look(worker: WorkerState) -> int:
     """Make one turn, and wake all who wait for what was done in it: return how much was done."""
-    n = worker_at(nic)
-    done = pump_in(nic) + turn(nic)
-    if ld_relaxed64(nic + WORKER.awaited) != 0:
-        wake_poster(nic)
-    if n.error_event != 0:
-        _ring_service(nic)
-    if n.ringing_count != 0:
-        _ring_channels(nic)
-    if n.waking != 0:
-        wake_threads(nic)
-    if n.wire_count != 0:
-        pump_out(nic)
-        _wake_peers(nic)
+    done = pump_in(worker) + turn(worker)
+    if ld_relaxed64(worker + WORKER.awaited) != 0:
+        wake_poster(worker)
+    if worker.error_event != 0:
+        _ring_service(worker)
+    if worker.ringing_count != 0:
+        _ring_channels(worker)
+    if worker.waking != 0:
+        wake_threads(worker)
+    if worker.wire_count != 0:
+        pump_out(worker)
+        _wake_peers(worker)
     if done > 0:
-        n.idle = n.idle_since = 0
-    elif ld_relaxed64(nic + WORKER.hold) == 0:
-        n.idle += 1
-        if n.asleep != 0 or n.idle & (SCAN_EVERY - 1) == 0:
-            scan(nic)
+        worker.idle = worker.idle_since = 0
+    elif ld_relaxed64(worker + WORKER.hold) == 0:
+        worker.idle += 1
+        if worker.asleep != 0 or worker.idle & (SCAN_EVERY - 1) == 0:
+            scan(worker)
     return done
 
 
 @device_function
-def _take_turns(nic):
+def _take_turns(worker: WorkerState) -> bool:
     """Take the right to make turns, if no thread has it: return whether this one has it now."""
-    return exchange64(nic + WORKER.taken, 1) == 0
+    return exchange64(worker + WORKER.taken, 1) == 0
 
 
 @device_function
-def _give_turns(nic):
+def _give_turns(worker: WorkerState) -> None:
     """Let other threads make turns."""
-    st_release64(nic + WORKER.taken, 0)
+    st_release64(worker + WORKER.taken, 0)
 
 
 @device_function
-def _nap(nic, nanos):
+def _nap(worker: WorkerState, nanos: int) -> None:
     """Sleep for so long."""
-    futex_wait(nic + WORKER.asleep, 0, nanos)
+    futex_wait(worker + WORKER.asleep, 0, nanos)
 
 
 @engine_function
-def _turns_are_mine(nic):
+def _turns_are_mine(worker: WorkerState) -> bool:
     """Take the right to make turns, for the worker's thread; or nap, and return False, while others make them.
 
     The more often it finds that they do, the longer it naps (`trust`). A worker that has announced that it sleeps makes
     its last turn before that itself.
     """
-    n = worker_at(nic)
-    helped = n.asleep == 0 and clock_ns() - ld_relaxed64(nic + WORKER.helped_at) < n.trust
-    if not helped and _take_turns(nic):
+    helped = worker.asleep == 0 and clock_ns() - ld_relaxed64(worker + WORKER.helped_at) < worker.trust
+    if not helped and _take_turns(worker):
         return True
-    n.trust = min(2 * n.trust, MOST_TRUST_NS)
-    _nap(nic, n.trust)
+    worker.trust = min(2 * worker.trust, MOST_TRUST_NS)
+    _nap(worker, worker.trust)
     return False
 
 
@@ -196,82 +186,79 @@ _NO_REST, _PAUSE, _YIELD, _NAP, _SLEEP = range(5)  # how a worker rests between 
 
 
 @engine_function
-def _rest_after(nic, done):
+def _rest_after(worker: WorkerState, done: int) -> int:
     """Return how the worker rests after a turn that has done so much. Here it falls asleep, and wakes up.
 
     Before it sleeps, it announces that and takes one more turn, for doorbells and frames from before anyone could see
     the announcement.
     """
-    n = worker_at(nic)
     if done > 0:
-        if n.asleep:
-            _set_asleep(nic, 0)
+        if worker.asleep:
+            _set_asleep(worker, 0)
         return _NO_REST
-    if ld_relaxed64(nic + WORKER.hold) != 0:
+    if ld_relaxed64(worker + WORKER.hold) != 0:
         return _YIELD
-    if n.asleep:
-        if not _may_ring(nic) and not _work_left(nic):
+    if worker.asleep:
+        if not _may_ring(worker) and not _work_left(worker):
             return _SLEEP
-        _set_asleep(nic, 0)
+        _set_asleep(worker, 0)
         return _NO_REST
-    if n.idle % n.yield_every != 0:
+    if worker.idle % worker.yield_every != 0:
         return _PAUSE
-    if not _may_ring(nic):
+    if not _may_ring(worker):
         now = clock_ns()
-        if n.idle_since == 0:
-            n.idle_since = now
-        elif now - n.idle_since > n.spin_ns and not _work_left(nic):
-            _set_asleep(nic, 1)
+        if worker.idle_since == 0:
+            worker.idle_since = now
+        elif now - worker.idle_since > worker.spin_ns and not _work_left(worker):
+            _set_asleep(worker, 1)
             return _NO_REST
-    return _NAP if n.nap_ns != 0 else _YIELD
+    return _NAP if worker.nap_ns != 0 else _YIELD
 
 
 @engine_function
-def _rest(nic, how):
+def _rest(worker: WorkerState, how: int) -> None:
     if how == _PAUSE:
         pause()
     elif how == _YIELD:
         yield_thread()
     elif how == _NAP:
-        _nap(nic, worker_at(nic).nap_ns)
+        _nap(worker, worker.nap_ns)
     elif how == _SLEEP:
-        _sleep(nic)
+        _sleep(worker)
 
 
 @engine_function
-def run(nic):
+def run(worker: WorkerState) -> None:
     """Be a worker of the NIC until `stop` is set."""
-    n = worker_at(nic)
-    while ld_relaxed64(nic + WORKER.stop) == 0:
-        has_helpers = n.nap_ns != 0
-        if has_helpers and not _turns_are_mine(nic):
+    while ld_relaxed64(worker + WORKER.stop) == 0:
+        has_helpers = worker.nap_ns != 0
+        if has_helpers and not _turns_are_mine(worker):
             continue
-        done = _look(nic)
-        rest = _rest_after(nic, done)
+        done = _look(worker)
+        rest = _rest_after(worker, done)
         if has_helpers:
             if done > 0:
-                n.trust = n.nap_ns
-            _give_turns(nic)
-        _rest(nic, rest)
+                worker.trust = worker.nap_ns
+            _give_turns(worker)
+        _rest(worker, rest)
 
 
 @engine_function
-def help_out(nic, posted):
+def help_out(worker: WorkerState, posted: int) -> None:
     """Make a turn for the worker, if no other thread makes one. `posted`: the thread has posted, and not just polled.
 
     If another thread makes a turn, it may wait for this core. A worker that sleeps makes its turns itself: what arrives
     wakes it, and so does a thread that has posted.
     """
-    n = worker_at(nic)
-    if not _take_turns(nic):
+    if not _take_turns(worker):
         yield_thread()
-    elif n.asleep != 0:
-        _give_turns(nic)
+    elif worker.asleep != 0:
+        _give_turns(worker)
         if posted:
-            _send(n.kick_fd, nic + WORKER.word, 1, MSG_DONTWAIT | MSG_NOSIGNAL)
+            _send(worker.kick_fd, worker + WORKER.word, 1, MSG_DONTWAIT | MSG_NOSIGNAL)
     else:
-        n.helper = _pthread_self()
-        _look(nic)
-        n.helper = 0
-        n.helped_at = clock_ns()
-        _give_turns(nic)
+        worker.helper = _pthread_self()
+        _look(worker)
+        worker.helper = 0
+        worker.helped_at = clock_ns()
+        _give_turns(worker)

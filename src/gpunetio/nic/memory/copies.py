@@ -14,13 +14,13 @@ from __future__ import annotations
 from ...jit.compile import device_function, engine_function
 from ...jit.ops import (
     ALL_LANES, copy, count_lanes, dynamic_shared, exchange_gpu64, fence_gpu, fetch_add_acq_rel_cta64,
-    fetch_add_acq_rel_gpu64, fetch_add_gpu64, from_lane, lane_or_0, lanes_here, lanes_where, ld8, ld64, ld_acquire64,
-    ld_acquire_cta64, ld_relaxed64, move_4_lines, move_8_lines, on_host, pause, rank_among, st8, st64,
+    fetch_add_acq_rel_gpu64, fetch_add_gpu64, from_lane, lane_or_0, lanes_here, lanes_where, ld64, ld8, ld_acquire64,
+    ld_acquire_cta64, ld_relaxed64, move_4_lines, move_8_lines, on_host, pause, rank_among, st64, st8,
     st_release_cta64, sum_up_to, sync_lanes,
 )  # fmt: skip
-from ..state.board import BOARD, board_at
+from ..state.board import BOARD, Board
 from ..state.near import NEAR, near_at
-from ..state.worker import worker_at
+from ..state.worker import WorkerState
 
 HELPERS = 12  # warps of a slice that copy
 SMALL = 64  # bytes that one lane copies
@@ -38,7 +38,7 @@ _ALONE = 128  # bytes that one thread copies while the rest of its warp waits
 
 
 @device_function
-def copy_chunk(target, source, nbytes):
+def copy_chunk(target: int, source: int, nbytes: int) -> None:
     """Copy up to CHUNK bytes, all lanes together: lines of 16 bytes if both addresses allow, else words or bytes."""
     lane, lanes = lane_or_0(), lanes_here()
     both = target | source
@@ -55,20 +55,20 @@ def copy_chunk(target, source, nbytes):
 
 
 @device_function
-def copy_part(target, source, nbytes, warp, warps):
+def copy_part(target: int, source: int, nbytes: int, warp: int, warps: int) -> None:
     """Copy the chunks of one warp of so many."""
     for at in range(warp * CHUNK, nbytes, warps * CHUNK):
         copy_chunk(target + at, source + at, min(CHUNK, nbytes - at))
 
 
 @engine_function
-def _copy_by_lane(target, source, nbytes):
+def _copy_by_lane(target: int, source: int, nbytes: int) -> None:
     """Copy as `copy` does, out of the way of what runs most often."""
     copy(target, source, nbytes)
 
 
 @device_function
-def copy_by_lane(target, source, nbytes):
+def copy_by_lane(target: int, source: int, nbytes: int) -> None:
     """Copy at most SMALL bytes, by this lane."""
     if nbytes == 8 and (target | source) & 7 == 0:
         st64(target, ld64(source))
@@ -82,7 +82,7 @@ def copy_by_lane(target, source, nbytes):
 
 
 @device_function
-def _put_job(near, job, target, source, nbytes, end):
+def _put_job(near: int, job: int, target: int, source: int, nbytes: int, end: int) -> None:
     """Enter a copy into the list. `end` counts the chunks of all up to this one."""
     at = near + 8 * job
     st64(at + NEAR.targets, target)
@@ -92,12 +92,12 @@ def _put_job(near, job, target, source, nbytes, end):
 
 
 @engine_function
-def _make_part(near, jobs, warp, warps):
+def _make_part(worker: WorkerState, jobs: int, warp: int, warps: int) -> None:
     """Copy the chunks of one warp, of all copies in the list."""
     begin = 0
     chunk = warp
     for job in range(jobs):
-        at = near + 8 * job
+        at = worker + 8 * job
         end = ld64(at + NEAR.ends)
         while chunk < end:
             offset = (chunk - begin) * CHUNK
@@ -108,7 +108,7 @@ def _make_part(near, jobs, warp, warps):
 
 
 @device_function
-def _ask(near, jobs, first, warps):
+def _ask(near: int, jobs: int, first: int, warps: int) -> int:
     """Ask the helpers for the copies in the list. Return how many answers there will have been when they are made."""
     n = near_at(near)
     asked = n.asked + 1
@@ -118,7 +118,7 @@ def _ask(near, jobs, first, warps):
 
 
 @device_function
-def _await_helpers(near, answers):
+def _await_helpers(near: int, answers: int) -> None:
     while ld_acquire_cta64(near + NEAR.answers) != answers:
         pass
 
@@ -127,13 +127,13 @@ def _await_helpers(near, answers):
 
 
 @device_function
-def first_list(number):
+def first_list(number: int) -> int:
     """Return the number of the list before the first one of a slice."""
     return (number & _SLICES) << _LIST_BITS
 
 
 @engine_function
-def _take_units(board, number):
+def _take_units(board: int, number: int) -> int:
     """Copy units of list `number`, and of those that follow it meanwhile, until none is left. Return the last number.
 
     Each lane keeps a row of the list.
@@ -163,7 +163,7 @@ def _take_units(board, number):
 
 
 @device_function
-def _copy_unit(unit, end, target, source, nbytes):
+def _copy_unit(unit: int, end: int, target: int, source: int, nbytes: int) -> None:
     """Copy a unit of the list whose rows the lanes have."""
     job = count_lanes(lanes_where(1 if end <= unit else 0))
     before, target, source = from_lane(end, max(job - 1, 0)), from_lane(target, job), from_lane(source, job)
@@ -175,7 +175,9 @@ def _copy_unit(unit, end, target, source, nbytes):
 
 
 @engine_function
-def _copy_by_board(near, board, mine, target, source, nbytes, end):
+def _copy_by_board(
+    worker: WorkerState, board: Board, mine: int, target: int, source: int, nbytes: int, end: int
+) -> None:
     """Make the copies of all lanes where `mine`. `end` counts the units of all lanes up to this one."""
     lane = 8 * lane_or_0()
     st64(board + BOARD.targets + lane, target)
@@ -183,25 +185,25 @@ def _copy_by_board(near, board, mine, target, source, nbytes, end):
     st64(board + BOARD.sizes + lane, nbytes)
     st64(board + BOARD.ends + lane, end)
     total = from_lane(end, lanes_here() - 1)
-    n, b = near_at(near), board_at(board)
-    number = n.list + 1
+    near = near_at(worker)
+    number = near.list + 1
     answers = 0
     sync_lanes(ALL_LANES)
     if lane == 0:
-        n.list, b.total, b.done = number, total, 0
+        near.list, board.total, board.done = number, total, 0
         exchange_gpu64(board + BOARD.next, number << _UNIT_BITS)
         exchange_gpu64(board + BOARD.asked, number)
-        answers = _ask(near, _ON_BOARD, 0, 0)
+        answers = _ask(worker, _ON_BOARD, 0, 0)
     _take_units(board, number)
     if lane == 0:
         while ld_acquire64(board + BOARD.done) != total:
             pass
-        _await_helpers(near, answers)
+        _await_helpers(worker, answers)
     sync_lanes(ALL_LANES)
 
 
 @engine_function
-def copy_from_board(board, number):
+def copy_from_board(board: int, number: int) -> None:
     """Be a warp of a block that only copies, until slice `number` is over."""
     finished = 0
     over = False
@@ -218,39 +220,39 @@ def copy_from_board(board, number):
 
 
 @engine_function
-def copy_together(near, mine, target, source, nbytes):
+def copy_together(worker: WorkerState, mine: int, target: int, source: int, nbytes: int) -> None:
     """Make the copies of all lanes where `mine`, all lanes and those that help together."""
-    board = worker_at(near).board
+    board = Board(worker.board)
     units = sum_up_to((nbytes + UNIT - 1) // UNIT if mine else 0)
     if on_host():
         if mine:
             copy(target, source, nbytes)
     elif board != 0 and from_lane(units, lanes_here() - 1) >= _WORTH_IT:
-        _copy_by_board(near, board, mine, target, source, nbytes, units)
+        _copy_by_board(worker, board, mine, target, source, nbytes, units)
     else:
         lanes = lanes_where(mine)
         chunks = (nbytes + CHUNK - 1) // CHUNK if mine else 0
         end = sum_up_to(chunks)
         if mine:
-            _put_job(near, rank_among(lanes), target, source, nbytes, end)
+            _put_job(worker, rank_among(lanes), target, source, nbytes, end)
         sync_lanes(ALL_LANES)
         jobs = count_lanes(lanes)
         if from_lane(end, 31) == 1:
-            _make_part(near, jobs, 0, 1)
+            _make_part(worker, jobs, 0, 1)
         else:
             answers = 0
             if lane_or_0() == 0:
-                answers = _ask(near, jobs, 1, 1 + HELPERS)
-            _make_part(near, jobs, 0, 1 + HELPERS)
+                answers = _ask(worker, jobs, 1, 1 + HELPERS)
+            _make_part(worker, jobs, 0, 1 + HELPERS)
             if lane_or_0() == 0:
-                _await_helpers(near, answers)
+                _await_helpers(worker, answers)
         sync_lanes(ALL_LANES)
 
 
 @engine_function
-def _copy_with_help(nic, target, source, nbytes):
+def _copy_with_help(worker: WorkerState, target: int, source: int, nbytes: int) -> None:
     """Copy on a GPU, by one thread, or by helpers if there are any."""
-    if worker_at(nic).slices == 0 or nbytes <= _ALONE:
+    if worker.slices == 0 or nbytes <= _ALONE:
         copy(target, source, nbytes)
     else:
         near = dynamic_shared()
@@ -259,30 +261,30 @@ def _copy_with_help(nic, target, source, nbytes):
 
 
 @device_function
-def copy_payload(nic, target, source, nbytes):
+def copy_payload(worker: WorkerState, target: int, source: int, nbytes: int) -> None:
     """Copy payload. One thread calls this."""
     if on_host():
         copy(target, source, nbytes)
     else:
-        _copy_with_help(nic, target, source, nbytes)
+        _copy_with_help(worker, target, source, nbytes)
 
 
 @engine_function
-def help_copying(near, helper):
+def help_copying(worker: WorkerState, helper: int) -> None:
     """Make the parts of copies that are this warp's, until the slice is over. All lanes call this."""
     answered = 0
     over = False
     while not over:
-        if ld_acquire_cta64(near + NEAR.asked) == answered:
-            over = ld_acquire_cta64(near + NEAR.over) != 0
+        if ld_acquire_cta64(worker + NEAR.asked) == answered:
+            over = ld_acquire_cta64(worker + NEAR.over) != 0
             pause()
         else:
             answered += 1
-            n = near_at(near)
+            n = near_at(worker)
             if n.jobs == _ON_BOARD:
-                _take_units(worker_at(near).board, n.list)
+                _take_units(worker.board, n.list)
             else:
-                _make_part(near, n.jobs, n.first + helper, n.warps)
+                _make_part(worker, n.jobs, n.first + helper, n.warps)
             sync_lanes(ALL_LANES)
             if lane_or_0() == 0:
-                fetch_add_acq_rel_cta64(near + NEAR.answers, 1)
+                fetch_add_acq_rel_cta64(worker + NEAR.answers, 1)

@@ -21,11 +21,11 @@ import numpy as np
 from ...formats.layout import Entry
 from ...jit.compile import engine_function
 from ...jit.fault_signals import ACTIONS_BYTES, FaultHandler, address_of, by_fault, memory_of_handler, pass_on
-from ...jit.ops import ld8, ld64, st8, st64
+from ...jit.ops import ld64, ld8, st64, st8
 from ...jit.ops.calls import external
 from ...jit.struct_view import struct_view
 from ...once import once
-from ..state.objects import MKEY_ROW, UMEM_ROW, mkey_row_at
+from ..state.objects import MKEY_ROW, UMEM_ROW, MkeyRow
 from ..state.tables import Table
 
 MOST = 64  # engines known at a time
@@ -67,7 +67,7 @@ _HASH, _ZERO, _TEN = ord("#"), ord("0"), ord("a") - 10
 
 
 @engine_function
-def _fill(at, value):
+def _fill(at: int, value: int) -> int:
     """Write `value` in hexadecimal over the next run of # in a text. Return the address behind it."""
     while ld8(at) != _HASH:
         at += 1
@@ -84,7 +84,7 @@ def _fill(at, value):
 
 
 @engine_function
-def _say(text, address, number, start, nbytes):
+def _say(text: int, address: int, number: int, start: int, nbytes: int) -> None:
     at = _fill(_fill(_fill(_fill(text, address), number), start), nbytes)
     while ld8(at) != 0:
         at += 1
@@ -92,14 +92,14 @@ def _say(text, address, number, start, nbytes):
 
 
 @engine_function
-def _tell(engine, address):
+def _tell(engine: int, address: int) -> None:
     """Print a message about the region, or else the UMEM, in which an address lies."""
     e = _engine_at(engine)
     for i in range(e.mkey_mask + 1):
-        m = mkey_row_at(e.mkeys + i * MKEY_ROW.size)
-        start = m.iova + m.delta
-        if m.key != 0 and start <= address and address < start + m.nbytes:
-            _say(engine + _MR_TEXT_AT, address, m.key, start, m.nbytes)
+        mkey = MkeyRow(e.mkeys + i * MKEY_ROW.size)
+        start = mkey.iova + mkey.delta
+        if mkey.key != 0 and start <= address and address < start + mkey.nbytes:
+            _say(engine + _MR_TEXT_AT, address, mkey.key, start, mkey.nbytes)
             return
     for i in range(e.umem_mask + 1):
         u = _umem_row_at(e.umems + i * UMEM_ROW.size)
@@ -109,7 +109,7 @@ def _tell(engine, address):
 
 
 @engine_function
-def _own_engine():
+def _own_engine() -> int:
     """Return the engine whose turn this thread makes, or 0."""
     thread = _pthread_self()
     for i in range(MOST):
@@ -121,7 +121,7 @@ def _own_engine():
 
 
 @engine_function
-def _handle(number, info, context):
+def _handle(number: int, info: int, context: int) -> None:
     engine = _own_engine()
     if engine != 0 and by_fault(info) and ld64(engine + ENGINE.told) == 0:
         st64(engine + ENGINE.told, 1)

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from ...jit.compile import device_function, engine_function
 from ...jit.ops import copy, ld64
-from ..state.dma_stream import SLOT, dma_stream_at, slot_at
-from ..state.message import MESSAGE
-from ..state.qp import qp_row_at
-from ..state.worker import worker_at
-from .streams import copy_failed, ended, device_of, move_device, on_gpu
+from ..state.dma_stream import SLOT, DmaStream, Slot
+from ..state.message import MESSAGE, Message
+from ..state.qp import QpRow
+from ..state.worker import WorkerState
+from .streams import copy_failed, device_of, ended, move_device, on_gpu
 
 SLOTS = 32
 SLOT_BYTES = 256 << 10
@@ -22,64 +22,61 @@ IDLE_NS = 1_000_000  # a slot unused for so long may be taken by another QP
 
 
 @device_function
-def request_tag(first):
+def request_tag(first: int) -> int:
     """Return the tag of a request whose first packet has this 64-bit PSN."""
     return first << 1
 
 
 @device_function
-def _is_request(tag):
+def _is_request(tag: int) -> bool:
     return tag & 1 == 0
 
 
 @device_function
-def response_tag(serial):
+def response_tag(serial: int) -> int:
     """Return the tag of the response to a READ."""
     return serial << 1 | 1
 
 
 @engine_function
-def _slot_of(nic, row, tag, offset):
+def _slot_of(worker: WorkerState, qp: QpRow, tag: int, offset: int) -> int:
     """Return the slot with byte `offset` of a message, or 0."""
     for i in range(SLOTS):
-        slot = worker_at(nic).slots + i * SLOT.size
-        s = slot_at(slot)
-        if s.row == row and s.tag == tag and s.begin <= offset < s.end:
+        slot = Slot(worker.slots + i * SLOT.size)
+        if slot.row == qp and slot.tag == tag and slot.begin <= offset < slot.end:
             return slot
     return 0
 
 
 @engine_function
-def _claim(nic, patient):
+def _claim(worker: WorkerState, patient: int) -> int:
     """Return a slot for a new piece, or 0. With `patient`, take only a slot without an owner."""
     best = 0
     for i in range(SLOTS):
-        slot = worker_at(nic).slots + i * SLOT.size
-        s = slot_at(slot)
+        slot = worker.slots + i * SLOT.size
+        s = Slot(slot)
         if s.row == 0:
             return slot
-        state = 1 if s.filled != 0 else ended(s.stream, s.fence, s.failures)
+        state = 1 if s.filled != 0 else ended(DmaStream(s.stream), s.fence, s.failures)
         if s.tag == ABANDONED and state != 0:
             return slot
         if s.filled == 0 and state > 0:  # its owner has not used it yet
-            s.filled, s.used_at = 1, worker_at(nic).now
-        if state != 0 and (best == 0 or s.used_at < slot_at(best).used_at):
+            s.filled, s.used_at = 1, worker.now
+        if state != 0 and (best == 0 or s.used_at < Slot(best).used_at):
             best = slot
-    if patient or best == 0 or worker_at(nic).now - slot_at(best).used_at < IDLE_NS:
+    if patient or best == 0 or worker.now - Slot(best).used_at < IDLE_NS:
         return 0
     return best
 
 
 @engine_function
-def _fetch(nic, row, slot, tag, message, begin, end):
+def _fetch(worker: WorkerState, qp: QpRow, slot: Slot, tag: int, message: Message, begin: int, end: int) -> int:
     """Start to fetch bytes [begin, end) of a message's segments into a slot: return 0, or a reason."""
     if on_gpu():
         return 0
-    n = worker_at(nic)
-    s = slot_at(slot)
-    s.row, s.tag, s.begin, s.end, s.filled, s.used_at = row, tag, begin, end, 0, n.now
-    n.touched = 0
-    target = s.address
+    slot.row, slot.tag, slot.begin, slot.end, slot.filled, slot.used_at = qp, tag, begin, end, 0, worker.now
+    worker.touched = 0
+    target = slot.address
     segment = message + MESSAGE.segments
     offset = begin
     while offset >= ld64(segment + 8):
@@ -92,109 +89,106 @@ def _fetch(nic, row, slot, tag, message, begin, end):
         if device_of(source) == 0:
             copy(target, source, part)
         else:
-            reason = move_device(nic, target, source, part, 1)
+            reason = move_device(worker, target, source, part, 1)
             if reason != 0:
-                s.row = 0
+                slot.row = 0
                 return reason
         target += part
         left -= part
         offset = 0
         segment += 16
-    s.stream, s.failures = n.touched, n.failures
-    if n.touched == 0:  # this whole piece is in host memory
-        s.filled = 1
+    slot.stream, slot.failures = worker.touched, worker.failures
+    if worker.touched == 0:  # this whole piece is in host memory
+        slot.filled = 1
     else:
-        s.fence = dma_stream_at(n.touched).issued
+        slot.fence = DmaStream(worker.touched).issued
     return 0
 
 
 @engine_function
-def staged(nic, row, tag, message, offset, total):
+def staged(worker: WorkerState, qp: QpRow, tag: int, message: Message, offset: int, total: int) -> int:
     """Return the slot with bytes from `offset` on of a message of `total` bytes.
 
     Return 0 if the slot is not filled yet, or minus a reason.
     """
     if on_gpu():
         return 0
-    slot = _slot_of(nic, row, tag, offset)
+    slot = _slot_of(worker, qp, tag, offset)
     if slot == 0:
-        slot = _claim(nic, False)
+        slot = _claim(worker, False)
         if slot == 0:
             return 0
-        reason = _fetch(nic, row, slot, tag, message, offset, min(offset + SLOT_BYTES, total))
+        reason = _fetch(worker, qp, Slot(slot), tag, message, offset, min(offset + SLOT_BYTES, total))
         if reason != 0:
             return -reason
-    s = slot_at(slot)
-    if s.end < total and _slot_of(nic, row, tag, s.end) == 0:
-        ahead = _claim(nic, True)
+    s = Slot(slot)
+    if s.end < total and _slot_of(worker, qp, tag, s.end) == 0:
+        ahead = Slot(_claim(worker, True))
         if ahead != 0:  # a failure here occurs again when the piece is due
-            _fetch(nic, row, ahead, tag, message, s.end, min(s.end + SLOT_BYTES, total))
+            _fetch(worker, qp, ahead, tag, message, s.end, min(s.end + SLOT_BYTES, total))
     if s.filled == 0:
-        state = ended(s.stream, s.fence, s.failures)
+        state = ended(DmaStream(s.stream), s.fence, s.failures)
         if state == 0:
             return 0
         if state < 0:
             s.row = 0
-            return -copy_failed(nic, s.stream, 0, s.end - s.begin)
+            return -copy_failed(worker, DmaStream(s.stream), 0, s.end - s.begin)
         s.filled = 1
-    s.used_at = worker_at(nic).now
+    s.used_at = worker.now
     return slot
 
 
 @device_function
-def leave(slot, sent):
+def leave(slot: Slot, sent: int) -> None:
     """Free a slot if the message has been sent up to the slot's end."""
-    if sent >= slot_at(slot).end:
-        slot_at(slot).row = 0
+    if sent >= slot.end:
+        slot.row = 0
 
 
 @device_function
-def _give_up(slot):
+def _give_up(slot: Slot) -> None:
     """Give up a slot whose bytes nobody needs any more."""
-    s = slot_at(slot)
-    if s.filled != 0:
-        s.row = 0
+    if slot.filled != 0:
+        slot.row = 0
     else:
-        s.tag = ABANDONED
+        slot.tag = ABANDONED
 
 
 @engine_function
-def drop(nic, row, tag):
+def drop(worker: WorkerState, qp: QpRow, tag: int) -> None:
     """Give up the slots of a message that is no longer sent."""
     if on_gpu():
         return
     for i in range(SLOTS):
-        slot = worker_at(nic).slots + i * SLOT.size
-        if slot_at(slot).row == row and slot_at(slot).tag == tag:
+        slot = Slot(worker.slots + i * SLOT.size)
+        if slot.row == qp and slot.tag == tag:
             _give_up(slot)
 
 
 @engine_function
-def drop_acknowledged(nic, row):
+def drop_acknowledged(worker: WorkerState, qp: QpRow) -> None:
     """Give up the slots below `tx_psn`: what the QP was to retransmit has arrived after all."""
     if on_gpu():
         return
-    q = qp_row_at(row)
     for i in range(SLOTS):
-        slot = worker_at(nic).slots + i * SLOT.size
-        s = slot_at(slot)
-        if s.row == row and _is_request(s.tag) and (s.tag >> 1) + (s.end + q.mtu - 1) // q.mtu <= q.tx_psn:
+        slot = Slot(worker.slots + i * SLOT.size)
+        is_mine = slot.row == qp and _is_request(slot.tag)
+        if is_mine and (slot.tag >> 1) + (slot.end + qp.mtu - 1) // qp.mtu <= qp.tx_psn:
             _give_up(slot)
 
 
 @engine_function
-def free_slots(nic, row):
+def free_slots(worker: WorkerState, qp: QpRow) -> int:
     """Free the slots of a QP that sends no more: return whether no copy into them is still running."""
-    n = worker_at(nic)
-    if n.stream_count == 0:
+    if worker.stream_count == 0:
         return True
     still = True
     for i in range(SLOTS):
-        s = slot_at(n.slots + i * SLOT.size)
-        if s.row != row:
+        slot = Slot(worker.slots + i * SLOT.size)
+        if slot.row != qp:
             continue
-        if s.filled != 0 or ended(s.stream, s.fence, s.failures) != 0:
-            s.row = 0
+        if slot.filled != 0 or ended(DmaStream(slot.stream), slot.fence, slot.failures) != 0:
+            slot.row = 0
         else:
             still = False
     return still

@@ -16,10 +16,10 @@ from ...formats.commands import ServiceType
 from ...jit.compile import device_function, engine_function
 from ...jit.ops import call_c, clock_ns, copy, ld32, on_host, pause
 from ..state import refuse
-from ..state.dma_stream import FOR_EVER, LANDING, MARK, DMA_STREAM, UNTIL_IDLE, landing_at, mark_at, dma_stream_at
-from ..state.qp import qp_row_at
+from ..state.dma_stream import DMA_STREAM, FOR_EVER, LANDING, MARK, UNTIL_IDLE, DmaStream, Landing, Mark
+from ..state.qp import QpRow
 from ..state.reasons import Reason
-from ..state.worker import worker_at
+from ..state.worker import WorkerState
 from .copies import copy_payload
 
 DEVICE_SHIFT = 58  # above all addresses of a process, on every 64-bit platform of CUDA
@@ -39,170 +39,161 @@ TIMED_OUT = -1  # in place of a CUresult: the stream's deadline has passed
 
 
 @device_function
-def on_gpu():
+def on_gpu() -> bool:
     """Return whether the engine runs on a GPU. It reaches all memory by itself there, and DMA streams fold away."""
     return on_host() == 0
 
 
 @device_function
-def device_of(address):
+def device_of(address: int) -> int:
     """Return the number of the stream that reaches an address, 0 for host memory."""
     return address >> DEVICE_SHIFT
 
 
 @device_function
-def stream_of(nic, number):
+def stream_of(worker: WorkerState, number: int) -> int:
     """Return the address of a DMA stream's row."""
-    return worker_at(nic).streams + number * DMA_STREAM.size
+    return worker.streams + number * DMA_STREAM.size
 
 
 # --- giving copies to the stream -----------------------------------------------------------------------------------
 
 
 @engine_function
-def _fail(stream, error):
+def _fail(stream: DmaStream, error: int) -> None:
     """Note a failed call. What became of the copies in flight is unknown from now on."""
-    m = dma_stream_at(stream)
-    m.failures += 1
-    m.fail_from = m.done
-    m.error = error
-    m.done = m.issued
-    m.open_nbytes = 0
-    m.landing_tail = m.landing_head
+    stream.failures += 1
+    stream.fail_from = stream.done
+    stream.error = error
+    stream.done = stream.issued
+    stream.open_nbytes = 0
+    stream.landing_tail = stream.landing_head
 
 
 @engine_function
-def _enter(nic, stream):
+def _enter(worker: WorkerState, stream: DmaStream) -> int:
     """Make the stream's context current on the engine's thread. Return a CUresult."""
-    m = dma_stream_at(stream)
-    if worker_at(nic).context == m.context:
+    if worker.context == stream.context:
         return 0
-    error = call_c(m.enter, m.context, 0, 0, 0)
-    worker_at(nic).context = m.context if error == 0 else 0
+    error = call_c(stream.enter, stream.context, 0, 0, 0)
+    worker.context = stream.context if error == 0 else 0
     return error
 
 
 @engine_function
-def _issue(nic, stream, target, source, nbytes):
+def _issue(worker: WorkerState, stream: DmaStream, target: int, source: int, nbytes: int) -> int:
     """Give one copy to the stream. Return a CUresult."""
-    m = dma_stream_at(stream)
-    error = _enter(nic, stream)
+    error = _enter(worker, stream)
     if error != 0:
         return error
-    function = m.copy_between
+    function = stream.copy_between
     if device_of(source) == 0:
-        function = m.copy_in
+        function = stream.copy_in
     elif device_of(target) == 0:
-        function = m.copy_out
+        function = stream.copy_out
     elif device_of(target) == device_of(source):
-        function = m.copy_within
-    return call_c(function, target & DEVICE_ADDRESS, source & DEVICE_ADDRESS, nbytes, m.cu_stream)
+        function = stream.copy_within
+    return call_c(function, target & DEVICE_ADDRESS, source & DEVICE_ADDRESS, nbytes, stream.cu_stream)
 
 
 @engine_function
-def _close_piece(nic, stream):
+def _close_piece(worker: WorkerState, stream: DmaStream) -> int:
     """Give the piece that was growing to the stream. Return 0, or a CUresult, which is then noted."""
-    m = dma_stream_at(stream)
-    if m.open_nbytes == 0:
+    if stream.open_nbytes == 0:
         return 0
-    error = _issue(nic, stream, m.open_target, m.open_source, m.open_nbytes)
-    m.open_nbytes = 0
+    error = _issue(worker, stream, stream.open_target, stream.open_source, stream.open_nbytes)
+    stream.open_nbytes = 0
     if error != 0:
         _fail(stream, error)
     return error
 
 
 @engine_function
-def record(nic, stream):
+def record(worker: WorkerState, stream: DmaStream) -> None:
     """Record an event behind all copies that the stream was given so far."""
     if on_gpu():
         return
-    m = dma_stream_at(stream)
-    _close_piece(nic, stream)
-    if m.recorded == m.issued or m.mark_head - m.mark_tail == MARKS:
+    _close_piece(worker, stream)
+    if stream.recorded == stream.issued or stream.mark_head - stream.mark_tail == MARKS:
         return
-    mark = m.marks + (m.mark_head & (MARKS - 1)) * MARK.size
-    k = mark_at(mark)
-    error = _enter(nic, stream)
+    mark = Mark(stream.marks + (stream.mark_head & (MARKS - 1)) * MARK.size)
+    error = _enter(worker, stream)
     if error == 0:
-        error = call_c(m.record, k.event, m.cu_stream, 0, 0)
+        error = call_c(stream.record, mark.event, stream.cu_stream, 0, 0)
     if error != 0:
         _fail(stream, error)
-        m.stuck = FOR_EVER
-        m.mark_tail = m.mark_head
+        stream.stuck = FOR_EVER
+        stream.mark_tail = stream.mark_head
         return
-    k.issued, k.landing, k.room = m.issued, m.landing_head, m.room_head
-    if m.mark_head == m.mark_tail:
-        m.progress_at = clock_ns()
-    m.mark_head += 1
-    m.recorded = m.issued
+    mark.issued, mark.landing, mark.room = stream.issued, stream.landing_head, stream.room_head
+    if stream.mark_head == stream.mark_tail:
+        stream.progress_at = clock_ns()
+    stream.mark_head += 1
+    stream.recorded = stream.issued
 
 
 @device_function
-def _given(nic, stream, nbytes):
+def _given(worker: WorkerState, stream: DmaStream, nbytes: int) -> None:
     if on_gpu():
         return
-    m = dma_stream_at(stream)
-    m.issued += nbytes
-    if m.issued - m.recorded >= RECORD_EVERY:
-        record(nic, stream)
+    stream.issued += nbytes
+    if stream.issued - stream.recorded >= RECORD_EVERY:
+        record(worker, stream)
 
 
 # --- learning what has ended ---------------------------------------------------------------------------------------
 
 
 @engine_function
-def _land(stream, position):
+def _land(stream: DmaStream, position: int) -> None:
     """Copy bytes that have landed in the staging ring to where they belong."""
-    m = dma_stream_at(stream)
-    while m.landing_tail < position:
-        d = landing_at(m.landings + (m.landing_tail & (LANDINGS - 1)) * LANDING.size)
-        copy(d.target, d.source, d.nbytes)
-        m.landing_tail += 1
+    while stream.landing_tail < position:
+        landing = Landing(stream.landings + (stream.landing_tail & (LANDINGS - 1)) * LANDING.size)
+        copy(landing.target, landing.source, landing.nbytes)
+        stream.landing_tail += 1
 
 
 @engine_function
-def poll(stream):
+def poll(stream: DmaStream) -> int:
     """Query the events. Return how many have occurred. If none does for `timeout_ns`, the stream has failed."""
     if on_gpu():
         return 0
-    m = dma_stream_at(stream)
     done = 0
-    while m.mark_tail != m.mark_head:
-        k = mark_at(m.marks + (m.mark_tail & (MARKS - 1)) * MARK.size)
-        error = call_c(m.query, k.event, 0, 0, 0)
+    while stream.mark_tail != stream.mark_head:
+        mark = Mark(stream.marks + (stream.mark_tail & (MARKS - 1)) * MARK.size)
+        error = call_c(stream.query, mark.event, 0, 0, 0)
         if error == NOT_READY:
-            if m.stuck == 0 and clock_ns() - m.progress_at > m.timeout_ns:
-                m.stuck = UNTIL_IDLE
+            if stream.stuck == 0 and clock_ns() - stream.progress_at > stream.timeout_ns:
+                stream.stuck = UNTIL_IDLE
                 _fail(stream, TIMED_OUT)
                 done += 1
             return done
         if error != 0:
             _fail(stream, error)
-            m.stuck = FOR_EVER
-            m.mark_tail = m.mark_head
+            stream.stuck = FOR_EVER
+            stream.mark_tail = stream.mark_head
             return done + 1
-        _land(stream, k.landing)
-        m.done = max(m.done, k.issued)
-        m.room_tail = k.room
-        m.progress_at = clock_ns()
-        m.mark_tail += 1
+        _land(stream, mark.landing)
+        stream.done = max(stream.done, mark.issued)
+        stream.room_tail = mark.room
+        stream.progress_at = clock_ns()
+        stream.mark_tail += 1
         done += 1
-    if m.stuck == UNTIL_IDLE:
-        m.stuck = 0
+    if stream.stuck == UNTIL_IDLE:
+        stream.stuck = 0
     return done
 
 
 @device_function
-def _advance(nic, stream):
+def _advance(worker: WorkerState, stream: DmaStream) -> None:
     """Make progress with the stream's copies. A loop around this ends by the stream's deadline."""
-    record(nic, stream)
+    record(worker, stream)
     if poll(stream) == 0:
         pause()
 
 
 @engine_function
-def ended(stream, fence, failures):
+def ended(stream: DmaStream, fence: int, failures: int) -> int:
     """Return what became of the copies up to `fence`: 1 done, 0 not yet, -1 failed.
 
     `failures` is the stream's count from when they began. `fail_from` belongs to the latest failure alone. After
@@ -210,61 +201,56 @@ def ended(stream, fence, failures):
     """
     if on_gpu():
         return 1
-    m = dma_stream_at(stream)
-    if m.done < fence:
+    if stream.done < fence:
         return 0
-    if m.failures == failures:
+    if stream.failures == failures:
         return 1
-    return -1 if m.failures - failures > 1 or fence > m.fail_from else 1
+    return -1 if stream.failures - failures > 1 or fence > stream.fail_from else 1
 
 
 @engine_function
-def _await(nic, stream, fence):
+def _await(worker: WorkerState, stream: DmaStream, fence: int) -> None:
     if on_gpu():
         return
-    m = dma_stream_at(stream)
-    while m.done < fence:
-        _advance(nic, stream)
+    while stream.done < fence:
+        _advance(worker, stream)
 
 
 @engine_function
-def serve_streams(nic):
+def serve_streams(worker: WorkerState) -> int:
     """Query the events of all streams. Return how many have occurred."""
     if on_gpu():
         return 0
-    n = worker_at(nic)
     done = 0
-    for number in range(1, n.stream_count + 1):
-        stream = stream_of(nic, number)
-        if dma_stream_at(stream).recorded != dma_stream_at(stream).issued:  # all marks were in use
-            record(nic, stream)
-        if dma_stream_at(stream).mark_tail != dma_stream_at(stream).mark_head:
+    for number in range(1, worker.stream_count + 1):
+        stream = DmaStream(stream_of(worker, number))
+        if stream.recorded != stream.issued:  # all marks were in use
+            record(worker, stream)
+        if stream.mark_tail != stream.mark_head:
             done += poll(stream)
     return done
 
 
 @engine_function
-def start_streams(nic):
+def start_streams(worker: WorkerState) -> None:
     """End the turn: what each stream was given in it becomes one batch."""
     if on_gpu():
         return
-    n = worker_at(nic)
-    for number in range(1, n.stream_count + 1):
-        stream = stream_of(nic, number)
-        if dma_stream_at(stream).recorded != dma_stream_at(stream).issued:
-            record(nic, stream)
+    for number in range(1, worker.stream_count + 1):
+        stream = DmaStream(stream_of(worker, number))
+        if stream.recorded != stream.issued:
+            record(worker, stream)
 
 
 @engine_function
-def at_work(nic):
+def at_work(worker: WorkerState) -> bool:
     """Return whether copies are in flight. Those of a stuck stream do not count: nobody waits for them."""
     if on_gpu():
         return False
-    n = worker_at(nic)
-    for number in range(1, n.stream_count + 1):
-        m = dma_stream_at(stream_of(nic, number))
-        on_its_way = m.mark_tail != m.mark_head or m.recorded != m.issued
-        if m.done != m.issued or (on_its_way and m.stuck == 0):
+    for number in range(1, worker.stream_count + 1):
+        stream = DmaStream(stream_of(worker, number))
+        on_its_way = stream.mark_tail != stream.mark_head or stream.recorded != stream.issued
+        if stream.done != stream.issued or (on_its_way and stream.stuck == 0):
             return True
     return False
 
@@ -273,63 +259,60 @@ def at_work(nic):
 
 
 @engine_function
-def _room(nic, stream, nbytes):
+def _room(worker: WorkerState, stream: DmaStream, nbytes: int) -> int:
     """Reserve room for a piece in the staging ring. Return its address, or 0 if the stream is stuck."""
-    m = dma_stream_at(stream)
-    at = m.room_head & (STAGING - 1)
+    at = stream.room_head & (STAGING - 1)
     if at + nbytes > STAGING:
-        m.room_head += STAGING - at
+        stream.room_head += STAGING - at
         at = 0
-    while m.room_head + nbytes - m.room_tail > STAGING:
-        if m.stuck != 0:
+    while stream.room_head + nbytes - stream.room_tail > STAGING:
+        if stream.stuck != 0:
             return 0
-        if m.mark_head == m.mark_tail and m.recorded == m.issued:
-            m.room_tail = m.room_head  # taken by copies that CUDA has refused
+        if stream.mark_head == stream.mark_tail and stream.recorded == stream.issued:
+            stream.room_tail = stream.room_head  # taken by copies that CUDA has refused
         else:
-            _advance(nic, stream)
-    m.room_head += nbytes
-    return m.staging + at
+            _advance(worker, stream)
+    stream.room_head += nbytes
+    return stream.staging + at
 
 
 @engine_function
-def is_pinned(nic, stream, address, nbytes):
+def is_pinned(worker: WorkerState, stream: DmaStream, address: int, nbytes: int) -> bool:
     """Return whether CUDA reaches host memory by itself. Ask the driver: memory is pinned and unpinned at any time."""
     if on_gpu():
         return False
-    m = dma_stream_at(stream)
-    if _enter(nic, stream) != 0 or call_c(m.attributes, 3, m.names, m.answers, address) != 0:
+    if _enter(worker, stream) != 0 or call_c(stream.attributes, 3, stream.names, stream.answers, address) != 0:
         return False
     if ld32(stream + DMA_STREAM.memory_type) != HOST:
         return False
-    if m.range_size == 0:  # the driver does not say where this memory ends
+    if stream.range_size == 0:  # the driver does not say where this memory ends
         return True
-    return address >= m.range_start and address + nbytes <= m.range_start + m.range_size
+    return address >= stream.range_start and address + nbytes <= stream.range_start + stream.range_size
 
 
 @engine_function
-def _carry_in(nic, stream, target, source, nbytes):
+def _carry_in(worker: WorkerState, stream: DmaStream, target: int, source: int, nbytes: int) -> int:
     """Copy unpinned host memory to device memory. Return a CUresult. The bytes are read at once."""
-    m = dma_stream_at(stream)
     while nbytes > 0:
         part = min(nbytes, PIECE)
-        at = _room(nic, stream, part)
+        at = _room(worker, stream, part)
         if at == 0:
-            return m.error
+            return stream.error
         copy(at, source, part)
         if (
-            m.open_nbytes != 0
-            and m.open_target + m.open_nbytes == target
-            and m.open_source + m.open_nbytes == at
+            stream.open_nbytes != 0
+            and stream.open_target + stream.open_nbytes == target
+            and stream.open_source + stream.open_nbytes == at
         ):  # fmt: skip
-            m.open_nbytes += part
+            stream.open_nbytes += part
         else:
-            error = _close_piece(nic, stream)
+            error = _close_piece(worker, stream)
             if error != 0:
                 return error
-            m.open_target, m.open_source, m.open_nbytes = target, at, part
-        _given(nic, stream, part)
-        if m.open_nbytes >= PIECE:
-            error = _close_piece(nic, stream)
+            stream.open_target, stream.open_source, stream.open_nbytes = target, at, part
+        _given(worker, stream, part)
+        if stream.open_nbytes >= PIECE:
+            error = _close_piece(worker, stream)
             if error != 0:
                 return error
         target += part
@@ -339,23 +322,22 @@ def _carry_in(nic, stream, target, source, nbytes):
 
 
 @engine_function
-def _carry_out(nic, stream, target, source, nbytes):
+def _carry_out(worker: WorkerState, stream: DmaStream, target: int, source: int, nbytes: int) -> int:
     """Copy device memory to unpinned host memory. Return a CUresult."""
-    m = dma_stream_at(stream)
-    error = _close_piece(nic, stream)
+    error = _close_piece(worker, stream)
     while nbytes > 0 and error == 0:
         part = min(nbytes, PIECE)
-        at = _room(nic, stream, part)
-        while m.landing_head - m.landing_tail == LANDINGS and m.stuck == 0:
-            _advance(nic, stream)
-        if at == 0 or m.stuck != 0:
-            return m.error
-        error = _issue(nic, stream, at, source, part)
+        at = _room(worker, stream, part)
+        while stream.landing_head - stream.landing_tail == LANDINGS and stream.stuck == 0:
+            _advance(worker, stream)
+        if at == 0 or stream.stuck != 0:
+            return stream.error
+        error = _issue(worker, stream, at, source, part)
         if error == 0:
-            d = landing_at(m.landings + (m.landing_head & (LANDINGS - 1)) * LANDING.size)
-            d.target, d.source, d.nbytes = target, at, part
-            m.landing_head += 1
-            _given(nic, stream, part)
+            landing = Landing(stream.landings + (stream.landing_head & (LANDINGS - 1)) * LANDING.size)
+            landing.target, landing.source, landing.nbytes = target, at, part
+            stream.landing_head += 1
+            _given(worker, stream, part)
         target += part
         source += part
         nbytes -= part
@@ -363,13 +345,13 @@ def _carry_out(nic, stream, target, source, nbytes):
 
 
 @device_function
-def _carry_through(nic, stream, target, source, nbytes):
+def _carry_through(worker: WorkerState, stream: DmaStream, target: int, source: int, nbytes: int) -> int:
     """Copy between memories that CUDA reaches by itself. Return a CUresult."""
-    error = _close_piece(nic, stream)
+    error = _close_piece(worker, stream)
     if error == 0:
-        error = _issue(nic, stream, target, source, nbytes)
+        error = _issue(worker, stream, target, source, nbytes)
     if error == 0:
-        _given(nic, stream, nbytes)
+        _given(worker, stream, nbytes)
     return error
 
 
@@ -377,154 +359,146 @@ def _carry_through(nic, stream, target, source, nbytes):
 
 
 @engine_function
-def copy_failed(nic, stream, address, nbytes):
+def copy_failed(worker: WorkerState, stream: DmaStream, address: int, nbytes: int) -> int:
     """Refuse what a DMA stream did not copy: leave its latest failure for the error record, and return the reason."""
-    m = dma_stream_at(stream)
-    return refuse.copy_failed(nic, address & DEVICE_ADDRESS, nbytes, m.error, m.timeout_ns)
+    return refuse.copy_failed(worker, address & DEVICE_ADDRESS, nbytes, stream.error, stream.timeout_ns)
 
 
 @engine_function
-def _refuse(nic, stream, address, nbytes, error):
+def _refuse(worker: WorkerState, stream: DmaStream, address: int, nbytes: int, error: int) -> int:
     """Report a copy that CUDA has refused, and return the reason.
 
     Earlier copies end first: nothing touches a request's memory after its error.
     """
-    dma_stream_at(stream).error = error
-    _await(nic, stream, dma_stream_at(stream).issued)
-    dma_stream_at(stream).error = error
-    return copy_failed(nic, stream, address, nbytes)
+    stream.error = error
+    _await(worker, stream, stream.issued)
+    stream.error = error
+    return copy_failed(worker, stream, address, nbytes)
 
 
 @engine_function
-def move_device(nic, target, source, nbytes, pinned):
+def move_device(worker: WorkerState, target: int, source: int, nbytes: int, pinned: int) -> int:
     """Have a DMA stream copy from or to device memory. Return 0, or a reason. `pinned`: the host side surely is."""
     if on_gpu():
         return Reason.COPY_FAILED
-    n = worker_at(nic)
     into, out_of = device_of(target), device_of(source)
-    stream = stream_of(nic, into if into != 0 else out_of)
-    m = dma_stream_at(stream)
+    stream = stream_of(worker, into if into != 0 else out_of)
+    m = DmaStream(stream)
     address = target if into != 0 else source
     if m.stuck != 0:
-        return _refuse(nic, stream, address, nbytes, m.error)
-    if n.touched != stream:
-        if n.touched != 0:  # a request for two GPUs: its fence covers the second stream alone
-            fence = dma_stream_at(n.touched).issued
-            _await(nic, n.touched, fence)
-            if ended(n.touched, fence, n.failures) < 0:
-                return copy_failed(nic, n.touched, address, nbytes)
-        n.touched, n.failures = stream, m.failures
+        return _refuse(worker, DmaStream(stream), address, nbytes, m.error)
+    if worker.touched != stream:
+        if worker.touched != 0:  # a request for two GPUs: its fence covers the second stream alone
+            fence = DmaStream(worker.touched).issued
+            _await(worker, DmaStream(worker.touched), fence)
+            if ended(DmaStream(worker.touched), fence, worker.failures) < 0:
+                return copy_failed(worker, DmaStream(worker.touched), address, nbytes)
+        worker.touched, worker.failures = stream, m.failures
     error = INVALID_VALUE
     if into != 0 and out_of != 0:
-        error = _carry_through(nic, stream, target, source, nbytes)
-        return 0 if error == 0 else _refuse(nic, stream, address, nbytes, error)
-    if pinned != 0 or is_pinned(nic, stream, source if into != 0 else target, nbytes):
-        error = _carry_through(nic, stream, target, source, nbytes)
+        error = _carry_through(worker, DmaStream(stream), target, source, nbytes)
+        return 0 if error == 0 else _refuse(worker, DmaStream(stream), address, nbytes, error)
+    if pinned != 0 or is_pinned(worker, DmaStream(stream), source if into != 0 else target, nbytes):
+        error = _carry_through(worker, DmaStream(stream), target, source, nbytes)
     if error == INVALID_VALUE:  # not all of it is pinned
         if into != 0:
-            error = _carry_in(nic, stream, target, source, nbytes)
+            error = _carry_in(worker, DmaStream(stream), target, source, nbytes)
         else:
-            error = _carry_out(nic, stream, target, source, nbytes)
-            n.landed = 1
-    return 0 if error == 0 else _refuse(nic, stream, address, nbytes, error)
+            error = _carry_out(worker, DmaStream(stream), target, source, nbytes)
+            worker.landed = 1
+    return 0 if error == 0 else _refuse(worker, DmaStream(stream), address, nbytes, error)
 
 
 @device_function
-def move(nic, target, source, nbytes):
+def move(worker: WorkerState, target: int, source: int, nbytes: int) -> int:
     """Copy bytes: in host memory at once, else by a DMA stream, then in `WORKER.touched`. Return 0, or a reason."""
     if (target | source) >> DEVICE_SHIFT == 0:
-        copy_payload(nic, target, source, nbytes)
+        copy_payload(worker, target, source, nbytes)
         return 0
-    return move_device(nic, target, source, nbytes, 0)
+    return move_device(worker, target, source, nbytes, 0)
 
 
 @engine_function
-def _move_device_now(nic, target, source, nbytes):
+def _move_device_now(worker: WorkerState, target: int, source: int, nbytes: int) -> int:
     if on_gpu():
         return Reason.COPY_FAILED
-    n = worker_at(nic)
-    n.touched = 0
-    reason = move_device(nic, target, source, nbytes, 0)
-    stream, n.touched = n.touched, 0
+    worker.touched = 0
+    reason = move_device(worker, target, source, nbytes, 0)
+    stream, worker.touched = worker.touched, 0
     if reason != 0:
         return reason
-    fence = dma_stream_at(stream).issued
-    _await(nic, stream, fence)
-    if ended(stream, fence, n.failures) > 0:
+    fence = DmaStream(stream).issued
+    _await(worker, DmaStream(stream), fence)
+    if ended(DmaStream(stream), fence, worker.failures) > 0:
         return 0
-    return copy_failed(nic, stream, source, nbytes)
+    return copy_failed(worker, DmaStream(stream), source, nbytes)
 
 
 @device_function
-def move_now(nic, target, source, nbytes):
+def move_now(worker: WorkerState, target: int, source: int, nbytes: int) -> int:
     """Copy bytes as `move` does, and wait until they are in place. Return 0, or a reason."""
     if (target | source) >> DEVICE_SHIFT == 0:
-        copy_payload(nic, target, source, nbytes)
+        copy_payload(worker, target, source, nbytes)
         return 0
-    return _move_device_now(nic, target, source, nbytes)
+    return _move_device_now(worker, target, source, nbytes)
 
 
 # --- bytes that come over a wire -----------------------------------------------------------------------------------
 
 
 @engine_function
-def await_moved(nic, row):
+def await_moved(worker: WorkerState, qp: QpRow) -> int:
     """Wait for a QP's copies in flight, so that something may follow them. Return 0, or a reason.
 
     An RC QP whose copies have failed keeps its stream until it has told its peer (transport/responder.py).
     """
     if on_gpu():
         return 0
-    q = qp_row_at(row)
-    stream = q.stream
-    _await(nic, stream, q.fence)
-    moved = ended(stream, q.fence, q.failures) > 0
-    if moved or q.service != ServiceType.RC:
-        q.stream = 0
+    stream = DmaStream(qp.stream)
+    _await(worker, stream, qp.fence)
+    moved = ended(stream, qp.fence, qp.failures) > 0
+    if moved or qp.service != ServiceType.RC:
+        qp.stream = 0
     if moved:
         return 0
-    return copy_failed(nic, stream, 0, 0)
+    return copy_failed(worker, stream, 0, 0)
 
 
 @engine_function
-def let_arrive(nic, row):
+def let_arrive(worker: WorkerState, qp: QpRow) -> None:
     """Wait for copies in flight of a message that fails: nothing touches its memory after the error."""
     if on_gpu():
         return
-    n = worker_at(nic)
-    q = qp_row_at(row)
-    if q.wire == 0 and n.touched != 0:
-        _await(nic, n.touched, dma_stream_at(n.touched).issued)
-    elif q.wire != 0 and q.stream != 0:
-        _await(nic, q.stream, q.fence)
+    if qp.wire == 0 and worker.touched != 0:
+        _await(worker, DmaStream(worker.touched), DmaStream(worker.touched).issued)
+    elif qp.wire != 0 and qp.stream != 0:
+        _await(worker, DmaStream(qp.stream), qp.fence)
 
 
 @engine_function
-def _place_device(nic, row, target, source, nbytes):
+def _place_device(worker: WorkerState, qp: QpRow, target: int, source: int, nbytes: int) -> int:
     if on_gpu():
         return Reason.COPY_FAILED
-    n = worker_at(nic)
-    q = qp_row_at(row)
-    if q.stream != 0 and (device_of(target) == 0 or stream_of(nic, device_of(target)) != q.stream):
-        reason = await_moved(nic, row)
+    if qp.stream != 0 and (device_of(target) == 0 or stream_of(worker, device_of(target)) != qp.stream):
+        reason = await_moved(worker, qp)
         if reason != 0:
             return reason
     if device_of(target) == 0:
         copy(target, source, nbytes)
         return 0
-    n.touched = 0
-    reason = move_device(nic, target, source, nbytes, 0)
+    worker.touched = 0
+    reason = move_device(worker, target, source, nbytes, 0)
     if reason == 0:
-        if q.stream == 0:
-            q.stream, q.failures, q.fence_psn = n.touched, n.failures, q.expect_psn
-        q.fence = dma_stream_at(q.stream).issued
+        if qp.stream == 0:
+            qp.stream, qp.failures, qp.fence_psn = worker.touched, worker.failures, qp.expect_psn
+        qp.fence = DmaStream(qp.stream).issued
     return reason
 
 
 @device_function
-def place(nic, row, target, source, nbytes):
+def place(worker: WorkerState, qp: QpRow, target: int, source: int, nbytes: int) -> int:
     """Copy bytes of a packet to where they belong, after all earlier bytes for the QP. Return 0, or a reason."""
-    if qp_row_at(row).stream == 0 and device_of(target) == 0:
-        copy_payload(nic, target, source, nbytes)
+    if qp.stream == 0 and device_of(target) == 0:
+        copy_payload(worker, target, source, nbytes)
         return 0
-    return _place_device(nic, row, target, source, nbytes)
+    return _place_device(worker, qp, target, source, nbytes)

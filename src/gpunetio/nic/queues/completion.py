@@ -15,17 +15,17 @@ from ...formats.events import CqErrorSyndrome, EventType
 from ...formats.wqe import CompletionMode
 from ...jit.compile import device_function, engine_function
 from ...jit.ops import (
-    be32, be64, copy, fence_release_sys, ld8, ld64, ld_acquire32, pack64, st64, st128, st_relaxed32, st_release32,
+    be32, be64, copy, fence_release_sys, ld64, ld8, ld_acquire32, pack64, st128, st64, st_relaxed32, st_release32,
 )  # fmt: skip
 from ..state import refuse
-from ..state.counters import counters_at
-from ..state.cq import cq_row_at
-from ..state.message import MESSAGE
-from ..state.nic import error_record_at, nic_at
-from ..state.qp import qp_row_at
+from ..state.counters import CounterSet
+from ..state.cq import Channel, CqRow
+from ..state.message import MESSAGE, Message
+from ..state.nic import ErrorRecord
+from ..state.qp import QpRow
 from ..state.reasons import Reason
 from ..state.work_queue import QueueKind, wake
-from ..state.worker import worker_at
+from ..state.worker import WorkerState
 from .events import notify, raise_event, tell
 from .reach import tell_failure
 from .wakeups import wake_later
@@ -39,7 +39,7 @@ REQUESTER, RESPONDER, RECEIVE_QUEUE, SEND_QUEUE = 0, 1, 2, 3  # the last two are
 
 
 @device_function
-def format_for(scatter, nbytes):
+def format_for(scatter: int, nbytes: int) -> int:
     """Return the CqeFormat of a CQE for `nbytes` of payload. `scatter` is the QP's cs_res or cs_req."""
     form = scatter & SCATTER_FORMAT_MASK
     room = INLINE_64_BYTES if form == CqeFormat.INLINE_64 else INLINE_32_BYTES
@@ -47,7 +47,7 @@ def format_for(scatter, nbytes):
 
 
 @device_function
-def stage_payload(message, nbytes):
+def stage_payload(message: Message, nbytes: int) -> int:
     """Clear `nbytes` of the buffer for what a CQE carries: return its address."""
     for offset in range(0, nbytes, 8):
         st64(message + MESSAGE.payload + offset, 0)
@@ -79,7 +79,7 @@ class Completion(NamedTuple):
 
 
 @device_function
-def fill_cqe(nic, cqe, said: Completion, head):
+def fill_cqe(worker: WorkerState, cqe: int, said: Completion, head: int) -> None:
     """Write all of a CQE but its last word. `head` is the address of its first 32 bytes, or 0 if they are zeros."""
     if head == 0:
         st128(cqe, 0, 0)
@@ -90,33 +90,34 @@ def fill_cqe(nic, cqe, said: Completion, head):
     st128(cqe + 32, pack64(be32(said.user_index), be32(said.imm)), pack64(0, be32(said.nbytes)))
     # An error CQE has its syndromes where other CQEs have the end of the timestamp.
     errors = pack64(0, be32(said.vendor << 8 | said.syndrome))
-    st64(cqe + CQE64.timestamp, errors if said.syndrome else be64(worker_at(nic).now))
+    st64(cqe + CQE64.timestamp, errors if said.syndrome else be64(worker.now))
     st_relaxed32(cqe + CQE64.sop_drop_qpn, be32(said.wqe_opcode << 24 | said.qpn))
 
 
 @device_function
-def last_word(counter, kind, form, owner):
+def last_word(counter: int, kind: int, form: int, owner: int) -> int:
     """Return the word that makes a CQE valid, as it lies in memory."""
     return be32((counter & 0xFFFF) << 16 | kind << OPCODE_SHIFT | form << FORMAT_SHIFT | owner)
 
 
 @device_function
-def write_cqe(nic, cq, said: Completion):
+def write_cqe(worker: WorkerState, cq: CqRow, said: Completion) -> int:
     """Write a CQE, its last word last. Return 0, or Reason.CQ_OVERRUN if the CQ is full and may not be overrun."""
-    c = cq_row_at(cq)
-    n = worker_at(nic)
-    if not c.overrun:
-        consumed = be32(ld_acquire32(c.dbrec + CQ_DBREC.set_ci)) & CI_MASK
-        if c.error or (c.pi - consumed) & CI_MASK >= 1 << c.log:
-            if c.error == 0:
-                raise_event(nic, c.error_channel, c.error_cookie, EventType.CQ_ERROR, c.cqn, CqErrorSyndrome.OVERRUN)
-            c.error = 1
-            return refuse.full_cq(nic, c.cqn, 1 << c.log)
-    if said.syndrome and not c.failed:
-        c.failed, c.failed_from = 1, c.pi
-    slot = 0 if c.collapsed else c.pi & ((1 << c.log) - 1)
-    cqe = c.addr + (slot << c.shift)
-    owner = (c.pi >> c.log) & 1
+    if not cq.overrun:
+        consumed = be32(ld_acquire32(cq.dbrec + CQ_DBREC.set_ci)) & CI_MASK
+        if cq.error or (cq.pi - consumed) & CI_MASK >= 1 << cq.log:
+            if cq.error == 0:
+                raise_event(
+                    worker, Channel(cq.error_channel), cq.error_cookie, EventType.CQ_ERROR, cq.cqn,
+                    CqErrorSyndrome.OVERRUN,
+                )  # fmt: skip
+            cq.error = 1
+            return refuse.full_cq(worker, cq.cqn, 1 << cq.log)
+    if said.syndrome and not cq.failed:
+        cq.failed, cq.failed_from = 1, cq.pi
+    slot = 0 if cq.collapsed else cq.pi & ((1 << cq.log) - 1)
+    cqe = cq.addr + (slot << cq.shift)
+    owner = (cq.pi >> cq.log) & 1
     if said.opcode != CqeOpcode.REQ or said.form != CqeFormat.NO_INLINE:
         # Invalidate the entry first. A reader that still reads the CQE of the previous lap must be able to tell that it
         # has read this CQE's length or payload instead. A card writes all 64 bytes at once.
@@ -126,44 +127,42 @@ def write_cqe(nic, cq, said: Completion):
     if said.form == CqeFormat.INLINE_64:
         copy(cqe - INLINE_64_BYTES, head, INLINE_64_BYTES)
         head = 0
-    fill_cqe(nic, cqe, said, head)
-    counters_at(n.counters).cqes += 1  # before anyone sees it
+    fill_cqe(worker, cqe, said, head)
+    CounterSet(worker.counters).cqes += 1  # before anyone sees it
     st_release32(cqe + CQE64.wqe_counter, last_word(said.counter, said.opcode, said.form, owner))
-    c.pi += 1
-    if c.wakeup != 0:
-        wake_later(nic, cq)
-    if c.channel != 0:
-        notify(nic, cq, said.solicited or said.syndrome)  # an error counts as solicited (IBTA 11.4.2.2)
+    cq.pi += 1
+    if cq.wakeup != 0:
+        wake_later(worker, cq)
+    if cq.channel != 0:
+        notify(worker, cq, said.solicited or said.syndrome)  # an error counts as solicited (IBTA 11.4.2.2)
     return 0
 
 
 @engine_function
-def recover_cq(cq):
+def recover_cq(cq: CqRow) -> None:
     """Note that a queue of the CQ is reset or destroyed: completions from now on are of operations after a failure."""
-    c = cq_row_at(cq)
-    if cq != 0 and c.failed:
-        c.failed, c.failed_to = 0, c.pi
+    if cq != 0 and cq.failed:
+        cq.failed, cq.failed_to = 0, cq.pi
 
 
 @engine_function
-def resize_cq(nic, cq, source):
-    """Move a CQ to the ring that the row at `source` names. Return 0, or 1 if the old or the new ring is too small.
+def resize_cq(worker: WorkerState, cq: CqRow, new: CqRow) -> int:
+    """Move a CQ to the ring that the row at `new` names. Return 0, or 1 if the old or the new ring is too small.
 
     The last CQE in the old ring announces the move. The poller copies the CQEs before it (PRM, "Resize CQ").
     """
-    c, new = cq_row_at(cq), cq_row_at(source)
-    consumed = be32(ld_acquire32(c.dbrec + CQ_DBREC.set_ci)) & CI_MASK
-    waiting = (c.pi - consumed) & CI_MASK
-    if c.error or waiting >= 1 << c.log or waiting >= 1 << new.log:
+    consumed = be32(ld_acquire32(cq.dbrec + CQ_DBREC.set_ci)) & CI_MASK
+    waiting = (cq.pi - consumed) & CI_MASK
+    if cq.error or waiting >= 1 << cq.log or waiting >= 1 << new.log:
         return 1
-    cqe = c.addr + ((c.pi & ((1 << c.log) - 1)) << c.shift)
+    cqe = cq.addr + ((cq.pi & ((1 << cq.log) - 1)) << cq.shift)
     st_relaxed32(cqe + CQE64.sop_drop_qpn, 0)
-    st_release32(cqe + CQE64.wqe_counter, be32(CqeOpcode.RESIZE_CQ << OPCODE_SHIFT | (c.pi >> c.log) & 1))
-    if 0 < (c.solicited_pi - consumed) & CI_MASK <= waiting:
-        c.solicited_pi += 1  # it moves by one entry, as all CQEs that are copied do
-    c.told_pi += 1
-    c.pi += 1
-    c.addr, c.log, c.near = new.addr, new.log, new.near
+    st_release32(cqe + CQE64.wqe_counter, be32(CqeOpcode.RESIZE_CQ << OPCODE_SHIFT | (cq.pi >> cq.log) & 1))
+    if 0 < (cq.solicited_pi - consumed) & CI_MASK <= waiting:
+        cq.solicited_pi += 1  # it moves by one entry, as all CQEs that are copied do
+    cq.told_pi += 1
+    cq.pi += 1
+    cq.addr, cq.log, cq.near = new.addr, new.log, new.near
     return 0
 
 
@@ -171,49 +170,47 @@ def resize_cq(nic, cq, source):
 
 
 @engine_function
-def record_error(nic, side, qpn, index, opcode, reason, syndrome):
+def record_error(worker: WorkerState, side: int, qpn: int, index: int, opcode: int, reason: int, syndrome: int) -> None:
     """Leave an error record for the service thread. If the thread is too far behind, count the loss instead."""
-    n = worker_at(nic)
-    lock(n.errors)
-    slot = next_free(n.errors)
+    lock(worker.errors)
+    slot = ErrorRecord(next_free(worker.errors))
     if slot == 0:
-        unlock(n.errors)
-        counters_at(n.counters).lost_error_records += 1
+        unlock(worker.errors)
+        CounterSet(worker.counters).lost_error_records += 1
         return
-    e = error_record_at(slot)
-    e.reason, e.side, e.qpn, e.index, e.opcode = reason, side, qpn, index, opcode
-    e.key, e.addr, e.nbytes = n.why_key, n.why_addr, n.why_nbytes
-    e.extra0, e.extra1, e.syndrome = n.why_extra0, n.why_extra1, syndrome
-    publish(n.errors)
-    unlock(n.errors)
-    n.error_event = 1
+    slot.reason, slot.side, slot.qpn, slot.index, slot.opcode = reason, side, qpn, index, opcode
+    slot.key, slot.addr, slot.nbytes = worker.why_key, worker.why_addr, worker.why_nbytes
+    slot.extra0, slot.extra1, slot.syndrome = worker.why_extra0, worker.why_extra1, syndrome
+    publish(worker.errors)
+    unlock(worker.errors)
+    worker.error_event = 1
 
 
 @device_function
-def count_error(nic, reason, syndrome, side):
-    c = counters_at(worker_at(nic).counters)
+def count_error(worker: WorkerState, reason: int, syndrome: int, side: int) -> None:
+    counters = CounterSet(worker.counters)
     if side != REQUESTER:
-        c.resp_cqe_error += 1
+        counters.resp_cqe_error += 1
         if syndrome == Syndrome.WR_FLUSH:
-            c.resp_cqe_flush_error += 1
+            counters.resp_cqe_flush_error += 1
         if reason == Reason.RECV_TOO_SMALL:
-            c.resp_local_length_error += 1
+            counters.resp_local_length_error += 1
         return
-    c.req_cqe_error += 1
+    counters.req_cqe_error += 1
     if syndrome == Syndrome.WR_FLUSH:
-        c.req_cqe_flush_error += 1
+        counters.req_cqe_flush_error += 1
     if syndrome == Syndrome.REMOTE_ACCESS:
-        c.req_remote_access_errors += 1
+        counters.req_remote_access_errors += 1
     if syndrome == Syndrome.REMOTE_INVAL_REQ:
-        c.req_remote_invalid_request += 1
+        counters.req_remote_invalid_request += 1
     if reason == Reason.RNR:
-        c.req_rnr_retries_exceeded += 1
+        counters.req_rnr_retries_exceeded += 1
     if reason == Reason.NO_RESPONSE:
-        c.req_transport_retries_exceeded += 1
+        counters.req_transport_retries_exceeded += 1
 
 
 @device_function
-def _event_of(reason, side):
+def _event_of(reason: int, side: int) -> int:
     """Return the type of the event for a failure that no CQE of this QP reports (IBTA 11.6.3.1).
 
     Such a failure is a CQ overrun, or a request that the responder has refused.
@@ -232,49 +229,46 @@ def _event_of(reason, side):
 
 
 @engine_function
-def fail_qp(nic, row, index, opcode, reason, side):
+def fail_qp(worker: WorkerState, qp: QpRow, index: int, opcode: int, reason: int, side: int) -> None:
     """Move a QP or SQ to ERR. Its first failure also leaves an error record and, for some reasons, raises an event.
 
     The record is there before anyone sees the state, the event or a CQE, and asks why.
     """
-    q = qp_row_at(row)
-    first = q.failed == 0
+    first = qp.failed == 0
     if first:
-        q.failed = 1
-        who = SEND_QUEUE if q.kind == QueueKind.ETHERNET_SEND else side
-        record_error(nic, who, q.qpn, index, opcode, reason, ld8(nic_at(nic).syndromes + reason))
+        qp.failed = 1
+        who = SEND_QUEUE if qp.kind == QueueKind.ETHERNET_SEND else side
+        record_error(worker, who, qp.qpn, index, opcode, reason, ld8(worker.syndromes + reason))
         fence_release_sys()
-    q.state = QpState.ERR
-    q.retry_at = 0
-    wake(row)
+    qp.state = QpState.ERR
+    qp.retry_at = 0
+    wake(qp)
     if first:
-        if q.kind != QueueKind.ETHERNET_SEND:
-            tell_failure(row)
+        if qp.kind != QueueKind.ETHERNET_SEND:
+            tell_failure(qp)
         event = _event_of(reason, side)
         if event != _NO_EVENT:
-            tell(nic, row, event)
+            tell(worker, qp, event)
 
 
 @engine_function
-def fail_send(nic, row, index, opcode, ce, reason):
+def fail_send(worker: WorkerState, qp: QpRow, index: int, opcode: int, ce: int, reason: int) -> None:
     """Fail a send-queue WQE: move the QP to ERR and write an error CQE (IBTA 10.10.3)."""
-    q = qp_row_at(row)
-    syndrome = ld8(nic_at(nic).syndromes + reason)
-    first = q.told == 0
-    q.told = 1
-    count_error(nic, reason, syndrome, REQUESTER)
-    fail_qp(nic, row, index, opcode, reason, REQUESTER)
+    syndrome = ld8(worker.syndromes + reason)
+    first = qp.told == 0
+    qp.told = 1
+    count_error(worker, reason, syndrome, REQUESTER)
+    fail_qp(worker, qp, index, opcode, reason, REQUESTER)
     if ce == CompletionMode.ON_FIRST_ERROR and not first:
         return
-    said = Completion(CqeOpcode.REQ_ERR, q.qpn, q.user_index, index, opcode, syndrome=syndrome, vendor=reason)
-    write_cqe(nic, q.send_cq, said)
+    said = Completion(CqeOpcode.REQ_ERR, qp.qpn, qp.user_index, index, opcode, syndrome=syndrome, vendor=reason)
+    write_cqe(worker, CqRow(qp.send_cq), said)
 
 
 @engine_function
-def fail_receive(nic, row, index, reason, syndrome):
+def fail_receive(worker: WorkerState, qp: QpRow, index: int, reason: int, syndrome: int) -> None:
     """Fail a receive WQE: move the QP to ERR and write an error CQE to the receive CQ."""
-    q = qp_row_at(row)
-    count_error(nic, reason, syndrome, RESPONDER)
-    fail_qp(nic, row, index, 0, reason, RESPONDER)
-    said = Completion(CqeOpcode.RESP_ERR, q.qpn, q.user_index, index, syndrome=syndrome, vendor=reason)
-    write_cqe(nic, q.recv_cq, said)
+    count_error(worker, reason, syndrome, RESPONDER)
+    fail_qp(worker, qp, index, 0, reason, RESPONDER)
+    said = Completion(CqeOpcode.RESP_ERR, qp.qpn, qp.user_index, index, syndrome=syndrome, vendor=reason)
+    write_cqe(worker, CqRow(qp.recv_cq), said)

@@ -9,10 +9,10 @@ from ...jit.ops import be32, be64, copy, ld32, ld64, st64
 from ..memory.keys import translate
 from ..memory.streams import DEVICE_SHIFT, move, move_now
 from ..state import refuse
-from ..state.message import MESSAGE, message_at
-from ..state.qp import qp_row_at
+from ..state.message import MESSAGE, Message
+from ..state.qp import QpRow
 from ..state.reasons import Reason
-from ..state.worker import worker_at
+from ..state.worker import WorkerState
 from .operations import is_offered, segments_of
 from .waits import wait_for_cq
 from .wqes import gather, read_control
@@ -22,37 +22,37 @@ _SOURCE, _TARGET = MESSAGE.segments, MESSAGE.segments + 16  # of a copy, in the 
 
 
 @engine_function
-def execute_local(nic, row, wqe, opcode, ds, index):
+def execute_local(worker: WorkerState, qp: QpRow, wqe: int, opcode: int, ds: int, index: int) -> int:
     """Execute a local WQE: return 1, 0 if it has to wait or goes on in the next turn, or minus a reason.
 
     Inside a NIC, a copy in device memory is then in flight, in `WORKER.touched`.
     """
-    if not is_offered(opcode, qp_row_at(row).service):
-        return -refuse.unsupported_operation(nic)
+    if not is_offered(opcode, qp.service):
+        return -refuse.unsupported_operation(worker)
     if opcode == WqeOpcode.NOP:
         return 1
     if opcode == WqeOpcode.MMO:
-        if qp_row_at(row).sq_ci != index:
+        if qp.sq_ci != index:
             return 0  # it begins when all WQEs before it are complete: one that is flushed first has copied nothing
-        reason = check_copy(nic, row, wqe, ds)
-        return copy_some(nic, row) if reason == 0 else -reason
+        reason = check_copy(worker, qp, wqe, ds)
+        return copy_some(worker, qp) if reason == 0 else -reason
     if opcode == WqeOpcode.WAIT:
         if read_control(wqe).opmod != WaitMode.CQ_PI:
-            return -refuse.unsupported_operation(nic)
-        return wait_for_cq(nic, row, wqe, ds)
-    return _dump(nic, row, wqe, ds)
+            return -refuse.unsupported_operation(worker)
+        return wait_for_cq(worker, qp, wqe, ds)
+    return _dump(worker, qp, wqe, ds)
 
 
 @engine_function
-def _dump(nic, row, wqe, ds):
+def _dump(worker: WorkerState, qp: QpRow, wqe: int, ds: int) -> int:
     """Check a DUMP, which reads local memory and drops the bytes: return 1, or minus a reason.
 
     Its place in the queue is what matters: it completes after the READs before it, whose bytes are then in memory.
     """
     segment = wqe + SEGMENT
     if ds != segments_of(WqeOpcode.DUMP, 0) or be32(ld32(segment + DATA_SEG.byte_count)) & INLINE_SEG:
-        return -refuse.malformed_wqe(nic, ds)
-    reason = gather(nic, row, worker_at(nic).message, segment, segment + SEGMENT, 0)
+        return -refuse.malformed_wqe(worker, ds)
+    reason = gather(worker, qp, Message(worker.message), segment, segment + SEGMENT, 0)
     return 1 if reason == 0 else -reason
 
 
@@ -60,20 +60,20 @@ def _dump(nic, row, wqe, ds):
 
 
 @device_function
-def _local_range(nic, row, segment, nbytes, right):
+def _local_range(worker: WorkerState, qp: QpRow, segment: int, nbytes: int, right: int) -> int:
     """Return the address that a data segment of `nbytes` names, or minus a reason."""
     key, address = be32(ld32(segment + DATA_SEG.lkey)), be64(ld64(segment + DATA_SEG.addr))
-    return translate(nic, key, qp_row_at(row).pdn, address, nbytes, right, Reason.LKEY_UNKNOWN)
+    return translate(worker, key, qp.pdn, address, nbytes, right, Reason.LKEY_UNKNOWN)
 
 
 @engine_function
-def check_copy(nic, row, wqe, ds):
+def check_copy(worker: WorkerState, qp: QpRow, wqe: int, ds: int) -> int:
     """Check an MMO, and put its source, target and length into the message: return 0, or a reason.
 
     Each turn of a long copy checks again: memory that was deregistered meanwhile is not touched.
     """
-    if qp_row_at(row).mmo == 0 or read_control(wqe).opmod != MMO_DMA:
-        return refuse.unsupported_operation(nic)
+    if qp.mmo == 0 or read_control(wqe).opmod != MMO_DMA:
+        return refuse.unsupported_operation(worker)
     source, target = wqe + 2 * SEGMENT, wqe + 3 * SEGMENT
     length = be32(ld32(source + DATA_SEG.byte_count))
     if (
@@ -81,52 +81,51 @@ def check_copy(nic, row, wqe, ds):
         or length & INLINE_SEG
         or length != be32(ld32(target + DATA_SEG.byte_count))
     ):  # fmt: skip
-        return refuse.malformed_wqe(nic, ds)
+        return refuse.malformed_wqe(worker, ds)
     nbytes = length if length != 0 else MAX_MMO
-    here = _local_range(nic, row, source, nbytes, 0)
+    here = _local_range(worker, qp, source, nbytes, 0)
     if here < 0:
         return -here
-    there = _local_range(nic, row, target, nbytes, Access.LOCAL_WRITE)
+    there = _local_range(worker, qp, target, nbytes, Access.LOCAL_WRITE)
     if there < 0:
         return -there
-    message = worker_at(nic).message
-    message_at(message).nbytes = nbytes
+    message = Message(worker.message)
+    message.nbytes = nbytes
     st64(message + _SOURCE, here)
     st64(message + _TARGET, there)
     return 0
 
 
 @device_function
-def source_of(message):
+def source_of(message: Message) -> int:
     """Return where the copy in the message reads."""
     return ld64(message + _SOURCE)
 
 
 @device_function
-def target_of(message):
+def target_of(message: Message) -> int:
     """Return where the copy in the message writes."""
     return ld64(message + _TARGET)
 
 
 @engine_function
-def copy_some(nic, row):
+def copy_some(worker: WorkerState, qp: QpRow) -> int:
     """Copy what `check_copy` has found, or the next TURN_BYTES of it: return 1, 0 if bytes are left, or minus a reason.
 
     The copy of a QP with a peer across a wire is complete when this returns 1, in the memory of a GPU too.
     """
-    q = qp_row_at(row)
-    message = worker_at(nic).message
-    source, target, nbytes = source_of(message), target_of(message), message_at(message).nbytes
+    message = Message(worker.message)
+    source, target, nbytes = source_of(message), target_of(message), message.nbytes
     if (source | target) >> DEVICE_SHIFT != 0:
-        if q.wire == 0:
-            reason = move(nic, target, source, nbytes)
+        if qp.wire == 0:
+            reason = move(worker, target, source, nbytes)
         else:
-            reason = move_now(nic, target, source, nbytes)
+            reason = move_now(worker, target, source, nbytes)
         return 1 if reason == 0 else -reason
-    part = min(nbytes - q.copied, TURN_BYTES)
-    copy(target + q.copied, source + q.copied, part)
-    q.copied += part
-    if q.copied < nbytes:
+    part = min(nbytes - qp.copied, TURN_BYTES)
+    copy(target + qp.copied, source + qp.copied, part)
+    qp.copied += part
+    if qp.copied < nbytes:
         return 0
-    q.copied = 0
+    qp.copied = 0
     return 1

@@ -90,37 +90,37 @@ _PACKETS   = _by_packet.words
 
 
 @device_function
-def is_offered(opcode, service):
+def is_offered(opcode: int, service: int) -> int:
     """Return whether a QP of this service type has the operation."""
     return _WQES[opcode] >> _SERVICES.shift + service & 1
 
 
 @device_function
-def is_local(opcode):
+def is_local(opcode: int) -> int:
     """Return whether the operation concerns this NIC only."""
     return _WQES[opcode] >> _LOCAL.shift & _LOCAL.mask
 
 
 @device_function
-def returns_data(opcode):
+def returns_data(opcode: int) -> int:
     """Return whether a response of its own completes the request, rather than an acknowledgement."""
     return _WQES[opcode] >> _RETURNS.shift & _RETURNS.mask
 
 
 @device_function
-def is_atomic(opcode):
+def is_atomic(opcode: int) -> int:
     """Return whether the operation is an atomic, masked or plain."""
     return _WQES[opcode] >> _ATOMIC.shift & _ATOMIC.mask
 
 
 @device_function
-def is_masked(opcode):
+def is_masked(opcode: int) -> int:
     """Return whether the operation is a masked atomic, which mlx5 calls extended."""
     return _WQES[opcode] >> _MASKED.shift & _MASKED.mask
 
 
 @device_function
-def segments_of(opcode, opmod):
+def segments_of(opcode: int, opmod: int) -> int:
     """Return how many segments come before the data: the control segment and the operation's.
 
     Those of a local operation include its data segments.
@@ -130,19 +130,19 @@ def segments_of(opcode, opmod):
 
 
 @device_function
-def right_of(opcode):
+def right_of(opcode: int) -> int:
     """Return the remote right that the operation needs, or 0 if it names no memory of the peer."""
     return _WQES[opcode] >> _RIGHT.shift & _RIGHT.mask
 
 
 @device_function
-def receive_cqe(opcode):
+def receive_cqe(opcode: int) -> int:
     """Return the opcode of the CQE with which the operation completes a receive, or 0 if it completes none."""
     return _WQES[opcode] >> _RECEIVES.shift & _RECEIVES.mask
 
 
 @device_function
-def packet_of(opcode, first, last):
+def packet_of(opcode: int, first: int, last: int) -> int:
     """Return the packet opcode for a place in the operation's message, with the upper bits that it has for RC."""
     if first:
         return (_WQES[opcode] >> _ONLY.shift & _ONLY.mask) if last else (_WQES[opcode] >> _FIRST.shift & _FIRST.mask)
@@ -153,48 +153,48 @@ def packet_of(opcode, first, last):
 
 
 @device_function
-def service_bits(packet):
+def service_bits(packet: int) -> int:
     """Return the upper three bits of the opcode if the packet is of RC."""
     return _PACKETS[packet] >> _UPPER.shift & _UPPER.mask
 
 
 @device_function
-def is_request(packet, service):
+def is_request(packet: int, service: int) -> int:
     """Return whether the packet is a request that a QP of this service type has."""
     return _PACKETS[packet] >> _CARRIED.shift + service & 1
 
 
 @device_function
-def operation_of(packet):
+def operation_of(packet: int) -> int:
     """Return the WQE opcode of a request packet's operation, without immediate data; NOP if it is no request packet."""
     return _PACKETS[packet] >> _OPERATION.shift & _OPERATION.mask
 
 
 @device_function
-def begins(packet):
+def begins(packet: int) -> int:
     """Return whether the packet is the first of its message."""
     return _PACKETS[packet] >> _BEGINS.shift & _BEGINS.mask
 
 
 @device_function
-def ends(packet):
+def ends(packet: int) -> int:
     """Return whether the packet is the last of its message."""
     return _PACKETS[packet] >> _ENDS.shift & _ENDS.mask
 
 
 @device_function
-def has_imm(packet):
+def has_imm(packet: int) -> int:
     """Return whether the packet has immediate data."""
     return _PACKETS[packet] >> _WITH_IMM.shift & _WITH_IMM.mask
 
 
 @device_function
-def receive_cqe_of(packet):
+def receive_cqe_of(packet: int) -> int:
     """Return the opcode of the CQE with which the packet completes a receive, or 0 if it completes none."""
     return _PACKETS[packet] >> _COMPLETES.shift & _COMPLETES.mask
 
 
 @device_function
-def header_bytes(packet):
+def header_bytes(packet: int) -> int:
     """Return the bytes of extended transport headers between the BTH and the payload."""
     return _PACKETS[packet] >> _HEADERS.shift & _HEADERS.mask

@@ -8,69 +8,67 @@ from ...formats.wqe import SEGMENT, CompletionMode
 from ...jit.compile import device_function, engine_function
 from ...jit.ops import fetch_add_acq_rel_gpu64, ld64
 from ..memory.streams import move_now
-from ..state.cq import EQ_ROW, cq_row_at
-from ..state.message import MESSAGE, message_at
-from ..state.nic import nic_at
-from ..state.qp import qp_row_at
-from ..state.worker import worker_at
+from ..state.cq import EQ_ROW, CqRow
+from ..state.message import MESSAGE, Message
+from ..state.qp import QpRow
+from ..state.worker import WorkerState
 from .completion import REQUESTER, Completion, fail_qp, format_for, stage_payload, write_cqe
 from .operations import returns_data, segments_of
 from .wqes import gather, in_one_piece, read_control, wqe_slot
 
 
 @device_function
-def complete_send(nic, row, index, opcode, ce, nbytes):
+def complete_send(worker: WorkerState, qp: QpRow, index: int, opcode: int, ce: int, nbytes: int) -> None:
     """Complete a send-queue WQE that has succeeded: write a CQE if the WQE asks for one."""
     if ce < CompletionMode.ALWAYS:
         return
-    q = qp_row_at(row)
     if ce == CompletionMode.CQE_AND_EQE:
-        event_queue = nic_at(nic).eqs + cq_row_at(q.send_cq).eqn * EQ_ROW.size
+        event_queue = worker.eqs + CqRow(qp.send_cq).eqn * EQ_ROW.size
         fetch_add_acq_rel_gpu64(event_queue + EQ_ROW.pi, 1)
-    if q.cs_req != ResponsesToCqe.NONE:
-        reason = _write_with_response(nic, row, index, opcode, nbytes)
+    if qp.cs_req != ResponsesToCqe.NONE:
+        reason = _write_with_response(worker, qp, index, opcode, nbytes)
     else:
-        reason = write_cqe(nic, q.send_cq, Completion(CqeOpcode.REQ, q.qpn, q.user_index, index, opcode, nbytes))
+        completion = Completion(CqeOpcode.REQ, qp.qpn, qp.user_index, index, opcode, nbytes)
+        reason = write_cqe(worker, CqRow(qp.send_cq), completion)
     if reason != 0:
-        fail_qp(nic, row, index, opcode, reason, REQUESTER)
+        fail_qp(worker, qp, index, opcode, reason, REQUESTER)
 
 
 @engine_function
-def _write_with_response(nic, row, index, opcode, nbytes):
+def _write_with_response(worker: WorkerState, qp: QpRow, index: int, opcode: int, nbytes: int) -> int:
     """Write the CQE of a WQE on a QP that wants small responses there (qpc.cs_req). Return what `write_cqe` does.
 
     A card writes a response either to the CQE or to the memory that the WQE names. Here it is in memory already, and
     whoever polls copies the same bytes there once more.
     """
-    q = qp_row_at(row)
-    form = format_for(q.cs_req, nbytes) if returns_data(opcode) else CqeFormat.NO_INLINE
-    head = _read_back(nic, row, index, opcode, nbytes) if form != CqeFormat.NO_INLINE else 0
+    form = format_for(qp.cs_req, nbytes) if returns_data(opcode) else CqeFormat.NO_INLINE
+    head = _read_back(worker, qp, index, opcode, nbytes) if form != CqeFormat.NO_INLINE else 0
     if head == 0:
         form = CqeFormat.NO_INLINE
-    said = Completion(CqeOpcode.REQ, q.qpn, q.user_index, index, opcode, nbytes, form=form, head=head)
-    return write_cqe(nic, q.send_cq, said)
+    said = Completion(CqeOpcode.REQ, qp.qpn, qp.user_index, index, opcode, nbytes, form=form, head=head)
+    return write_cqe(worker, CqRow(qp.send_cq), said)
 
 
 @engine_function
-def _read_back(nic, row, index, opcode, nbytes):
+def _read_back(worker: WorkerState, qp: QpRow, index: int, opcode: int, nbytes: int) -> int:
     """Collect a response of `nbytes` from the memory that its WQE names: return the address of the copy, or 0.
 
     It is 0 if that memory was deregistered since the response arrived, or if the WQE was changed.
     """
-    message = worker_at(nic).message
-    wqe = wqe_slot(row, index)
-    wqe = in_one_piece(row, message, wqe, index, read_control(wqe).blocks)
+    message = Message(worker.message)
+    wqe = wqe_slot(qp, index)
+    wqe = in_one_piece(qp, message, wqe, index, read_control(wqe).blocks)
     control = read_control(wqe)
     data = wqe + segments_of(opcode, control.opmod) * SEGMENT
-    if gather(nic, row, message, data, wqe + control.ds * SEGMENT, 0) != 0 or message_at(message).nbytes != nbytes:
+    if gather(worker, qp, message, data, wqe + control.ds * SEGMENT, 0) != 0 or message.nbytes != nbytes:
         return 0
     payload = stage_payload(message, INLINE_64_BYTES)
     segment = message + MESSAGE.segments
-    end = segment + 16 * message_at(message).nsegments
+    end = segment + 16 * message.nsegments
     done = 0
     while segment != end:
         part = ld64(segment + 8)
-        if move_now(nic, payload + done, ld64(segment), part) != 0:
+        if move_now(worker, payload + done, ld64(segment), part) != 0:
             return 0
         done += part
         segment += 16

@@ -8,11 +8,10 @@ from ...formats.wqe import (
 from ...jit.compile import device_function, engine_function
 from ...jit.ops import be32, be64, ld32, ld64
 from ..state import refuse
-from ..state.cq import CQ_ROW, cq_row_at
+from ..state.cq import CQ_ROW, CqRow
 from ..state.near import cq_where_it_is
-from ..state.nic import nic_at
-from ..state.qp import qp_row_at
-from ..state.worker import worker_at
+from ..state.qp import QpRow
+from ..state.worker import WorkerState
 from .operations import segments_of
 
 _CQN_MASK, _INDEX_MASK = 0xFF_FFFF, 0xFFFF_FFFF
@@ -23,72 +22,70 @@ FARTHEST = 4 * SECOND  # half of what the mask tells apart
 
 
 @engine_function
-def wait_for_cq(nic, row, wqe, ds):
+def wait_for_cq(worker: WorkerState, qp: QpRow, wqe: int, ds: int) -> int:
     """Return 1 if the CQ has the CQE that a WAIT names, 0 if not yet, or minus a reason (PRM, core-direct).
 
     The WAIT is flushed if an operation that completes into the CQ has failed, at that CQE or before it, since a queue
     of the CQ was last reset. So a ConnectX-7 flushes NCCL's companion queues after an error of the main queue.
     """
-    n = nic_at(nic)
     cqn = be32(ld32(wqe + SEGMENT + WAIT_SEG.qpn_cqn)) & _CQN_MASK
-    cq = cq_where_it_is(nic, n.cqs + (cqn & n.cq_mask) * CQ_ROW.size)
-    if qp_row_at(row).core_direct == 0 or cqn == 0 or cq_row_at(cq).cqn != cqn:
-        return -refuse.unsupported_operation(nic)
+    cq = CqRow(cq_where_it_is(worker, worker.cqs + (cqn & worker.cq_mask) * CQ_ROW.size))
+    if qp.core_direct == 0 or cqn == 0 or cq.cqn != cqn:
+        return -refuse.unsupported_operation(worker)
     if ds != segments_of(WqeOpcode.WAIT, 0):
-        return -refuse.malformed_wqe(nic, ds)
-    c = cq_row_at(cq)
-    index = _nearest(c.pi, be32(ld32(wqe + SEGMENT + WAIT_SEG.max_index)))
-    if c.failed_from <= index and (c.failed or index < c.failed_to):
-        return -refuse.failed_wait(nic, cqn, c.failed_from)
-    if index < c.pi:
+        return -refuse.malformed_wqe(worker, ds)
+    index = _nearest(cq.pi, be32(ld32(wqe + SEGMENT + WAIT_SEG.max_index)))
+    if cq.failed_from <= index and (cq.failed or index < cq.failed_to):
+        return -refuse.failed_wait(worker, cqn, cq.failed_from)
+    if index < cq.pi:
         return 1
-    return -refuse.failed_wait(nic, cqn, c.pi) if c.error else 0
+    return -refuse.failed_wait(worker, cqn, cq.pi) if cq.error else 0
 
 
 @device_function
-def _nearest(pi, index):
+def _nearest(pi: int, index: int) -> int:
     """Return the number of the CQE, without wraps, that the lower 32 bits `index` name: the one nearest to `pi`."""
     ahead = (index - pi) & _INDEX_MASK
     return pi + (ahead if ahead <= _INDICES >> 1 else ahead - _INDICES)
 
 
 @device_function
-def real_time(nic):
+def real_time(worker: WorkerState) -> int:
     """Return the time of day in ns since 1970."""
-    return worker_at(nic).now + worker_at(nic).utc_offset
+    return worker.now + worker.utc_offset
 
 
 @device_function
-def real_time_stamp(nic):
+def real_time_stamp(worker: WorkerState) -> int:
     """Return the time of day as CQEs and WAITs have it: seconds in the upper half, nanoseconds in the lower."""
-    now = real_time(nic)
+    now = real_time(worker)
     return now // SECOND << 32 | now % SECOND
 
 
 @device_function
-def time_left(nic, wqe, real):
+def time_left(worker: WorkerState, wqe: int, real: int) -> int:
     """Return how many ns ahead the time of a WAIT is: of day if `real`, else of the engine's clock."""
     value = be64(ld64(wqe + SEGMENT + WAIT_VALUE_SEG.value))
     if real:
-        return (value >> 32 & 0xFFFF_FFFF) * SECOND + (value & 0xFFFF_FFFF) - real_time(nic)
-    return value - worker_at(nic).now
+        return (value >> 32 & 0xFFFF_FFFF) * SECOND + (value & 0xFFFF_FFFF) - real_time(worker)
+    return value - worker.now
 
 
 @engine_function
-def wait_for_time(nic, wqe, ds, real):
+def wait_for_time(worker: WorkerState, wqe: int, ds: int, real: int) -> int:
     """Return 1 if the time of a WAIT has come, 0 if not yet, or minus a reason.
 
     A device compares some bits of the time only, so it takes one that is too far ahead for one that has passed.
     """
-    if nic_at(nic).wait_on_time == 0:
-        return -refuse.wait_mode(nic, WaitMode.TIME, 0)
+    if worker.wait_on_time == 0:
+        return -refuse.wait_mode(worker, WaitMode.TIME, 0)
     if ds != _TIME_SEGMENTS:
-        return -refuse.malformed_wqe(nic, ds)
+        return -refuse.malformed_wqe(worker, ds)
     operation = be32(ld32(wqe + SEGMENT + WAIT_VALUE_SEG.operation))
     mask = be64(ld64(wqe + SEGMENT + WAIT_VALUE_SEG.mask))
     if operation != WaitOperation.CYCLIC_SMALLER or mask != (REAL_TIME_MASK if real else WAIT_MASK):
-        return -refuse.wait_mode(nic, WaitMode.TIME, operation)
-    left = time_left(nic, wqe, real)
+        return -refuse.wait_mode(worker, WaitMode.TIME, operation)
+    left = time_left(worker, wqe, real)
     if left > FARTHEST:
-        return -refuse.wait_too_far(nic, left)
+        return -refuse.wait_too_far(worker, left)
     return 1 if left <= 0 else 0

@@ -4,29 +4,27 @@ from __future__ import annotations
 
 from ...device.waiting import wake
 from ...jit.compile import device_function, engine_function
-from ..state.cq import cq_row_at
-from ..state.worker import worker_at
+from ..state.cq import CqRow
+from ..state.worker import WorkerState
 
 _LAST = 1  # CQ_ROW.waking of the last in the list; 0 if a CQ is not in it
 
 
 @device_function
-def wake_later(nic, cq):
+def wake_later(worker: WorkerState, cq: CqRow) -> None:
     """Have a CQ's thread woken at the end of the turn: once, however many CQEs are written until then."""
-    n, c = worker_at(nic), cq_row_at(cq)
-    if c.waking == 0:
-        c.waking = n.waking if n.waking != 0 else _LAST
-        n.waking = cq
+    if cq.waking == 0:
+        cq.waking = worker.waking if worker.waking != 0 else _LAST
+        worker.waking = cq
 
 
 @engine_function
-def wake_threads(nic):
+def wake_threads(worker: WorkerState) -> None:
     """Wake the threads that nap."""
-    n = worker_at(nic)
-    cq = n.waking
-    n.waking = 0
+    cq = worker.waking
+    worker.waking = 0
     while cq > _LAST:
-        c = cq_row_at(cq)
+        c = CqRow(cq)
         cq = c.waking
         c.waking = 0
         if c.wakeup != 0:  # the queue still wants it

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-from ...jit.struct_view import View, struct_view
-from .near import LANES
-from .record import record
+from typing import Annotated
 
-BOARD = record("board", f"""
+from ...formats.layout import I64
+from .near import LANES
+from .record import State, engine
+
+
+class Board(State):
+    """The jobs that a worker on a GPU gives to blocks that only copy (memory/copies.py)."""
+
     # what is asked
-    asked          i64      engine     number of the list
-    total          i64      engine     units of all copies in it
-    over           i64      engine     number of the slice that is over
+    asked: I64 = engine("number of the list")
+    total: I64 = engine("units of all copies in it")
+    over: I64 = engine("number of the slice that is over")
     # who has what
-    next           i64      engine     number of the list << 32 | the unit that nobody has taken yet
+    next: I64 = engine("number of the list << 32 | the unit that nobody has taken yet", line=True)
     # what is done
-    done           i64      engine     units of the list that are copied
+    done: I64 = engine("units of the list that are copied", line=True)
     # the list
-    targets        i64[{LANES}] engine  where to
-    sources        i64[{LANES}] engine  where from
-    sizes          i64[{LANES}] engine  how many bytes
-    ends           i64[{LANES}] engine  units of all copies up to this one
-""")
-board_at: View = struct_view(BOARD)
+    targets: Annotated[int, f"i64[{LANES}]"] = engine("where to", line=True)
+    sources: Annotated[int, f"i64[{LANES}]"] = engine("where from")
+    sizes: Annotated[int, f"i64[{LANES}]"] = engine("how many bytes")
+    ends: Annotated[int, f"i64[{LANES}]"] = engine("units of all copies up to this one")
+
+
+BOARD = Board.entry

@@ -7,11 +7,13 @@ order of mailboxes. So a packet matches an entry if its words, masked, are the e
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from enum import IntEnum
 
 from ...formats.flow import FTE_MATCH_PARAM, FTE_MATCH_SET_LYR_2_4
-from ...jit.struct_view import View, struct_view
-from .record import record
+from ...formats.layout import I32, I64
+from .record import State, command, engine, host, nobody
 
 _SECOND_TAG = 8  # bytes of the misc parameters, from `outer_second_prio` on
 OUTER_BYTES = FTE_MATCH_SET_LYR_2_4.size
@@ -38,96 +40,134 @@ class Fate(IntEnum):
     LOOP = 5  # visited MAX_JUMPS tables
 
 
-# Row 0 is the entry to all tables: it has no entries, and its miss leads to the root.
-FLOW_TABLE_ROW = record("flow_table_row", f"""
-    table_id       i64      command    number of the table; 0 in a free row, and in row 0
-    miss           i64      command    address of the FLOW_TABLE_ROW for what matches no entry; 0 is MISS
-    level          i64      command    flow_table_context.level
-    log            i64      command    logarithm of the entries that it has room for
-    mask_count     i64      command    different masks of its groups
-    # by mask, in the order of the lowest index of an entry that can have it
-    firsts         i64[{MAX_MASKS}]  command    that index
-    masks          i64[{MAX_MASKS}]  command    address of the FLOW_MASK
-    # what all of these masks compare
-    key_count      i64      command    words of which bits are compared; 0 if lookups are not remembered
-    key_words      i64      command    their numbers, four bits each, the first lowest
-    key_mask       i64[{WORDS}]  command    bits that are compared
-""")
+class FlowTableRow(State):
+    """A flow table.
 
-# All entries of a table with the same mask: a hash table of their values, by open addressing with linear probing. Of
-# several entries with one value, the lowest is in it. A slot is the upper half of the hash, and a number: the index of
-# an entry plus 1, or 0, which ends a search, or DELETED, which does not.
-FLOW_MASK = record("flow_mask", f"""
-    slots          i64      command    address of the slots, 8 bytes each
-    slot_mask      i64      command    selects a slot by hash
-    entries        i64      command    address of the table's FLOW_ENTRYs
-    word_count     i64      command    words of which bits are compared
-    words          i64      command    their numbers, four bits each, the first lowest
-    mask           i64[{WORDS}]   command    bits that are compared
-""")
+    Row 0 is the entry to all tables: it has no entries, and its miss leads to the root.
+    """
+
+    table_id: I64 = command("number of the table; 0 in a free row, and in row 0")
+    miss: I64 = command("address of the FLOW_TABLE_ROW for what matches no entry; 0 is MISS")
+    level: I64 = command("flow_table_context.level")
+    log: I64 = command("logarithm of the entries that it has room for")
+    mask_count: I64 = command("different masks of its groups")
+    # by mask, in the order of the lowest index of an entry that can have it
+    firsts: Annotated[int, f"i64[{MAX_MASKS}]"] = command("that index", line=True)
+    masks: Annotated[int, f"i64[{MAX_MASKS}]"] = command("address of the FLOW_MASK")
+    # what all of these masks compare
+    key_count: I64 = command("words of which bits are compared; 0 if lookups are not remembered", line=True)
+    key_words: I64 = command("their numbers, four bits each, the first lowest")
+    key_mask: Annotated[int, f"i64[{WORDS}]"] = command("bits that are compared")
+
+
+FLOW_TABLE_ROW = FlowTableRow.entry
+
+
+class FlowMask(State):
+    """The entries of a table that have the same mask: a hash table of their values.
+
+    It uses open addressing with linear probing. If several entries have the same value, the lowest one is in it. A
+    slot consists of the upper half of the hash and a number: the index of an entry plus 1, or 0, which ends a search,
+    or DELETED, which does not.
+    """
+
+    slots: I64 = command("address of the slots, 8 bytes each")
+    slot_mask: I64 = command("selects a slot by hash")
+    entries: I64 = command("address of the table's FLOW_ENTRYs")
+    word_count: I64 = command("words of which bits are compared")
+    words: I64 = command("their numbers, four bits each, the first lowest")
+    mask: Annotated[int, f"i64[{WORDS}]"] = command("bits that are compared")
+
+
+FLOW_MASK = FlowMask.entry
 
 SLOT, SLOT_HALF, SLOT_NUMBER = 8, 32, 0xFFFFFFFF
 DELETED = SLOT_NUMBER
 
-# What most entries compare is on the first cache line, with what they do.
-FLOW_ENTRY = record("flow_entry", f"""
-    target         i64      command    address of the TIR_ROW, or of the FLOW_TABLE_ROW
-    counter        i64      command    address of the FLOW_COUNTER; 0 is none
-    index          i32      command    flow_index; the lowest entry that matches decides
-    fate           i32      command    TIR, DROP or JUMP
-    tag            i32      command    flow tag; 0 leaves the tag of an earlier table
-    spare          i32      nobody     0
-    value          i64[{WORDS}]   command    masked words of a packet that matches: those that are compared, in order
-""")
+
+class FlowEntry(State):
+    """An entry of a flow table. The words that most entries compare share a cache line with what the entry does."""
+
+    target: I64 = command("address of the TIR_ROW, or of the FLOW_TABLE_ROW")
+    counter: I64 = command("address of the FLOW_COUNTER; 0 is none")
+    index: I32 = command("flow_index; the lowest entry that matches decides")
+    fate: I32 = command("TIR, DROP or JUMP")
+    tag: I32 = command("flow tag; 0 leaves the tag of an earlier table")
+    spare: I32 = nobody("0")
+    value: Annotated[int, f"i64[{WORDS}]"] = command(
+        "masked words of a packet that matches: those that are compared, in order"
+    )
+
+
+FLOW_ENTRY = FlowEntry.entry
 
 # The last lookups in tables of several masks (steering/lookups.py): sets of two slots, a cache line each. What was
 # found is true of the packets with these words, as long as no command has come.
 LOG_LOOKUP_SETS, LOOKUP_WORDS = 15, 6
-LOOKUP = record("lookup", f"""
-    stamp          i64      engine     commands that had been executed, and the low bits of the table's number
-    entry          i64      engine     address of the FLOW_ENTRY; 0 if none matches
-    words          i64[{LOOKUP_WORDS}]   engine     masked words of the packet
-""")
+
+class Lookup(State):
+    """A recent lookup in a table with several masks (steering/lookups.py).
+
+    Lookups are kept in sets of two, one cache line each. A lookup holds for all packets with these words until the
+    next command.
+    """
+
+    stamp: I64 = engine("commands that had been executed, and the low bits of the table's number")
+    found: I64 = engine("address of the FLOW_ENTRY; 0 if none matches")
+    words: Annotated[int, f"i64[{LOOKUP_WORDS}]"] = engine("masked words of the packet")
+
+
+LOOKUP = Lookup.entry
 
 # The last ways of packets through several tables (steering/ways.py). A way is that of all packets with these words and
 # this `l4`, as long as no command has come.
 LOG_WAYS, WAY_COUNTERS = 11, 4
-FLOW_WAY = record("flow_way", f"""
-    stamp          i64      engine     commands that had been executed, plus 1; 0 if the row has no way
-    l4             i64      engine     as in a PACKET
-    words          i64[{WORDS}]   engine     words of the packet
-    missed         i64      engine     other packets that have looked here since the last one of this way
-    fate           i64      engine     what became of the packet
-    tir            i64      engine     as in a PACKET
-    hash           i64      engine     as in a PACKET
-    tag            i64      engine     as in a PACKET
-    counted        i64      engine     entries on the way that count
-    counters       i64[{WAY_COUNTERS}]   engine     addresses of their FLOW_COUNTERs
-""")
 
-FLOW_COUNTER = record("flow_counter", """
-    counter_id     i64      host       number of the counter; 0 in a free row
-    packets        i64      engine     packets since the row is in use
-    octets         i64      engine     their bytes, without the frame check sequence
-""", align=32)
+class FlowWay(State):
+    """A recent way of packets through several tables (steering/ways.py).
 
-# The packet at hand of a worker.
-PACKET = record("packet", f"""
-    words          i64[{WORDS}]   engine     what it is matched by
-    l3             i64      engine     offset of the IP header in the frame; 0 if there is none, or a damaged one
-    l4             i64      engine     offset of the TCP or UDP header; 0 if there is none, or in a fragment
-    end            i64      engine     end of the IP packet; padding may follow
-    tir            i64      engine     address of the TIR_ROW of the TIR that it goes to; 0 is none
-    hash           i64      engine     its hash, by which that TIR selects a queue
-    tag            i64      engine     flow tag; 0 is none
-    slots          i64      engine     where the root table remembers it (steering/lookups.py); 0 is nowhere
-    entry          i64      engine     address of the FLOW_ENTRY of the root table that it matches; 0 is none
-""")
+    It holds for all packets with these words and this `l4` until the next command.
+    """
 
-flow_table_at: View = struct_view(FLOW_TABLE_ROW)
-flow_mask_at: View = struct_view(FLOW_MASK)
-flow_entry_at: View = struct_view(FLOW_ENTRY)
-lookup_at: View = struct_view(LOOKUP)
-flow_way_at: View = struct_view(FLOW_WAY)
-flow_counter_at: View = struct_view(FLOW_COUNTER)
-packet_at: View = struct_view(PACKET)
+    stamp: I64 = engine("commands that had been executed, plus 1; 0 if the row has no way")
+    l4: I64 = engine("as in a PACKET")
+    words: Annotated[int, f"i64[{WORDS}]"] = engine("words of the packet")
+    missed: I64 = engine("other packets that have looked here since the last one of this way")
+    fate: I64 = engine("what became of the packet")
+    tir: I64 = engine("as in a PACKET")
+    hash: I64 = engine("as in a PACKET")
+    tag: I64 = engine("as in a PACKET")
+    counted: I64 = engine("entries on the way that count")
+    counters: Annotated[int, f"i64[{WAY_COUNTERS}]"] = engine("addresses of their FLOW_COUNTERs")
+
+
+FLOW_WAY = FlowWay.entry
+
+
+class FlowCounter(State, align=32):
+    """A flow counter."""
+
+    counter_id: I64 = host("number of the counter; 0 in a free row")
+    packets: I64 = engine("packets since the row is in use")
+    octets: I64 = engine("their bytes, without the frame check sequence")
+
+
+FLOW_COUNTER = FlowCounter.entry
+
+
+class Packet(State):
+    """A packet that a worker looks up in flow tables."""
+
+    words: Annotated[int, f"i64[{WORDS}]"] = engine("what it is matched by")
+    l3: I64 = engine("offset of the IP header in the frame; 0 if there is none, or a damaged one")
+    l4: I64 = engine("offset of the TCP or UDP header; 0 if there is none, or in a fragment")
+    end: I64 = engine("end of the IP packet; padding may follow")
+    tir: I64 = engine("address of the TIR_ROW of the TIR that it goes to; 0 is none")
+    hash: I64 = engine("its hash, by which that TIR selects a queue")
+    tag: I64 = engine("flow tag; 0 is none")
+    slots: I64 = engine("where the root table remembers it (steering/lookups.py); 0 is nowhere")
+    root_entry: I64 = engine("address of the FLOW_ENTRY of the root table that it matches; 0 is none")
+
+
+PACKET = Packet.entry
+

@@ -2,40 +2,49 @@
 
 from __future__ import annotations
 
+from typing import Annotated
 
-from ...jit.struct_view import View, struct_view
+from ...formats.layout import I64
 from .qp import QP_ROW
-from .record import record
+from .record import State, requester, responder
 
 MAX_SEGMENTS = 64
 
 WQE_BYTES = 1024  # the largest WQE: 16 basic blocks
 
-MESSAGE = record("message", f"""
-    opcode         i64      requester  formats.wqe.WqeOpcode
-    src_qpn        i64      requester  number of the QP that sends
-    dst_qpn        i64      requester  number of its peer
-    index          i64      requester  index of the WQE
-    raddr          i64      requester  remote virtual address
-    rkey           i64      requester  its key
-    nbytes         i64      requester  bytes of payload
-    imm            i64      requester  immediate data
-    # atomics, and how the payload lies
-    compare        i64      requester  operand: what is compared
-    swap_add       i64      requester  operand: what is swapped or added
-    compare_mask   i64      requester  of a masked atomic: the bits that are compared
-    swap_mask      i64      requester  of a masked atomic: the bits that are swapped; of an add: where its fields end
-    solicited      i64      requester  not 0: the completion is solicited
-    nsegments      i64      requester  entries of `segments`
-    device         i64      requester  not 0: some segments are in device memory (memory/streams.py)
-    # room
-    payload        i64[8]   responder  what a CQE carries
-    # segments
-    segments       i64[{2 * MAX_SEGMENTS}] requester  pairs of address and bytes
-    # of a datagram
-    connection     raw[{QP_ROW.size}] requester  a QP_ROW, as if the QP were connected to the destination
-    # the WQE
-    wqe            raw[{WQE_BYTES}] requester  a WQE that wraps around the end of its ring, in one piece
-""")
 
-message_at: View = struct_view(MESSAGE)
+class Message(State):
+    """A request, as the requester hands it to the responder inside a NIC."""
+
+    opcode: I64 = requester("formats.wqe.WqeOpcode")
+    src_qpn: I64 = requester("number of the QP that sends")
+    dst_qpn: I64 = requester("number of its peer")
+    index: I64 = requester("index of the WQE")
+    raddr: I64 = requester("remote virtual address")
+    rkey: I64 = requester("its key")
+    nbytes: I64 = requester("bytes of payload")
+    imm: I64 = requester("immediate data")
+    # atomics, and how the payload lies
+    compare: I64 = requester("operand: what is compared", line=True)
+    swap_add: I64 = requester("operand: what is swapped or added")
+    compare_mask: I64 = requester("of a masked atomic: the bits that are compared")
+    swap_mask: I64 = requester("of a masked atomic: the bits that are swapped; of an add: where its fields end")
+    solicited: I64 = requester("not 0: the completion is solicited")
+    nsegments: I64 = requester("entries of `segments`")
+    device: I64 = requester("not 0: some segments are in device memory (memory/streams.py)")
+    # room
+    payload: Annotated[int, "i64[8]"] = responder("what a CQE carries", line=True)
+    # segments
+    segments: Annotated[int, f"i64[{2 * MAX_SEGMENTS}]"] = requester("pairs of address and bytes", line=True)
+    # of a datagram
+    connection: Annotated[int, f"raw[{QP_ROW.size}]"] = requester(
+        "a QP_ROW, as if the QP were connected to the destination", line=True
+    )
+    # the WQE
+    wqe: Annotated[int, f"raw[{WQE_BYTES}]"] = requester(
+        "a WQE that wraps around the end of its ring, in one piece", line=True
+    )
+
+
+MESSAGE = Message.entry
+

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from ...fabric.icrc import HEADER_ROOM
+from ...formats.layout import I64
 from ...jit.compile import device_function
 from ...jit.ops import ld64
 from ...jit.struct_view import View, struct_view
@@ -11,10 +14,10 @@ from .cq import CQ_ROW
 from .message import MESSAGE
 from .objects import MKEY_ROW
 from .qp import QP_BORROWED_BYTES, QP_ROW
-from .record import record
+from .record import State, engine
 from .srq import SRQ_ROW
 from .work_queue import WORK_QUEUE
-from .worker import WORKER, worker_at
+from .worker import WORKER, WorkerState
 
 KEYS = 64  # a power of two
 LANES = 32
@@ -22,49 +25,64 @@ MOST = 256  # queue pairs of a worker that borrows, where there is room for them
 _LEAST = 64  # for which there always is room, so that few of them may become more
 _GROUP_SHIFT = 5  # of LANES queue pairs
 
-# Each group begins on a cache line, so rows are as aligned as they are in their tables. `worker` comes first: the
-# address of all is that of the copy of WORKER, which functions of the engine take as `nic`.
-NEAR = record("near", f"""
-    worker         raw[{WORKER.size}] engine  copy of the WORKER
+
+class Near(State):
+    """What a slice keeps in its block's shared memory.
+
+    Each group begins on a cache line, so rows have the alignment that they have in their tables. `worker` comes first:
+    the address of the whole is also that of the copy of the worker, so functions of the engine take it as `worker`.
+    """
+
+    worker: Annotated[int, f"raw[{WORKER.size}]"] = engine("copy of the WORKER")
     # copies of what belongs to it
-    counters       raw[{COUNTERS.size}] engine  its COUNTERS
+    counters: Annotated[int, f"raw[{COUNTERS.size}]"] = engine("its COUNTERS", line=True)
     # its MESSAGE
-    message        raw[{MESSAGE.size}] engine  room for a request
+    message: Annotated[int, f"raw[{MESSAGE.size}]"] = engine("room for a request", line=True)
     # headers
-    scratch        raw[{HEADER_ROOM}] engine  room for a packet's headers
+    scratch: Annotated[int, f"raw[{HEADER_ROOM}]"] = engine("room for a packet's headers", line=True)
     # keys
-    keys           raw[{KEYS * MKEY_ROW.size}] engine  the MKEY_ROWs that were used lately, each where its index says
+    keys: Annotated[int, f"raw[{KEYS * MKEY_ROW.size}]"] = engine(
+        "the MKEY_ROWs that were used lately, each where its index says", line=True
+    )
     # what is borrowed
-    owner          i64      engine     address of the WORKER itself
-    qps            i64      engine     address of the copies of QP_ROWs, in the order of the list of work queues
-    cqs            i64      engine     address of the copies of CQ_ROWs
-    srqs           i64      engine     address of the first copy of an SRQ_ROW. The others are below it
-    cq_count       i64      engine     CQs that are borrowed
-    srq_count      i64      engine     SRQs that are borrowed
+    owner: I64 = engine("address of the WORKER itself", line=True)
+    qps: I64 = engine("address of the copies of QP_ROWs, in the order of the list of work queues")
+    cqs: I64 = engine("address of the copies of CQ_ROWs")
+    srqs: I64 = engine("address of the first copy of an SRQ_ROW. The others are below it")
+    cq_count: I64 = engine("CQs that are borrowed")
+    srq_count: I64 = engine("SRQs that are borrowed")
     # bits for each LANES queue pairs
-    ready          i64[{MOST // LANES}] engine  BITS: those whose next WQEs may be a run
-    rest           i64[{MOST // LANES}] engine  BITS: those whose next WQEs one thread executes in this turn
+    ready: Annotated[int, f"i64[{MOST // LANES}]"] = engine("BITS: those whose next WQEs may be a run", line=True)
+    rest: Annotated[int, f"i64[{MOST // LANES}]"] = engine(
+        "BITS: those whose next WQEs one thread executes in this turn"
+    )
     # copies that many warps make together (memory/copies.py)
-    targets        i64[{LANES}] engine  where to
-    sources        i64[{LANES}] engine  where from
-    sizes          i64[{LANES}] engine  how many bytes
-    ends           i64[{LANES}] engine  chunks of all copies up to this one
-    asked          i64      engine     how often helpers were asked
-    jobs           i64      engine     copies in the list
-    first          i64      engine     number of the first helper among the warps that copy
-    warps          i64      engine     how many warps copy
-    answers        i64      engine     how often a helper has made its part
-    list           i64      engine     number of the last list for blocks that only copy (state/board.py)
+    targets: Annotated[int, f"i64[{LANES}]"] = engine("where to", line=True)
+    sources: Annotated[int, f"i64[{LANES}]"] = engine("where from")
+    sizes: Annotated[int, f"i64[{LANES}]"] = engine("how many bytes")
+    ends: Annotated[int, f"i64[{LANES}]"] = engine("chunks of all copies up to this one")
+    asked: I64 = engine("how often helpers were asked")
+    jobs: I64 = engine("copies in the list")
+    first: I64 = engine("number of the first helper among the warps that copy")
+    warps: I64 = engine("how many warps copy")
+    answers: I64 = engine("how often a helper has made its part")
+    list: I64 = engine("number of the last list for blocks that only copy (state/board.py)")
     # between the warps
-    recalled       i64      engine     not 0: the host asks for what is done on the rows themselves
-    over           i64      engine     not 0: the slice is over
-""")
+    recalled: I64 = engine("not 0: the host asks for what is done on the rows themselves", line=True)
+    over: I64 = engine("not 0: the slice is over")
+
+
+NEAR = Near.entry
 near_at: View = struct_view(NEAR, shared=True)
 
-# Bits for LANES queue pairs.
-BITS = record("bits", """
-    bits           i64      engine     one for each queue pair, the first of the group at the bottom
-""", align=8)  # fmt: skip
+
+class Bits(State, align=8):
+    """A bit for each queue pair of a group of LANES."""
+
+    bits: I64 = engine("one for each queue pair, the first of the group at the bottom")
+
+
+BITS = Bits.entry
 bits_at: View = struct_view(BITS, shared=True)
 
 # Behind a NEAR is room: for the list of WORK_QUEUEs, then for copies of rows, each with the address of its row.
@@ -81,60 +99,60 @@ near_mkey_at: View = struct_view(MKEY_ROW, shared=True)
 
 
 @device_function
-def near_queue(near, number):
+def near_queue(near: int, number: int) -> int:
     """Return the address of an entry of the list of work queues."""
     return near + NEAR.size + number * WORK_QUEUE.size
 
 
 @device_function
-def queues_in(nbytes):
+def queues_in(nbytes: int) -> int:
     """Return how many queue pairs have room in a NEAR of `nbytes`, room included, if each has a CQ of its own."""
     return min((nbytes - NEAR.size) // (WORK_QUEUE.size + QP_COPY + CQ_COPY), MOST)
 
 
 @device_function
-def bytes_for(queues, most):
+def bytes_for(queues: int, most: int) -> int:
     """Return how large a NEAR for so many queue pairs is, if each has two CQs and an SRQ; `most` at most."""
     return min(NEAR.size + max(queues, _LEAST) * (WORK_QUEUE.size + QP_COPY + 3 * CQ_COPY), most)
 
 
 @device_function
-def qp_copy(near, i):
+def qp_copy(worker: WorkerState, i: int) -> int:
     """Return the address of the copy of a QP_ROW."""
-    return near_at(near).qps + i * QP_COPY
+    return near_at(worker).qps + i * QP_COPY
 
 
 @device_function
-def cq_copy(near, i):
+def cq_copy(worker: WorkerState, i: int) -> int:
     """Return the address of the copy of a CQ_ROW."""
-    return near_at(near).cqs + i * CQ_COPY
+    return near_at(worker).cqs + i * CQ_COPY
 
 
 @device_function
-def srq_copy(near, i):
+def srq_copy(worker: WorkerState, i: int) -> int:
     """Return the address of the copy of an SRQ_ROW."""
-    return near_at(near).srqs - i * CQ_COPY
+    return near_at(worker).srqs - i * CQ_COPY
 
 
 @device_function
-def is_in(words, number):
+def is_in(words: int, number: int) -> int:
     """Return whether a bit is set for a queue pair."""
     return bits_at(words + BITS.size * (number >> _GROUP_SHIFT)).bits >> (number & LANES - 1) & 1
 
 
 @device_function
-def put_in(words, base, bits):
+def put_in(words: int, base: int, bits: int) -> None:
     """Write the bits of a group of queue pairs, or of the next one in it, from `base` on. One lane calls this."""
     group, shift = bits_at(words + BITS.size * (base >> _GROUP_SHIFT)), base & LANES - 1
     group.bits = (0 if shift == 0 else group.bits) | bits << shift
 
 
 @device_function
-def cq_where_it_is(nic, row):
-    """Return the address of the copy of a CQ_ROW if `nic` is a NEAR that has one; else `row`. One lane calls this."""
-    if worker_at(nic).near == nic:
-        for i in range(near_at(nic).cq_count):
-            copy = cq_copy(nic, i)
+def cq_where_it_is(worker: WorkerState, row: int) -> int:
+    """Return the address of the copy of a CQ if `worker` is a NEAR that has one; else `row`. One lane calls this."""
+    if worker.near == worker:
+        for i in range(near_at(worker).cq_count):
+            copy = cq_copy(worker, i)
             if ld64(copy + CQ_ROW.size) == row:
                 return copy
     return row

@@ -2,47 +2,66 @@
 
 from __future__ import annotations
 
-from ...formats.layout import Entry, field_type
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from ...formats.layout import Record, field_type, kinds_of
 
 LINE = 64  # bytes of a cache line
 
-# Who writes a field, once the structure is in use.
-WRITERS = {
-    "command": "the command path (control/), by way of the engine, which copies what the command has prepared",
-    "host": "Python code of the NIC's process, directly, while the engine may read",
-    "engine": "the engine's thread, in more than one role",
-    "requester": "the engine's thread, for the send queue",
-    "responder": "the engine's thread, for what the peer sends and for receive queues",
-    "dma": "the engine's thread, for payload that a GPU copies (dma/)",
-    "nobody": "set once, before the engine knows the structure",
-}
+
+class Writer:
+    """Who writes a field, once the structure is in use. Called with a meaning, it declares a field."""
+
+    def __init__(self, who: str):
+        self.who = who
+
+    def __call__(self, meaning: str, line: bool = False) -> Any:  # for type checkers, the field is the integer in it
+        """Declare a field. `line`: it begins a group of fields, on a cache line of its own."""
+        return Declared(self, meaning, line)
 
 
-_meanings: dict[str, dict[str, str]] = {}  # by name of the record, and field
+class Declared(NamedTuple):
+    """A field as its class declares it."""
+
+    writer: Writer
+    meaning: str
+    line: bool
 
 
-def meanings(declared: Entry) -> dict[str, str]:
-    """Return what the fields of a record mean, by name."""
-    return _meanings[type(declared).__name__]
+command = Writer("the command path (control/), by way of the engine, which copies what the command has prepared")
+host = Writer("Python code of the NIC's process, directly, while the engine may read")
+engine = Writer("the engine's thread, in more than one role")
+requester = Writer("the engine's thread, for the send queue")
+responder = Writer("the engine's thread, for what the peer sends and for receive queues")
+dma = Writer("the engine's thread, for payload that a GPU copies (memory/streams.py)")
+nobody = Writer("set once, before the engine knows the structure")
 
 
-def record(name: str, table: str, align: int = LINE) -> Entry:
-    """Return the `Entry` that rows of `field  type  writer  meaning` declare, without holes.
+class State(Record, size=0):
+    """The address of a structure of the NIC's state, which knows its fields.
 
-    A line `# …` begins a group of fields, on a cache line of its own. The size is a multiple of `align` bytes.
-    ValueError if a field has no writer or no meaning.
+        class CqRow(State):
+            cqn: I64 = command("number of the CQ; 0 in a free row")
+            pi: I64 = engine("CQEs that were written", line=True)
+
+    Fields lie one behind the other, without holes. The size is a multiple of `align` bytes. `meanings` says what the
+    fields mean, by name.
     """
-    rows: list[str] = []
-    told = _meanings[name] = {}
-    end = 0
-    for line in map(str.strip, table.strip().splitlines()):
-        if line.startswith("#"):
-            end = -(-end // LINE) * LINE
-        else:
-            field, kind, writer, meaning = (*line.split(maxsplit=3), "", "", "")[:4]
-            if writer not in WRITERS or not meaning:
-                raise ValueError(f"{name}.{field} needs a type, one of the writers {', '.join(WRITERS)}, and a meaning")
-            rows.append(f"{field} {end} {kind}")
-            told[field] = meaning
+
+    meanings = MappingProxyType[str, str]({})
+    _end = 0  # of the last field
+
+    def __init_subclass__(cls, align: int = LINE) -> None:
+        end, meanings = cls._end, dict(cls.meanings)
+        for name, kind in kinds_of(cls).items():
+            declared = vars(cls).get(name)
+            if not isinstance(declared, Declared) or not declared.meaning:
+                raise TypeError(f"{cls.__name__}.{name} needs a writer and a meaning, such as engine('CQEs written')")
+            if declared.line:
+                end = -(-end // LINE) * LINE
+            meanings[name] = declared.meaning
+            setattr(cls, name, end)
             end += field_type(kind).itemsize
-    return Entry(name, -(-end // align) * align, "\n".join(rows))
+        cls._end, cls.meanings = end, MappingProxyType(meanings)
+        super().__init_subclass__(size=-(-end // align) * align)

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from enum import IntEnum
 
+from ...formats.layout import I32, I64
 from ...jit.compile import device_function, engine_function
 from ...jit.ops import ld_relaxed64
-from ...jit.struct_view import View, struct_view
-from .qp import qp_row_at
-from .record import record
-from .worker import worker_at
+from .qp import QpRow
+from .record import State, engine
+from .worker import WorkerState
 
 
 class QueueKind(IntEnum):
@@ -23,52 +23,52 @@ class QueueKind(IntEnum):
     ETHERNET_SEND  = 3  # an SQ
 
 
-WORK_QUEUE = record("work_queue", """
-    row            i64      engine     address of the row of the object with the queue: a QP_ROW or SQ_ROW
-    doorbell       i64      engine     address of the doorbell line
-    seen           i64      engine     value of the doorbell when the queue was last served
-    kind           i32      engine     QueueKind
-    awake          i32      engine     not 0: the queue is served although its doorbell was not rung
-""", align=32)
-work_queue_at: View = struct_view(WORK_QUEUE)
+class WorkQueue(State, align=32):
+    """An entry of the list of work queues that a worker serves."""
+
+    row: I64 = engine("address of the row of the object with the queue: a QP_ROW or SQ_ROW")
+    doorbell: I64 = engine("address of the doorbell line")
+    seen: I64 = engine("value of the doorbell when the queue was last served")
+    kind: I32 = engine("QueueKind")
+    awake: I32 = engine("not 0: the queue is served although its doorbell was not rung")
+
+
+WORK_QUEUE = WorkQueue.entry
 
 
 @device_function
-def entry(nic, index):
+def entry(worker: WorkerState, index: int) -> int:
     """Return the address of an entry. The first `active_count` are in use."""
-    return worker_at(nic).active + index * WORK_QUEUE.size
+    return worker.active + index * WORK_QUEUE.size
 
 
 @device_function
-def has_work(queue):
+def has_work(queue: WorkQueue) -> bool:
     """Return whether the queue must be served."""
-    w = work_queue_at(queue)
-    return w.awake != 0 or ld_relaxed64(w.doorbell) != w.seen
+    return queue.awake != 0 or ld_relaxed64(queue.doorbell) != queue.seen
 
 
 @device_function
-def wake(row):
+def wake(qp: QpRow) -> None:
     """Have the work queue of a QP or SQ served although its doorbell was not rung."""
-    work_queue_at(qp_row_at(row).work_queue).awake = 1
+    WorkQueue(qp.work_queue).awake = 1
 
 
 @engine_function
-def add(nic, row):
+def add(worker: WorkerState, qp: QpRow) -> None:
     """Serve the work queue of a QP or SQ from now on."""
-    n = worker_at(nic)
-    q = qp_row_at(row)
-    q.worker, q.work_queue = nic, entry(nic, n.active_count)
-    w = work_queue_at(q.work_queue)
-    w.row, w.doorbell, w.seen, w.kind, w.awake = row, q.doorbell, 0, q.kind, 1
-    n.active_count += 1
+    qp.worker, qp.work_queue = worker, entry(worker, worker.active_count)
+    queue = WorkQueue(qp.work_queue)
+    queue.row, queue.doorbell, queue.seen, queue.kind, queue.awake = qp, qp.doorbell, 0, qp.kind, 1
+    worker.active_count += 1
 
 
 @engine_function
-def remove(nic, row):
+def remove(worker: WorkerState, qp: QpRow) -> None:
     """Stop serving the work queue of a QP or SQ: the last entry takes its place."""
-    n = worker_at(nic)
-    n.active_count -= 1
-    w = work_queue_at(qp_row_at(row).work_queue)
-    last = work_queue_at(entry(nic, n.active_count))
-    w.row, w.doorbell, w.seen, w.kind, w.awake = last.row, last.doorbell, last.seen, last.kind, last.awake
-    qp_row_at(w.row).work_queue = qp_row_at(row).work_queue
+    worker.active_count -= 1
+    queue = WorkQueue(qp.work_queue)
+    last = WorkQueue(entry(worker, worker.active_count))
+    queue.row, queue.doorbell, queue.seen = last.row, last.doorbell, last.seen
+    queue.kind, queue.awake = last.kind, last.awake
+    QpRow(queue.row).work_queue = qp.work_queue

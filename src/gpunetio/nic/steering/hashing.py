@@ -9,7 +9,7 @@ _FACTOR = 0x9E3779B97F4A7C15 - (1 << 64)  # modulo 2⁶⁴: that divided by the 
 
 
 @device_function
-def mix(hash_, word):
+def mix(hash_: int, word: int) -> int:
     """Return the hash of a sequence of words from that of all but the last.
 
     A product's low bits depend only on low bits of its factors. So the upper half is folded into the lower one before,

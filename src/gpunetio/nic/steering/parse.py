@@ -15,7 +15,8 @@ from ...formats.packet import (
 )  # fmt: skip
 from ...jit.compile import device_function, engine_function
 from ...jit.ops import be16, ld8, ld16, ld32, ld64, pack64, st64
-from ..state.flow import OUTER_BYTES, PACKET, packet_at
+from ..state.flow import OUTER_BYTES, PACKET
+from ..state.flow import Packet
 
 # Bytes of the words. Some fields of the match parameters lie as they do in a frame: a tag is priority, CFI and VID, the
 # traffic class is DSCP and ECN. Words are SMAC and EtherType; DMAC and first tag; PROTOCOL, CLASS, MARKS, TCP ports;
@@ -40,24 +41,26 @@ _SECOND_CVLAN, _SECOND_SVLAN = 1 << 7, 1 << 5
 
 
 @device_function
-def _be16_at(address):
+def _be16_at(address: int) -> int:
     return be16(ld16(address))
 
 
 @device_function
-def _parse_ports(packet, frame, at, end, protocol, traffic_class, ttl, marks):
+def _parse_ports(
+    packet: Packet, frame: int, at: int, end: int, protocol: int, traffic_class: int, ttl: int, marks: int
+) -> None:
     """Read the TCP or UDP header at offset `at`, if all of it is before `end`, and write the words of what is known."""
     tcp_ports, udp_ports = 0, 0
     if marks & FRAGMENTED == 0:
         if protocol == IP_PROTOCOL_UDP and end - at >= UDP.size:
             udp_ports = ld32(frame + at + UDP.source_port)
-            packet_at(packet).l4 = at
+            packet.l4 = at
         elif protocol == IP_PROTOCOL_TCP and end - at >= TCP.size:
             word = _be16_at(frame + at + TCP.offset_flags)
             offset = (word >> TCP_OFFSET_SHIFT) * 4
             if offset >= TCP.size and offset <= end - at:
                 tcp_ports = ld32(frame + at + TCP.source_port)
-                packet_at(packet).l4 = at
+                packet.l4 = at
                 marks |= word & TCP_FLAGS_MASK
     kind = protocol | traffic_class << 8 * (CLASS - PROTOCOL) | be16(marks) << 8 * (MARKS - PROTOCOL)
     st64(packet + PROTOCOL, pack64(kind, tcp_ports))
@@ -65,30 +68,28 @@ def _parse_ports(packet, frame, at, end, protocol, traffic_class, ttl, marks):
 
 
 @engine_function
-def _parse_ipv4(packet, frame, at, nbytes, marks):
+def _parse_ipv4(packet: Packet, frame: int, at: int, nbytes: int, marks: int) -> bool:
     """Read the IPv4 header at offset `at` (RFC 791). Return whether it is there."""
     header = whole_ipv4(frame + at, nbytes - at)
     if header == 0:
         return False
-    p = packet_at(packet)
-    p.l3, p.end = at, at + _be16_at(frame + at + IPV4.total_length)
+    packet.l3, packet.end = at, at + _be16_at(frame + at + IPV4.total_length)
     protocol, tos = ld8(frame + at + IPV4.protocol), ld8(frame + at + IPV4.tos)
     st64(packet + SOURCE + 8, pack64(0, ld32(frame + at + IPV4.source)))
     st64(packet + DESTINATION + 8, pack64(0, ld32(frame + at + IPV4.destination)))
     marks |= 4 << VERSION_SHIFT
     if _be16_at(frame + at + IPV4.flags_fragment) & IPV4_FRAGMENT_MASK:
         marks |= FRAGMENTED
-    _parse_ports(packet, frame, at + header, p.end, protocol, tos, ld8(frame + at + IPV4.ttl), marks)
+    _parse_ports(packet, frame, at + header, packet.end, protocol, tos, ld8(frame + at + IPV4.ttl), marks)
     return True
 
 
 @engine_function
-def _parse_ipv6(packet, frame, at, nbytes, marks):
+def _parse_ipv6(packet: Packet, frame: int, at: int, nbytes: int, marks: int) -> bool:
     """Read the IPv6 header at offset `at` (RFC 8200), and its extension headers. Return whether it is there."""
     if not whole_ipv6(frame + at, nbytes - at):
         return False
-    p = packet_at(packet)
-    p.l3, p.end = at, at + IPV6.size + _be16_at(frame + at + IPV6.payload_length)
+    packet.l3, packet.end = at, at + IPV6.size + _be16_at(frame + at + IPV6.payload_length)
     traffic_class, ttl = _be16_at(frame + at + IPV6.version_class_flow) >> 4 & 0xFF, ld8(frame + at + IPV6.hop_limit)
     for half in range(0, 16, 8):
         st64(packet + SOURCE + half, ld64(frame + at + IPV6.source + half))
@@ -97,10 +98,10 @@ def _parse_ipv6(packet, frame, at, nbytes, marks):
     protocol = ld8(frame + at + IPV6.next_header)
     at += IPV6.size
     for _ in range(MOST_EXTENSIONS):
-        if p.end - at < IPV6_EXTENSION.size:
+        if packet.end - at < IPV6_EXTENSION.size:
             break
         size = extension_bytes(protocol, frame + at)
-        if size == 0 or size > p.end - at:
+        if size == 0 or size > packet.end - at:
             break
         if protocol == IP_PROTOCOL_FRAGMENT:
             if _be16_at(frame + at + IPV6_FRAGMENT.offset_flags) & IPV6_FRAGMENT_MASK:
@@ -109,17 +110,17 @@ def _parse_ipv6(packet, frame, at, nbytes, marks):
         at += size
         if marks & FRAGMENTED:
             break  # what follows may be the middle of anything
-    _parse_ports(packet, frame, at, p.end, protocol, traffic_class, ttl, marks)
+    _parse_ports(packet, frame, at, packet.end, protocol, traffic_class, ttl, marks)
     return True
 
 
 @device_function
-def _is_tag(ethertype):
+def _is_tag(ethertype: int) -> bool:
     return ethertype == ETHER_TYPE_VLAN or ethertype == ETHER_TYPE_SERVICE_VLAN
 
 
 @engine_function
-def parse(packet, frame, nbytes):
+def parse(packet: Packet, frame: int, nbytes: int) -> int:
     """Read a frame of `nbytes` bytes, without its check sequence, into a PACKET. Return 0 if it is too short for that.
 
     The EtherType is that behind the tags, of which two are read. Each word is stored once: a load that spans several

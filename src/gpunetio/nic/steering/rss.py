@@ -12,9 +12,9 @@ from ...formats.cqe import RX_HASH_IP_SHIFT, RX_HASH_L4_SHIFT, RxHashIp, RxHashL
 from ...formats.ethernet_queues import HashField, L3Prot, L4Prot
 from ...formats.packet import IP_PROTOCOL_TCP, IP_PROTOCOL_UDP
 from ...jit.compile import engine_function
-from ...jit.ops import be16, ld8, ld16, ld32
-from ..state.ethernet_queues import tir_row_at
-from ..state.flow import packet_at
+from ...jit.ops import be16, ld16, ld32, ld8
+from ..state.ethernet_queues import TirRow
+from ..state.flow import Packet
 from .parse import DESTINATION, IPV4_AT, MARKS, PROTOCOL, SOURCE, TCP_PORTS, UDP_PORTS, VERSION_SHIFT
 
 HASH_BITS = 32
@@ -36,7 +36,7 @@ _ONE, _OR, _XOR = 0, 1, 2  # the byte itself, or joined with its counterpart of 
 
 
 @engine_function
-def _hash_bytes(table, one, other, count, how):
+def _hash_bytes(table: int, one: int, other: int, count: int, how: int) -> int:
     """Return what `count` bytes at `one` add to the hash, from the place of the input on that `table` is for."""
     added = 0
     for i in range(count):
@@ -50,25 +50,24 @@ def _hash_bytes(table, one, other, count, how):
 
 
 @engine_function
-def hash_type(tir, packet):
+def hash_type(tir: TirRow, packet: Packet) -> int:
     """Return what a TIR hashes of a PACKET, as CQEs tell it (rss_hash_type); 0 if the packet is not of its kind."""
-    t = tir_row_at(tir)
-    if t.toeplitz == 0 or t.fields == 0:
+    if tir.toeplitz == 0 or tir.fields == 0:
         return 0
     version = be16(ld16(packet + MARKS)) >> VERSION_SHIFT & 0xF
-    if version != (4 if t.l3_prot == L3Prot.IPV4 else 6):
+    if version != (4 if tir.l3_prot == L3Prot.IPV4 else 6):
         return 0
     kind = (RxHashIp.IPV4 if version == 4 else RxHashIp.IPV6) << RX_HASH_IP_SHIFT
-    if t.fields & (HashField.L4_SPORT | HashField.L4_DPORT):
-        udp = t.l4_prot == L4Prot.UDP
-        if packet_at(packet).l4 == 0 or ld8(packet + PROTOCOL) != (IP_PROTOCOL_UDP if udp else IP_PROTOCOL_TCP):
+    if tir.fields & (HashField.L4_SPORT | HashField.L4_DPORT):
+        udp = tir.l4_prot == L4Prot.UDP
+        if packet.l4 == 0 or ld8(packet + PROTOCOL) != (IP_PROTOCOL_UDP if udp else IP_PROTOCOL_TCP):
             return 0
         kind |= (RxHashL4.UDP if udp else RxHashL4.TCP) << RX_HASH_L4_SHIFT
     return kind
 
 
 @engine_function
-def rss_hash(tir, packet):
+def rss_hash(tir: TirRow, packet: Packet) -> int:
     """Return the hash of a PACKET for a TIR, 32 bits. It is 0 if the packet is not of the kind that the TIR hashes.
 
     The input is what is selected of source address, destination address, source port and destination port. If both
@@ -76,23 +75,22 @@ def rss_hash(tir, packet):
     """
     if hash_type(tir, packet) == 0:
         return 0
-    t = tir_row_at(tir)
-    protocol = IP_PROTOCOL_UDP if t.l4_prot == L4Prot.UDP else IP_PROTOCOL_TCP
-    skipped, size = (IPV4_AT, 4) if t.l3_prot == L3Prot.IPV4 else (0, 16)
+    protocol = IP_PROTOCOL_UDP if tir.l4_prot == L4Prot.UDP else IP_PROTOCOL_TCP
+    skipped, size = (IPV4_AT, 4) if tir.l3_prot == L3Prot.IPV4 else (0, 16)
     source, destination = packet + SOURCE + skipped, packet + DESTINATION + skipped
     ports = packet + (UDP_PORTS if protocol == IP_PROTOCOL_UDP else TCP_PORTS)
-    first, second = (_OR, _XOR) if t.symmetric else (_ONE, _ONE)
-    table = t.toeplitz
+    first, second = (_OR, _XOR) if tir.symmetric else (_ONE, _ONE)
+    table = tir.toeplitz
     hash_ = 0
-    if t.fields & HashField.SRC_IP:
+    if tir.fields & HashField.SRC_IP:
         hash_ ^= _hash_bytes(table, source, destination, size, first)
         table += _PLACE * size
-    if t.fields & HashField.DST_IP:
+    if tir.fields & HashField.DST_IP:
         hash_ ^= _hash_bytes(table, destination, source, size, second)
         table += _PLACE * size
-    if t.fields & HashField.L4_SPORT:
+    if tir.fields & HashField.L4_SPORT:
         hash_ ^= _hash_bytes(table, ports, ports + 2, 2, first)
         table += _PLACE * 2
-    if t.fields & HashField.L4_DPORT:
+    if tir.fields & HashField.L4_DPORT:
         hash_ ^= _hash_bytes(table, ports + 2, ports, 2, second)
     return hash_

@@ -9,11 +9,8 @@ from __future__ import annotations
 
 from ...jit.compile import device_function, engine_function
 from ...jit.ops import ld64, st64
-from ..state.flow import (
-    FLOW_WAY, LOG_WAYS, WAY_COUNTERS, WORDS, flow_counter_at, flow_way_at, packet_at,
-)  # fmt: skip
-from ..state.nic import nic_at
-from ..state.worker import worker_at
+from ..state.flow import FLOW_WAY, LOG_WAYS, WAY_COUNTERS, WORDS, FlowCounter, FlowWay, Packet
+from ..state.worker import WorkerState
 from .parse import DESTINATION, PROTOCOL, SOURCE, UDP_PORTS
 
 # A way that is known saves three times what it costs to look in vain. If _LUCK packets too many have looked in vain,
@@ -25,7 +22,7 @@ _FACTORS = 0x2545F4914F6CDD1D, 0x5851F42D4C957F2D, 0x6A5D39EAE116586D, 0x369DEA0
 
 
 @device_function
-def way_of(nic, packet):
+def way_of(worker: WorkerState, packet: int) -> int:
     """Return the address of the FLOW_WAY in which the way of a packet is remembered, if at all.
 
     Its place is chosen by addresses, protocol and ports: flows that differ in nothing else have one place.
@@ -34,76 +31,71 @@ def way_of(nic, packet):
         ld64(packet + SOURCE + 8) * _FACTORS[0] ^ ld64(packet + DESTINATION + 8) * _FACTORS[1]
         ^ ld64(packet + PROTOCOL) * _FACTORS[2] ^ ld64(packet + (UDP_PORTS & -8)) * _FACTORS[3]
     )  # fmt: skip
-    return nic_at(nic).ways + (mixed >> 64 - LOG_WAYS & (1 << LOG_WAYS) - 1) * FLOW_WAY.size
+    return worker.ways + (mixed >> 64 - LOG_WAYS & (1 << LOG_WAYS) - 1) * FLOW_WAY.size
 
 
 @device_function
-def _stamp(nic):
-    return worker_at(nic).command_done + 1
+def _stamp(worker: WorkerState) -> int:
+    return worker.command_done + 1
 
 
 @device_function
-def is_worth_a_look(nic):
+def is_worth_a_look(worker: WorkerState) -> bool:
     """Return whether packets have found their ways lately, or did not try."""
-    n = worker_at(nic)
-    if n.luck >= 0:
+    if worker.luck >= 0:
         return True
-    n.luck = n.luck + 1 if n.luck < -1 else _LUCK
+    worker.luck = worker.luck + 1 if worker.luck < -1 else _LUCK
     return False
 
 
 @device_function
-def is_known(nic, way, packet):
+def is_known(worker: WorkerState, way: FlowWay, packet: Packet) -> bool:
     """Return whether a FLOW_WAY is the way of a packet."""
-    w = flow_way_at(way)
-    differs = w.stamp - _stamp(nic) | w.l4 - packet_at(packet).l4
+    differs = way.stamp - _stamp(worker) | way.l4 - packet.l4
     for i in range(0, 8 * WORDS, 8):
         differs |= ld64(way + FLOW_WAY.words + i) ^ ld64(packet + i)
     return differs == 0
 
 
 @engine_function
-def go(nic, way, packet, nbytes):
+def go(worker: WorkerState, way: FlowWay, packet: Packet, nbytes: int) -> int:
     """Take a packet of `nbytes` along a way that is known. Return its Fate."""
-    n, w, p = worker_at(nic), flow_way_at(way), packet_at(packet)
-    for i in range(w.counted):
-        c = flow_counter_at(ld64(way + FLOW_WAY.counters + 8 * i))
-        c.packets += 1
-        c.octets += nbytes
-    p.tir, p.hash, p.tag = w.tir, w.hash, w.tag
-    w.missed = 0
-    n.luck = min(n.luck + _GAIN, _LUCK)
-    return w.fate
+    for i in range(way.counted):
+        counter = FlowCounter(ld64(way + FLOW_WAY.counters + 8 * i))
+        counter.packets += 1
+        counter.octets += nbytes
+    packet.tir, packet.hash, packet.tag = way.tir, way.hash, way.tag
+    way.missed = 0
+    worker.luck = min(worker.luck + _GAIN, _LUCK)
+    return way.fate
 
 
 @device_function
-def begin(nic, way):
+def begin(worker: WorkerState, way: FlowWay) -> bool:
     """Begin a way in this place, and return whether another one does not need it any more."""
-    n, w = worker_at(nic), flow_way_at(way)
-    w.missed += 1
-    if w.stamp == _stamp(nic):
-        n.luck = n.luck - 1 if n.luck > 0 else -_REST
-        if w.missed < _PATIENCE:
+    way.missed += 1
+    if way.stamp == _stamp(worker):
+        worker.luck = worker.luck - 1 if worker.luck > 0 else -_REST
+        if way.missed < _PATIENCE:
             return False
-    w.stamp, w.counted, w.missed = 0, 0, 0
+    way.stamp, way.counted, way.missed = 0, 0, 0
     return True
 
 
 @device_function
-def note(way, counter):
+def note(way: FlowWay, counter: int) -> None:
     """Note a FLOW_COUNTER that is on the way."""
-    w = flow_way_at(way)
-    if w.counted < WAY_COUNTERS:
-        st64(way + FLOW_WAY.counters + 8 * w.counted, counter)
-    w.counted += 1
+    if way.counted < WAY_COUNTERS:
+        st64(way + FLOW_WAY.counters + 8 * way.counted, counter)
+    way.counted += 1
 
 
 @engine_function
-def end(nic, way, packet, fate):
+def end(worker: WorkerState, way: FlowWay, packet: Packet, fate: int) -> None:
     """Remember the way of a packet, unless it has too many counters."""
-    w, p = flow_way_at(way), packet_at(packet)
-    if w.counted > WAY_COUNTERS:
+    if way.counted > WAY_COUNTERS:
         return
     for i in range(0, 8 * WORDS, 8):
         st64(way + FLOW_WAY.words + i, ld64(packet + i))
-    w.l4, w.fate, w.tir, w.hash, w.tag, w.stamp = p.l4, fate, p.tir, p.hash, p.tag, _stamp(nic)
+    way.l4, way.fate, way.tir, way.hash, way.tag = packet.l4, fate, packet.tir, packet.hash, packet.tag
+    way.stamp = _stamp(worker)

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 from ...jit.compile import engine_function
-from ..state.qp import qp_row_at
-from ..state.work_queue import work_queue_at
+from ..state.qp import QpRow
+from ..state.work_queue import WorkQueue
+from ..state.worker import WorkerState
 from .loopback import serve as serve_loopback
 from .requester import serve as serve_requester
 from .send_queue import begin_turn, budget, end_turn, may_send
 
 
 @engine_function
-def serve(nic, queue):
+def serve(worker: WorkerState, queue: WorkQueue) -> int:
     """Execute or send what the doorbell announced, up to the engine's budget: return how much was done."""
-    row = work_queue_at(queue).row
-    done = begin_turn(nic, queue)
+    qp = QpRow(queue.row)
+    done = begin_turn(worker, queue)
     if may_send(queue):
-        if qp_row_at(row).wire != 0:
-            done += serve_requester(nic, row)
+        if qp.wire != 0:
+            done += serve_requester(worker, qp)
         else:
-            done += serve_loopback(nic, row, budget(nic))
-    end_turn(nic, queue)
+            done += serve_loopback(worker, qp, budget(worker))
+    end_turn(worker, queue)
     return done

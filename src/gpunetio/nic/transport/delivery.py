@@ -10,15 +10,14 @@ from ...formats.packet import (
     PAD_SHIFT, PKEY_BASE_MASK, QPN_MASK, RESERVED, SERVICE_SHIFT, TVER_MASK, UD_SERVICE,
 )  # fmt: skip
 from ...jit.compile import device_function, engine_function
-from ...jit.ops import be16, be32, clock_ns, ld8, ld16, ld32, ld64
+from ...jit.ops import be16, be32, clock_ns, ld16, ld32, ld64, ld8
 from ..queues.operations import is_request, service_bits
 from ..queues.psn import on_wire
-from ..state.counters import counters_at
-from ..state.nic import nic_at
+from ..state.counters import CounterSet
 from ..state.objects import GID_ROW
-from ..state.qp import QP_ROW, qp_row_at
-from ..state.wire import wire_at
-from ..state.worker import worker_at
+from ..state.qp import QP_ROW, QpRow
+from ..state.wire import WireState
+from ..state.worker import WorkerState
 from .execution import establish
 from .responder import take_request
 from .responses import is_response, take_response
@@ -31,20 +30,18 @@ BATCH = 64  # packets of one wire in a turn
 
 
 @device_function
-def qp_row(nic, qpn):
+def qp_row(worker: WorkerState, qpn: int) -> int:
     """Return the address of the row where `qpn` would be."""
-    n = nic_at(nic)
-    return n.qps + (qpn & n.qp_mask) * QP_ROW.size
+    return worker.qps + (qpn & worker.qp_mask) * QP_ROW.size
 
 
 @device_function
-def _link_headers(nic, packet, nbytes):
+def _link_headers(worker: WorkerState, packet: int, nbytes: int) -> int:
     """Return the bytes of InfiniBand link headers before the BTH, or -1 if they are invalid or for another port.
 
     IBTA 7.7.4 to 7.7.8 specify the LRH checks, 9.6.1.2 those of the GRH.
     """
-    n = nic_at(nic)
-    if nbytes < LRH.size or be16(ld16(packet + LRH.dlid)) != n.lid:
+    if nbytes < LRH.size or be16(ld16(packet + LRH.dlid)) != worker.lid:
         return -1
     words = (nbytes + ICRC_SIZE) >> 2
     if ld8(packet + LRH.vl_lver) & _LVER_MASK != 0 or be16(ld16(packet + LRH.length)) & _LENGTH_MASK != words:
@@ -57,177 +54,182 @@ def _link_headers(nic, packet, nbytes):
     grh = packet + LRH.size
     if ld8(grh) >> 4 != _GRH_VERSION or ld8(grh + GRH.next_header) != GRH_NEXT_HEADER:
         return -1
-    gid = n.gids + GID_ROW.gid  # an InfiniBand port has only this one
+    gid = worker.gids + GID_ROW.gid  # an InfiniBand port has only this one
     if ld64(gid) != ld64(grh + GRH.dgid) or ld64(gid + 8) != ld64(grh + GRH.dgid + 8):
         return -1
     return LRH.size + GRH.size
 
 
 @device_function
-def _is_of_peer(row, life):
+def _is_of_peer(qp: QpRow, life: int) -> bool:
     """Return whether a request is from the peer's current life, or from a later one that begins at the expected PSN.
 
     A later life that begins at another PSN belongs to another connection. Its first packets might be taken for
     duplicates of old ones, and so be acknowledged but never executed. UC has no duplicates.
     """
-    q = qp_row_at(row)
-    if life == q.peer_life or life == 0:
+    if life == qp.peer_life or life == 0:
         return True
-    if life < q.peer_life or (q.peer_life != 0 and q.service == ServiceType.RC and on_wire(life) != q.expect_psn):
+    if life < qp.peer_life or (qp.peer_life != 0 and qp.service == ServiceType.RC and on_wire(life) != qp.expect_psn):
         return False
-    q.peer_life = life
+    qp.peer_life = life
     return True
 
 
 @device_function
-def has_many_peers(wire):
+def has_many_peers(wire: WireState) -> bool:
     """Return whether a wire leads to any number of peers. Then it names none, and every packet says whose it is."""
-    w = wire_at(wire)
-    return w.peer_high | w.peer_low == 0
+    return wire.peer_high | wire.peer_low == 0
 
 
 @engine_function
-def receive(nic, wire, packet, nbytes, peer_high, peer_low, life, at):
+def receive(
+    worker: WorkerState, wire: WireState, packet: int, nbytes: int, peer_high: int, peer_low: int, life: int, at: int
+) -> None:
     """Take and count a packet of `nbytes`, whose ICRC was checked if the wire has one.
 
     `life` is the frame's, 0 on UDP; `at` is the packet's position on the wire.
     """
-    counters_at(worker_at(nic).counters).rdma_rx_packets += 1
+    CounterSet(worker.counters).rdma_rx_packets += 1
     link = 0
-    if wire_at(wire).infiniband:
-        link = _link_headers(nic, packet, nbytes)
+    if wire.infiniband:
+        link = _link_headers(worker, packet, nbytes)
         if link < 0:
             link = nbytes  # none of its bytes can be trusted
-    row = addressee(nic, wire, packet + link, nbytes - link, peer_high, peer_low, at)
-    if row != 0:
-        hand_over(nic, row, wire, packet, link, nbytes - link, peer_high, peer_low, life)
+    qp = QpRow(addressee(worker, wire, packet + link, nbytes - link, peer_high, peer_low, at))
+    if qp != 0:
+        hand_over(worker, qp, wire, packet, link, nbytes - link, peer_high, peer_low, life)
 
 
 @device_function
-def addressee(nic, wire, bth, nbytes, peer_high, peer_low, at):
+def addressee(
+    worker: WorkerState, wire: WireState, bth: int, nbytes: int, peer_high: int, peer_low: int, at: int
+) -> int:
     """Return the row of the QP that expects a packet, `nbytes` from its BTH on. If none does, count it and return 0.
 
     `at` is the packet's position on the wire: a QP takes no packet that was on the wire before the QP was in RTR. Every
     length is checked before the bytes are read (IBTA 9.6.1, packet header validation).
     """
-    n = worker_at(nic)
-    c = counters_at(n.counters)
-    if n.link_down:
-        c.rx_link_down += 1
+    counters = CounterSet(worker.counters)
+    if worker.link_down:
+        counters.rx_link_down += 1
         return 0
     if nbytes < BTH.size:
-        c.rx_malformed += 1
+        counters.rx_malformed += 1
         return 0
     if ld8(bth + BTH.se_m_pad_tver) & TVER_MASK != 0 or nbytes & 3 != 0:
-        c.rx_malformed += 1
+        counters.rx_malformed += 1
         return 0
     qpn = be32(ld32(bth + BTH.resv_dest_qp)) & QPN_MASK
-    row = qp_row(nic, qpn)
-    q = qp_row_at(row)
-    if q.qpn != qpn or qpn == 0:
-        c.rx_no_qp += 1
+    qp = QpRow(qp_row(worker, qpn))
+    if qp.qpn != qpn or qpn == 0:
+        counters.rx_no_qp += 1
         return 0
-    datagrams = q.service == ServiceType.UD
-    elsewhere = q.wire != wire or (has_many_peers(wire) and (q.peer_high != peer_high or q.peer_low != peer_low))
+    datagrams = qp.service == ServiceType.UD
+    elsewhere = qp.wire != wire or (has_many_peers(wire) and (qp.peer_high != peer_high or qp.peer_low != peer_low))
     if elsewhere and not datagrams:  # a datagram may come from anywhere
-        c.rx_wrong_peer += 1
+        counters.rx_wrong_peer += 1
         return 0
     if be16(ld16(bth + BTH.pkey)) & PKEY_BASE_MASK != _DEFAULT_PKEY_BASE:
-        c.rx_wrong_pkey += 1
+        counters.rx_wrong_pkey += 1
         return 0
-    if q.state != QpState.RTR and q.state != QpState.RTS:
-        c.rx_wrong_state += 1
+    if qp.state != QpState.RTR and qp.state != QpState.RTS:
+        counters.rx_wrong_state += 1
         return 0
-    if at < q.rx_from:
-        c.rx_stale += 1
+    if at < qp.rx_from:
+        counters.rx_stale += 1
         return 0
     service = ld8(bth + BTH.opcode) >> SERVICE_SHIFT
-    of_manufacturer = service == MANUFACTURER and q.service == ServiceType.RC
-    if service != (UD_SERVICE if datagrams else q.service) and not of_manufacturer:
-        c.rx_malformed += 1
+    of_manufacturer = service == MANUFACTURER and qp.service == ServiceType.RC
+    if service != (UD_SERVICE if datagrams else qp.service) and not of_manufacturer:
+        counters.rx_malformed += 1
         return 0
-    return row
+    return qp
 
 
 @device_function
-def take_checked(nic, row, wire, bth, nbytes, peer_high, peer_low):
-    """Count a packet of a wire without link headers, and hand it to the QP in `row`, if `addressee` has found one.
+def take_checked(
+    worker: WorkerState, qp: QpRow, wire: WireState, bth: int, nbytes: int, peer_high: int, peer_low: int
+) -> int:
+    """Count a packet of a wire without link headers, and hand it to the QP in `qp`, if `addressee` has found one.
 
     Its ICRC was checked. Return 1 if a QP has got it.
     """
-    counters_at(worker_at(nic).counters).rdma_rx_packets += 1
-    if row == 0:
+    CounterSet(worker.counters).rdma_rx_packets += 1
+    if qp == 0:
         return 0
-    hand_over(nic, row, wire, bth, 0, nbytes, peer_high, peer_low, 0)
+    hand_over(worker, qp, wire, bth, 0, nbytes, peer_high, peer_low, 0)
     return 1
 
 
 @device_function
-def date_captured(nic, count):
+def date_captured(worker: WorkerState, count: int) -> None:
     """Before `count` packets that have just arrived are captured, read the clock.
 
     The last turn's time may be from before a sleep.
     """
-    n = worker_at(nic)
-    if n.capture != 0 and n.virtual_time == 0 and count > 0:
-        n.now = clock_ns()
+    if worker.capture != 0 and worker.virtual_time == 0 and count > 0:
+        worker.now = clock_ns()
 
 
 @engine_function
-def capture_arrived(nic, wire, packet, nbytes, peer_high, peer_low, damaged, sent):
+def capture_arrived(
+    worker: WorkerState, wire: WireState, packet: int, nbytes: int, peer_high: int, peer_low: int, damaged: int,
+    sent: int,
+) -> None:  # fmt: skip
     """Capture a packet of a wire whose frames don't say to which of our GIDs they were sent: its QP's path says it.
 
     `sent` is the frame's `source`, which its sender has set.
     """
-    n = worker_at(nic)
     source = 0
-    if nbytes >= BTH.size and not wire_at(wire).infiniband:
+    if nbytes >= BTH.size and not wire.infiniband:
         qpn = be32(ld32(packet + BTH.resv_dest_qp)) & QPN_MASK
-        q = qp_row_at(qp_row(nic, qpn))
-        if q.qpn == qpn and q.wire == wire:
-            peer_high, peer_low, source = q.peer_high, q.peer_low, q.source
+        qp = QpRow(qp_row(worker, qpn))
+        if qp.qpn == qpn and qp.wire == wire:
+            peer_high, peer_low, source = qp.peer_high, qp.peer_low, qp.source
     source |= traffic_of(sent)
-    capture(n.capture, packet, nbytes, peer_high, peer_low, source, damaged, n.now, 0)
+    capture(worker.capture, packet, nbytes, peer_high, peer_low, source, damaged, worker.now, 0)
 
 
 @device_function
-def hand_over(nic, row, wire, packet, link, nbytes, peer_high, peer_low, life):
+def hand_over(
+    worker: WorkerState, qp: QpRow, wire: WireState, packet: int, link: int, nbytes: int, peer_high: int,
+    peer_low: int, life: int,
+) -> None:  # fmt: skip
     """Hand a packet to the QP that `addressee` has found: `link` bytes of link headers, `nbytes` from its BTH on."""
-    if qp_row_at(row).service == ServiceType.UD:
-        take_datagram(nic, row, wire, packet, link, nbytes, peer_high, peer_low)
+    if qp.service == ServiceType.UD:
+        take_datagram(worker, qp, wire, packet, link, nbytes, peer_high, peer_low)
     else:
-        _deliver(nic, row, packet + link, nbytes, life)
+        _deliver(worker, qp, packet + link, nbytes, life)
 
 
 @device_function
-def _operation(opcode, service):
+def _operation(opcode: int, service: int) -> int:
     """Return the operation in an opcode, or RESERVED if it is one only in the range for manufacturers, or outside."""
     operation = opcode & OPERATION_MASK
     return operation if (opcode >> SERVICE_SHIFT) - service == service_bits(operation) else RESERVED
 
 
 @engine_function
-def _deliver(nic, row, bth, nbytes, life):
+def _deliver(worker: WorkerState, qp: QpRow, bth: int, nbytes: int, life: int) -> None:
     """Deliver a packet of a connection, `nbytes` from its BTH on."""
-    q = qp_row_at(row)
-    c = counters_at(worker_at(nic).counters)
+    counters = CounterSet(worker.counters)
     pad = (ld8(bth + BTH.se_m_pad_tver) >> PAD_SHIFT) & 3
     word = be32(ld32(bth + BTH.ack_psn))
     psn = on_wire(word)
-    operation = _operation(ld8(bth + BTH.opcode), q.service)
-    if q.service != ServiceType.RC and not is_request(operation, q.service):
-        c.rx_malformed += 1
+    operation = _operation(ld8(bth + BTH.opcode), qp.service)
+    if qp.service != ServiceType.RC and not is_request(operation, qp.service):
+        counters.rx_malformed += 1
         return
-    if q.service == ServiceType.RC and is_response(operation):
-        if q.state != QpState.RTS:
-            c.rx_wrong_state += 1
-        elif life != q.life and life != 0:
-            c.rx_stale += 1
+    if qp.service == ServiceType.RC and is_response(operation):
+        if qp.state != QpState.RTS:
+            counters.rx_wrong_state += 1
+        elif life != qp.life and life != 0:
+            counters.rx_stale += 1
         else:
-            take_response(nic, row, operation, psn, bth, nbytes, pad)
+            take_response(worker, qp, operation, psn, bth, nbytes, pad)
         return
-    if not _is_of_peer(row, life):
-        c.rx_stale += 1
+    if not _is_of_peer(qp, life):
+        counters.rx_stale += 1
         return
-    establish(nic, row)
-    take_request(nic, row, operation, psn, word >> 31, bth, nbytes, pad)
+    establish(worker, qp)
+    take_request(worker, qp, operation, psn, word >> 31, bth, nbytes, pad)

@@ -9,18 +9,17 @@ from ...device.checksum import fold, pseudo_sum
 from ...fabric.ethernet_records import GSO_ECN, GSO_TCPV4, GSO_TCPV6, NEEDS_CHECKSUM, VIRTIO_NET, virtio_net_at
 from ...fabric.ip_headers import tag_bytes
 from ...fabric.offloads import set_length, set_tcp
-from ...formats.packet import ETHERNET, GROUP_MAC, IP_PROTOCOL_TCP, IPV4, TCP, TCP_CWR, TCP_OFFSET_SHIFT
+from ...formats.packet import ETHERNET, GROUP_MAC, IPV4, IP_PROTOCOL_TCP, TCP, TCP_CWR, TCP_OFFSET_SHIFT
 from ...formats.wqe import EthChecksum
 from ...jit.compile import device_function, engine_function
-from ...jit.ops import be16, ld8, ld16, st16
+from ...jit.ops import be16, ld16, ld8, st16
 from ..state import refuse
-from ..state.ethernet_queues import sq_row_at
-from ..state.flow import packet_at
-from ..state.message import MESSAGE, message_at
-from ..state.nic import nic_at
-from ..state.qp import qp_row_at
-from ..state.wire import wire_at
-from ..state.worker import worker_at
+from ..state.ethernet_queues import SqRow
+from ..state.flow import Packet
+from ..state.message import MESSAGE, Message
+from ..state.qp import QpRow
+from ..state.wire import WireState
+from ..state.worker import WorkerState
 from ..steering.parse import PROTOCOL, parse
 from .eth_frame import NO_ROOM, SENT, build_frame, leave, write_checksums
 from .lan import load_mac
@@ -31,20 +30,19 @@ _LARGEST = 65535  # bytes of a frame of many segments: what the length of an IPv
 
 
 @device_function
-def _at_once(nic, row, head, head_bytes, mss):
+def _at_once(worker: WorkerState, qp: QpRow, head: int, head_bytes: int, mss: int) -> int:
     """Return how many segments may leave as one frame. Faults and captures are of segments."""
-    n = worker_at(nic)
-    wire = qp_row_at(row).wire
-    if wire == 0 or wire_at(wire).segments == 0 or wire_at(wire).faults != 0 or n.capture != 0:
+    wire = WireState(qp.wire)
+    if wire == 0 or wire.segments == 0 or wire.faults != 0 or worker.capture != 0:
         return 1
     mac = load_mac(head)
-    if mac == nic_at(nic).mac or mac & GROUP_MAC:  # it comes back
+    if mac == worker.mac or mac & GROUP_MAC:  # it comes back
         return 1
     return max((_LARGEST - head_bytes) // mss, 1)
 
 
 @engine_function
-def _leave_uncut(frame, l3, l4, head_bytes, nbytes, mss):
+def _leave_uncut(frame: int, l3: int, l4: int, head_bytes: int, nbytes: int, mss: int) -> None:
     """Write what the kernel has to know of a frame of many segments, whose IP header is complete."""
     ip = frame + l3
     st16(frame + l4 + TCP.checksum, be16(fold(pseudo_sum(ip, IP_PROTOCOL_TCP, nbytes - l4))))
@@ -57,48 +55,46 @@ def _leave_uncut(frame, l3, l4, head_bytes, nbytes, mss):
 
 
 @engine_function
-def send_segments(nic, row, head, head_bytes, mss):
+def send_segments(worker: WorkerState, sq: SqRow, head: int, head_bytes: int, mss: int) -> int:
     """Send the segments that were not sent yet, of what the message lists. Return SENT, NO_ROOM, or minus a reason.
 
     NO_ROOM is also for what is left when the WQE has had its share of the turn.
     """
-    n = worker_at(nic)
-    s = sq_row_at(row)
-    payload = message_at(n.message).nbytes
+    payload = Message(worker.message).nbytes
     if payload > 1 << LOG_MAX_TSO:
-        return -refuse.too_long_to_send(nic, payload, 1 << LOG_MAX_TSO)
+        return -refuse.too_long_to_send(worker, payload, 1 << LOG_MAX_TSO)
     if mss == 0 or head_bytes < ETHERNET.size + IPV4.size + TCP.size:
-        return -refuse.segmentation_headers(nic, mss, head_bytes)
+        return -refuse.segmentation_headers(worker, mss, head_bytes)
     count = max((payload + mss - 1) // mss, 1)
-    most = _at_once(nic, row, head, head_bytes, mss)
+    most = _at_once(worker, sq, head, head_bytes, mss)
     frames = 0
-    while s.packets < count:
+    while sq.packets < count:
         if frames == _SHARE:
             return NO_ROOM
-        offset = s.packets * mss
-        packets = min(count - s.packets, most)
+        offset = sq.packets * mss
+        packets = min(count - sq.packets, most)
         nbytes = min(payload - offset, packets * mss)
         total = head_bytes + nbytes
-        listed = n.message + MESSAGE.segments
-        frame = build_frame(nic, row, head, head_bytes, listed, offset, nbytes, 0, min(nbytes, mss))
+        listed = worker.message + MESSAGE.segments
+        frame = build_frame(worker, sq, head, head_bytes, listed, offset, nbytes, 0, min(nbytes, mss))
         if frame <= 0:
             return frame
         l3 = ETHERNET.size + tag_bytes(frame, total)
-        set_length(frame, l3, total, s.packets)
-        parse(n.packet, frame, total)
-        l4 = packet_at(n.packet).l4
+        set_length(frame, l3, total, sq.packets)
+        parse(Packet(worker.packet), frame, total)
+        l4 = Packet(worker.packet).l4
         tcp = frame + l4
-        whole = l4 != 0 and ld8(n.packet + PROTOCOL) == IP_PROTOCOL_TCP
+        whole = l4 != 0 and ld8(worker.packet + PROTOCOL) == IP_PROTOCOL_TCP
         if not whole or l4 + (be16(ld16(tcp + TCP.offset_flags)) >> TCP_OFFSET_SHIFT) * 4 != head_bytes:
-            return -refuse.segmentation_headers(nic, mss, head_bytes)
-        set_tcp(tcp, offset, s.packets == 0, s.packets + packets == count)
-        if packets == 1 or frame == n.frame:  # it comes back if the program has changed its MAC since `_at_once`
-            write_checksums(nic, frame, total, EthChecksum.L3 | EthChecksum.L4)
+            return -refuse.segmentation_headers(worker, mss, head_bytes)
+        set_tcp(tcp, offset, sq.packets == 0, sq.packets + packets == count)
+        if packets == 1 or frame == worker.frame:  # it comes back if the program has changed its MAC since `_at_once`
+            write_checksums(worker, frame, total, EthChecksum.L3 | EthChecksum.L4)
         else:
-            write_checksums(nic, frame, total, EthChecksum.L3)
+            write_checksums(worker, frame, total, EthChecksum.L3)
             _leave_uncut(frame, l3, l4, head_bytes, total, mss)
-        leave(nic, row, frame, total, packets, head_bytes)
-        s.packets += packets
+        leave(worker, sq, frame, total, packets, head_bytes)
+        sq.packets += packets
         frames += 1
-    s.packets = 0
+    sq.packets = 0
     return SENT

@@ -17,18 +17,20 @@ from ...fabric.icrc import packet_icrc, received_crc
 from ...fabric.ip_headers import tag_bytes, whole_ipv4, whole_ipv6
 from ...fabric.udp_records import MAPPED, MSG_DONTWAIT, MSG_NOSIGNAL
 from ...formats.packet import (
-    ETHER_TYPE_ARP, ETHER_TYPE_IPV4, ETHER_TYPE_IPV6, ETHER_TYPE_SERVICE_VLAN, ETHER_TYPE_VLAN, ETHERNET, GROUP_MAC,
-    ICRC_SIZE, IP_PROTOCOL_FRAGMENT, IP_PROTOCOL_ICMPV6, IP_PROTOCOL_UDP, IPV4, IPV4_FRAGMENT_MASK, IPV6, NEIGHBOUR,
+    ETHERNET, ETHER_TYPE_ARP, ETHER_TYPE_IPV4, ETHER_TYPE_IPV6, ETHER_TYPE_SERVICE_VLAN, ETHER_TYPE_VLAN, GROUP_MAC,
+    ICRC_SIZE, IPV4, IPV4_FRAGMENT_MASK, IPV6, IP_PROTOCOL_FRAGMENT, IP_PROTOCOL_ICMPV6, IP_PROTOCOL_UDP, NEIGHBOUR,
     NEIGHBOUR_ADVERTISEMENT, NEIGHBOUR_SOLICITATION, ROCE_UDP_PORT, UDP,
 )  # fmt: skip
 from ...jit.compile import device_function, engine_function
-from ...jit.ops import be16, ld8, ld16, ld32, ld64, st64
-from ..state.counters import COUNTERS, counters_at
+from ...jit.ops import be16, ld16, ld32, ld64, ld8, st64
+from ...jit.struct_view import Struct
+from ..state.counters import COUNTERS, CounterSet
+from ..state.ethernet_queues import RqRow
 from ..state.extensions import ETHERNET_WIRES
-from ..state.flow import Fate, flow_table_at
-from ..state.nic import nic_at
-from ..state.wire import WIRE, wire_at
-from ..state.worker import worker_at
+from ..state.flow import Fate, FlowTableRow
+from ..state.qp import QpRow
+from ..state.wire import WIRE, WireState
+from ..state.worker import WorkerState
 from ..steering.steer import read_frames, steer, turn_to
 from .delivery import BATCH, addressee, date_captured, take_checked
 from .eth_receive import ANY_NUMBER, receive_frame, room_for
@@ -43,7 +45,7 @@ _ROCE, UNDECIDED = -1, -2
 
 
 @engine_function
-def sort_frame(wire, frame, nbytes):
+def sort_frame(wire: int, frame: int, nbytes: int) -> int:
     """Say what a frame is. For a packet of RoCE v2 with intact headers, fill in the fields `bth` … of ETHERNET_WIRE.
 
     Every length is checked before the bytes are read. The UDP checksum is not looked at: senders of RoCE v2 leave it
@@ -67,13 +69,13 @@ def sort_frame(wire, frame, nbytes):
 
 
 @device_function
-def _is_for_port(w, frame):
+def _is_for_port(w: Struct, frame: int) -> bool:
     """Return whether a frame's destination is the port's MAC, or a group's."""
     return ld32(frame) | ld16(frame + 4) << 32 == w.mac or ld8(frame) & GROUP_MAC != 0
 
 
 @device_function
-def _own_gid(wire, high, low):
+def _own_gid(wire: int, high: int, low: int) -> int:
     """Return the index of an own GID, or -1."""
     w = ethernet_wire_at(wire)
     for i in range(w.gid_count):
@@ -84,7 +86,7 @@ def _own_gid(wire, high, low):
 
 
 @engine_function
-def _sort_tagged(wire, frame, nbytes):
+def _sort_tagged(wire: int, frame: int, nbytes: int) -> int:
     """Sort a frame with VLAN tags: the port answers questions for its addresses in any VLAN, and takes nothing else."""
     at = ETHERNET.size + tag_bytes(frame, nbytes)
     kind = be16(ld16(frame + at - 2))
@@ -96,7 +98,7 @@ def _sort_tagged(wire, frame, nbytes):
 
 
 @engine_function
-def _sort_ipv4(wire, ip, nbytes):
+def _sort_ipv4(wire: int, ip: int, nbytes: int) -> int:
     """RFC 791, RFC 1122 3.2.1."""
     w = ethernet_wire_at(wire)
     head = whole_ipv4(ip, nbytes)
@@ -117,7 +119,7 @@ def _sort_ipv4(wire, ip, nbytes):
 
 
 @engine_function
-def _sort_ipv6(wire, ip, nbytes):
+def _sort_ipv6(wire: int, ip: int, nbytes: int) -> int:
     """RFC 8200."""
     w = ethernet_wire_at(wire)
     if not whole_ipv6(ip, nbytes):
@@ -141,7 +143,7 @@ def _sort_ipv6(wire, ip, nbytes):
 
 
 @device_function
-def _sort_udp(wire, udp, nbytes):
+def _sort_udp(wire: int, udp: int, nbytes: int) -> int:
     """RFC 768. What follows the ICRC is padding."""
     w = ethernet_wire_at(wire)
     if nbytes < UDP.size:
@@ -159,16 +161,16 @@ def _sort_udp(wire, udp, nbytes):
 
 
 @engine_function
-def steer_frame(nic, frame, nbytes):
+def steer_frame(worker: WorkerState, frame: int, nbytes: int) -> int:
     """Do with the frame that was read what the flow tables say. Return the offset of its counter, or UNDECIDED."""
-    return follow(nic, steer(nic, nbytes), frame, nbytes)
+    return follow(worker, steer(worker, nbytes), frame, nbytes)
 
 
 @engine_function
-def follow(nic, fate, frame, nbytes):
+def follow(worker: WorkerState, fate: int, frame: int, nbytes: int) -> int:
     """Do with a frame what `steer` has returned. Return the offset of the counter for its fate, or UNDECIDED."""
     if fate == Fate.TIR:
-        return receive_frame(nic, frame, nbytes)
+        return receive_frame(worker, frame, nbytes)
     if fate == Fate.DROP:
         return COUNTERS.rx_frame_rule_dropped
     if fate == Fate.LOOP:
@@ -180,83 +182,79 @@ def follow(nic, fate, frame, nbytes):
 
 
 @engine_function
-def _take_packet(nic, wire, ethernet, at):
+def _take_packet(worker: WorkerState, wire: WireState, ethernet: int, at: int) -> int:
     """Take the packet at hand, whose position on the wire is `at`. Return 1 if it is intact and for a QP of this NIC.
 
     Peer and QP are checked before the ICRC, so that packets of strangers cost little.
     """
-    n = worker_at(nic)
     w = ethernet_wire_at(ethernet)
-    n.arrived_at = w.own
-    row = addressee(nic, wire, w.bth, w.nbytes, w.peer_high, w.peer_low, at)
-    if row != 0:
+    worker.arrived_at = w.own
+    qp = QpRow(addressee(worker, wire, w.bth, w.nbytes, w.peer_high, w.peer_low, at))
+    if qp != 0:
         crc = received_crc(w.scratch, w.ip, w.ip_bytes, w.version)
         if packet_icrc(crc, w.bth, w.nbytes) != ld32(w.bth + w.nbytes):
-            counters_at(n.counters).rx_icrc_encapsulated += 1
+            CounterSet(worker.counters).rx_icrc_encapsulated += 1
             return 0
-    return take_checked(nic, row, wire, w.bth, w.nbytes, w.peer_high, w.peer_low)
+    return take_checked(worker, qp, wire, w.bth, w.nbytes, w.peer_high, w.peer_low)
 
 
 @engine_function
-def decide(nic, ethernet, frame, nbytes, cut):
+def decide(worker: WorkerState, ethernet: int, frame: int, nbytes: int, cut: int) -> int:
     """Do with a frame what the flow tables say, and if they do not, say what it is, as `sort_frame`.
 
     If there is a root table, the frame was read. `cut`: not all of the frame is there.
     """
-    n = worker_at(nic)
     w = ethernet_wire_at(ethernet)
-    if n.link_down:
+    if worker.link_down:
         return COUNTERS.rx_frame_link_down
     if cut or nbytes < ETHERNET.size:
         return COUNTERS.rx_frame_malformed
-    longest = nic_at(nic).longest_frame
+    longest = worker.longest_frame
     if nbytes > longest and nbytes > longest + tag_bytes(frame, nbytes):
         return COUNTERS.rx_frame_oversize
     if w.promiscuous == 0 and not _is_for_port(w, frame):
         return COUNTERS.rx_frame_other_mac
     fate = UNDECIDED
-    if flow_table_at(n.flow_tables).miss != 0:
-        fate = steer_frame(nic, frame, nbytes)
+    if FlowTableRow(worker.flow_tables).miss != 0:
+        fate = steer_frame(worker, frame, nbytes)
     return sort_frame(ethernet, frame, nbytes) if fate == UNDECIDED else fate
 
 
 @engine_function
-def _take_frame(nic, wire, ethernet, arrived, at):
+def _take_frame(worker: WorkerState, wire: WireState, ethernet: int, arrived: int, at: int) -> int:
     """Take a frame. Return 1 if it is for a queue of this NIC. Every frame counts in `rx_frames`."""
-    n = worker_at(nic)
     a = arrived_at(arrived)
-    counters_at(n.counters).rx_frames += 1
-    counters_at(n.counters).rx_frame_bytes += a.nbytes
-    if n.capture != 0:
-        capture_frame(n.capture, a.frame, a.nbytes, a.frame, 0, n.now, 0)
-    fate = decide(nic, ethernet, a.frame, a.nbytes, a.cut)
+    CounterSet(worker.counters).rx_frames += 1
+    CounterSet(worker.counters).rx_frame_bytes += a.nbytes
+    if worker.capture != 0:
+        capture_frame(worker.capture, a.frame, a.nbytes, a.frame, 0, worker.now, 0)
+    fate = decide(worker, ethernet, a.frame, a.nbytes, a.cut)
     if fate == _ROCE:
-        return _take_packet(nic, wire, ethernet, at)
+        return _take_packet(worker, wire, ethernet, at)
     if fate == COUNTERS.rx_frame_neighbour:
         send(ethernet_wire_at(ethernet).thread, a.frame, a.nbytes, MSG_DONTWAIT | MSG_NOSIGNAL)
-    st64(n.counters + fate, ld64(n.counters + fate) + 1)
+    st64(worker.counters + fate, ld64(worker.counters + fate) + 1)
     return 1 if fate == COUNTERS.rx_frame_delivered else 0
 
 
 @engine_function
-def _credit(ethernet):
+def _credit(ethernet: int) -> int:
     """Return how many frames the queues of the wire have room for."""
     w = ethernet_wire_at(ethernet)
     least = ANY_NUMBER
     for i in range(w.queue_count):
-        least = min(least, room_for(ld64(w.queues + 8 * i), w.longest))
+        least = min(least, room_for(RqRow(ld64(w.queues + 8 * i)), w.longest))
     return least
 
 
 @ETHERNET_WIRES.function
-def take_in(nic, wire):
+def take_in(worker: WorkerState, wire: WireState) -> int:
     """Take the frames that have arrived at the wire's descriptor. Return how many.
 
     The wire's share of a turn ends with the batch that brings the BATCHth frame for a queue of this NIC, or after
     ROUNDS batches.
     """
-    n = worker_at(nic)
-    ethernet = wire_at(wire).medium
+    ethernet = wire.medium
     w = ethernet_wire_at(ethernet)
     done = 0
     ours = 0
@@ -265,53 +263,52 @@ def take_in(nic, wire):
         if w.reading == PIPE and w.credit < READ_TOGETHER:
             w.credit = _credit(ethernet)
         count = receive_frames(ethernet)
-        date_captured(nic, count)
-        if flow_table_at(n.flow_tables).miss != 0:
-            read_frames(nic, w.first, count)
+        date_captured(worker, count)
+        if FlowTableRow(worker.flow_tables).miss != 0:
+            read_frames(worker, w.first, count)
         for i in range(count):
-            turn_to(nic, i)
-            ours += _take_frame(nic, wire, ethernet, w.first + i * ARRIVED.size, at)
+            turn_to(worker, i)
+            ours += _take_frame(worker, wire, ethernet, w.first + i * ARRIVED.size, at)
         done += count
         if w.more == 0 or ours >= BATCH:
             break
-    n.arrived_at = -1
+    worker.arrived_at = -1
     return done
 
 
 @ETHERNET_WIRES.function
-def send_out(nic, wire):
+def send_out(worker: WorkerState, wire: WireState) -> int:
     """Send the frames that wait for the descriptor."""
-    n = worker_at(nic)
-    ethernet = wire_at(wire).medium
+    ethernet = wire.medium
     w = ethernet_wire_at(ethernet)
-    sent = transmit_frames(ethernet, n.capture, n.now)
+    sent = transmit_frames(ethernet, worker.capture, worker.now)
     if w.tx_dropped != 0:
-        counters_at(n.counters).tx_dropped += w.tx_dropped
+        CounterSet(worker.counters).tx_dropped += w.tx_dropped
         w.tx_dropped = 0
     return sent
 
 
 @engine_function
-def frame_room(nic, wire, nbytes, mac):
+def frame_room(worker: WorkerState, wire: WireState, nbytes: int, mac: int) -> int:
     """Return the address for the bytes of a frame that is to be sent, or 0 if the pipe is full."""
     frame = reserve_frame(wire + WIRE.tx, nbytes)
     return frame + PACKET if frame != 0 else 0
 
 
 @engine_function
-def send_frame(nic, wire, nbytes):
+def send_frame(worker: WorkerState, wire: WireState, nbytes: int) -> int:
     """Send the frame that was written to where `frame_room` said."""
     commit(wire + WIRE.tx)
     return 1
 
 
 @ETHERNET_WIRES.function
-def arrivals(wire):
+def arrivals(wire: WireState) -> int:
     """Return the position from which on everything has arrived after this call."""
-    return mark_frames(wire_at(wire).medium)
+    return mark_frames(wire.medium)
 
 
 @ETHERNET_WIRES.function
-def unsent(wire):
+def unsent(wire: WireState) -> int:
     """Return the end of the pipe of packets that wait for the descriptor."""
-    return ethernet_wire_at(wire_at(wire).medium).tx
+    return ethernet_wire_at(wire.medium).tx

@@ -5,16 +5,16 @@ The word has 4 or 8 bytes. Operands are numbers in host byte order.
 
 from __future__ import annotations
 
-from ...jit.compile import device_function, engine_function
-from ...jit.ops import be32, cas_acq_rel_gpu32, cas_acq_rel_gpu64, ld32, ld_acquire32, ld_acquire64, st32
 from ...formats.packet import MASKED_ATOMIC_ETH
 from ...formats.wqe import WqeOpcode
-from ..state.message import message_at
+from ...jit.compile import device_function, engine_function
+from ...jit.ops import be32, cas_acq_rel_gpu32, cas_acq_rel_gpu64, ld32, ld_acquire32, ld_acquire64, st32
+from ..state.message import Message
 from .packets import get_be64, put_be64
 
 
 @device_function
-def _add_fields(word, addend, boundary):
+def _add_fields(word: int, addend: int, boundary: int) -> int:
     """Return the sum without carries between fields. `boundary` has the top bit of each field set.
 
     The addition leaves out the top bits, so they take the carries from below. XOR then adds them without a carry.
@@ -23,7 +23,9 @@ def _add_fields(word, addend, boundary):
 
 
 @engine_function
-def masked_atomic(opcode, address, nbytes, swap_add, compare, swap_mask, compare_mask):
+def masked_atomic(
+    opcode: int, address: int, nbytes: int, swap_add: int, compare: int, swap_mask: int, compare_mask: int
+) -> int:
     """Execute a masked atomic: return the old word. `swap_mask` of an add says where its fields end."""
     while True:  # until no other write has changed the word in between
         old = ld_acquire32(address) if nbytes == 4 else ld_acquire64(address)
@@ -39,26 +41,25 @@ def masked_atomic(opcode, address, nbytes, swap_add, compare, swap_mask, compare
 
 
 @device_function
-def write_header(at, message):
+def write_header(at: int, message: Message) -> None:
     """Write the MASKED_ATOMIC_ETH of a message."""
-    m = message_at(message)
-    put_be64(at + MASKED_ATOMIC_ETH.va, m.raddr)
-    st32(at + MASKED_ATOMIC_ETH.rkey, be32(m.rkey))
-    st32(at + MASKED_ATOMIC_ETH.nbytes, be32(m.nbytes))
-    put_be64(at + MASKED_ATOMIC_ETH.swap_add, m.swap_add)
-    put_be64(at + MASKED_ATOMIC_ETH.compare, m.compare)
-    put_be64(at + MASKED_ATOMIC_ETH.swap_mask, m.swap_mask)
-    put_be64(at + MASKED_ATOMIC_ETH.compare_mask, m.compare_mask)
+    put_be64(at + MASKED_ATOMIC_ETH.va, message.raddr)
+    st32(at + MASKED_ATOMIC_ETH.rkey, be32(message.rkey))
+    st32(at + MASKED_ATOMIC_ETH.nbytes, be32(message.nbytes))
+    put_be64(at + MASKED_ATOMIC_ETH.swap_add, message.swap_add)
+    put_be64(at + MASKED_ATOMIC_ETH.compare, message.compare)
+    put_be64(at + MASKED_ATOMIC_ETH.swap_mask, message.swap_mask)
+    put_be64(at + MASKED_ATOMIC_ETH.compare_mask, message.compare_mask)
 
 
 @device_function
-def word_bytes(at):
+def word_bytes(at: int) -> int:
     """Return the bytes of the word that a MASKED_ATOMIC_ETH names."""
     return be32(ld32(at + MASKED_ATOMIC_ETH.nbytes))
 
 
 @device_function
-def execute_packet(opcode, address, at):
+def execute_packet(opcode: int, address: int, at: int) -> int:
     """Execute the masked atomic of the MASKED_ATOMIC_ETH at `at`: return the old word."""
     return masked_atomic(
         opcode, address, word_bytes(at),

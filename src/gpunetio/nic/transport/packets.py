@@ -10,86 +10,82 @@ from ...formats.packet import (
     SOLICITED,
 )  # fmt: skip
 from ...jit.compile import device_function, engine_function
-from ...jit.ops import be16, be32, be64, ld32, ld64, st8, st16, st32, st64
+from ...jit.ops import be16, be32, be64, ld32, ld64, st16, st32, st64, st8
 from ..queues.psn import on_wire
-from ..state.counters import counters_at
-from ..state.nic import nic_at
+from ..state.counters import CounterSet
 from ..state.objects import GID_ROW
-from ..state.qp import qp_row_at
-from ..state.wire import WIRE, wire_at
-from ..state.worker import worker_at
+from ..state.qp import QpRow
+from ..state.wire import WIRE, WireState
+from ..state.worker import WorkerState
 
 _MIGRATED = 0x40  # path migration is not used: the state is always "migrated" (IBTA 17.2.8)
 _GRH_VERSION, _CLASS_SHIFT = 6 << 28, 20
 
 
 @device_function
-def packet_opcode(row, operation):
+def packet_opcode(qp: QpRow, operation: int) -> int:
     """Return the BTH opcode: `operation`, the lower five bits, with this QP's service."""
-    return (qp_row_at(row).service & ServiceType.UC) << SERVICE_SHIFT | operation
+    return (qp.service & ServiceType.UC) << SERVICE_SHIFT | operation
 
 
 @engine_function
-def _write_link_headers(nic, row, link, nbytes):
+def _write_link_headers(worker: WorkerState, qp: QpRow, link: int, nbytes: int) -> int:
     """Write the LRH and, if the path has one, the GRH; return the address behind them.
 
     `nbytes` is the length of the packet without its ICRC.
     """
-    q = qp_row_at(row)
     st8(link + LRH.vl_lver, 0)
-    st8(link + LRH.sl_lnh, q.sl << 4 | (LNH_GLOBAL if q.grh else LNH_LOCAL))
-    st16(link + LRH.dlid, be16(q.dlid))
+    st8(link + LRH.sl_lnh, qp.sl << 4 | (LNH_GLOBAL if qp.grh else LNH_LOCAL))
+    st16(link + LRH.dlid, be16(qp.dlid))
     st16(link + LRH.length, be16((nbytes + ICRC_SIZE) >> 2))
-    st16(link + LRH.slid, be16(nic_at(nic).lid))
-    if not q.grh:
+    st16(link + LRH.slid, be16(worker.lid))
+    if not qp.grh:
         return link + LRH.size
     grh = link + LRH.size
-    gid = nic_at(nic).gids + q.source * GID_ROW.size + GID_ROW.gid
-    first = _GRH_VERSION | class_of(q.egress) << _CLASS_SHIFT | label_of(q.egress)
+    gid = worker.gids + qp.source * GID_ROW.size + GID_ROW.gid
+    first = _GRH_VERSION | class_of(qp.egress) << _CLASS_SHIFT | label_of(qp.egress)
     st32(grh + GRH.version_class_flow, be32(first))
     st16(grh + GRH.payload_length, be16(nbytes - LRH.size - GRH.size + ICRC_SIZE))
     st8(grh + GRH.next_header, GRH_NEXT_HEADER)
-    st8(grh + GRH.hop_limit, hop_limit_of(q.egress))
+    st8(grh + GRH.hop_limit, hop_limit_of(qp.egress))
     st64(grh + GRH.sgid, ld64(gid))
     st64(grh + GRH.sgid + 8, ld64(gid + 8))
-    st64(grh + GRH.dgid, q.peer_high)
-    st64(grh + GRH.dgid + 8, q.peer_low)
+    st64(grh + GRH.dgid, qp.peer_high)
+    st64(grh + GRH.dgid + 8, qp.peer_low)
     return grh + GRH.size
 
 
 @device_function
-def link_bytes(row):
+def link_bytes(qp: QpRow) -> int:
     """Return the bytes of link headers before the BTH of the QP's packets."""
-    q = qp_row_at(row)
-    if not wire_at(q.wire).infiniband:
+    if not WireState(qp.wire).infiniband:
         return 0
-    return LRH.size + (GRH.size if q.grh else 0)
+    return LRH.size + (GRH.size if qp.grh else 0)
 
 
 @engine_function
-def open_packet(nic, row, life, nbytes):
+def open_packet(worker: WorkerState, qp: QpRow, life: int, nbytes: int) -> int:
     """Reserve space for a packet of `nbytes` from its BTH on.
 
     Return the address of the BTH, or 0 if the pipe is full or the link is down. `life` is that of the requester: this
     QP's for a request, the peer's for a response.
     """
-    if worker_at(nic).link_down:
+    if worker.link_down:
         return 0
-    q = qp_row_at(row)
-    headers = link_bytes(row)
+    headers = link_bytes(qp)
     nbytes += headers
-    frame = reserve(q.wire + WIRE.tx, nbytes)
+    frame = reserve(qp.wire + WIRE.tx, nbytes)
     if frame == 0:
         return 0
     f = frame_at(frame)
-    f.nbytes, f.peer_high, f.peer_low, f.source, f.life = nbytes, q.peer_high, q.peer_low, q.egress, life
+    f.nbytes, f.peer_high, f.peer_low, f.source, f.life = nbytes, qp.peer_high, qp.peer_low, qp.egress, life
     if headers:
-        return _write_link_headers(nic, row, frame + PACKET, nbytes)
+        return _write_link_headers(worker, qp, frame + PACKET, nbytes)
     return frame + PACKET
 
 
 @device_function
-def write_bth(row, bth, opcode, solicited, pad, ack_request, psn):
+def write_bth(qp: QpRow, bth: int, opcode: int, solicited: int, pad: int, ack_request: int, psn: int) -> None:
     """Write the base transport header (IBTA 9.2)."""
     flags = _MIGRATED | pad << PAD_SHIFT
     if solicited:
@@ -97,27 +93,25 @@ def write_bth(row, bth, opcode, solicited, pad, ack_request, psn):
     st8(bth + BTH.opcode, opcode)
     st8(bth + BTH.se_m_pad_tver, flags)
     st16(bth + BTH.pkey, DEFAULT_PKEY)
-    st32(bth + BTH.resv_dest_qp, be32(qp_row_at(row).remote_qpn))
+    st32(bth + BTH.resv_dest_qp, be32(qp.remote_qpn))
     st32(bth + BTH.ack_psn, be32(ack_request << 31 | on_wire(psn)))
 
 
 @engine_function
-def close_packet(nic, row, bth, nbytes, payload):
+def close_packet(worker: WorkerState, qp: QpRow, bth: int, nbytes: int, payload: int) -> None:
     """Send a packet after it was filled: `nbytes` from its BTH on, of which `payload` are data."""
-    q = qp_row_at(row)
-    n = worker_at(nic)
-    c = counters_at(n.counters)
-    c.rdma_tx_packets += 1
-    c.rdma_tx_bytes += payload
-    if n.capture != 0 and not wire_at(q.wire).whole_frames:
-        link = link_bytes(row)
-        source = q.source | traffic_of(q.egress)
-        capture(n.capture, bth - link, nbytes + link, q.peer_high, q.peer_low, source, 0, n.now, 1)
-    commit(q.wire + WIRE.tx)
+    counters = CounterSet(worker.counters)
+    counters.rdma_tx_packets += 1
+    counters.rdma_tx_bytes += payload
+    if worker.capture != 0 and not WireState(qp.wire).whole_frames:
+        link = link_bytes(qp)
+        source = qp.source | traffic_of(qp.egress)
+        capture(worker.capture, bth - link, nbytes + link, qp.peer_high, qp.peer_low, source, 0, worker.now, 1)
+    commit(qp.wire + WIRE.tx)
 
 
 @device_function
-def put_be64(address, value):
+def put_be64(address: int, value: int) -> None:
     """Store a big-endian 64-bit field, which may be aligned to 4 bytes only: a GPU needs two stores for that."""
     swapped = be64(value)
     st32(address, swapped)
@@ -125,6 +119,6 @@ def put_be64(address, value):
 
 
 @device_function
-def get_be64(address):
+def get_be64(address: int) -> int:
     """Load a big-endian 64-bit field, which may be aligned to 4 bytes only."""
     return be32(ld32(address)) << 32 | be32(ld32(address + 4))

@@ -4,35 +4,33 @@ from __future__ import annotations
 
 from ...jit.compile import engine_function
 from ...jit.ops import ld64, st64
+from ..state.qp import QpRow
+from ..state.worker import WorkerState
 from .responder import serve_pending
-from ..state.worker import worker_at
-from ..state.qp import qp_row_at
 
 
 @engine_function
-def send_pending(nic):
+def send_pending(worker: WorkerState) -> None:
     """Send what is pending for peers. A QP whose wire has no room stays on the list."""
-    n = worker_at(nic)
     left = 0
-    for i in range(n.pending_count):
-        row = ld64(n.pending + 8 * i)
-        if serve_pending(nic, row):
-            qp_row_at(row).pending = 0
+    for i in range(worker.pending_count):
+        qp = QpRow(ld64(worker.pending + 8 * i))
+        if serve_pending(worker, qp):
+            qp.pending = 0
         else:
-            st64(n.pending + 8 * left, row)
+            st64(worker.pending + 8 * left, qp)
             left += 1
-    n.pending_count = left
+    worker.pending_count = left
 
 
 @engine_function
-def forget_pending(nic, row):
+def forget_pending(worker: WorkerState, qp: QpRow) -> None:
     """Remove a QP from the list of those with something pending."""
-    n = worker_at(nic)
     left = 0
-    for i in range(n.pending_count):
-        other = ld64(n.pending + 8 * i)
-        if other != row:
-            st64(n.pending + 8 * left, other)
+    for i in range(worker.pending_count):
+        other = ld64(worker.pending + 8 * i)
+        if other != qp:
+            st64(worker.pending + 8 * left, other)
             left += 1
-    n.pending_count = left
-    qp_row_at(row).pending = 0
+    worker.pending_count = left
+    qp.pending = 0

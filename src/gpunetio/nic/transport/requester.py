@@ -7,7 +7,7 @@ again, so only the FLIGHT is kept.
 
 from __future__ import annotations
 
-from ...fabric.frames import LEAST_GRANTED, GRANTED_SHIFT, publish, refer
+from ...fabric.frames import GRANTED_SHIFT, LEAST_GRANTED, publish, refer
 from ...formats.commands import QpState, ServiceType
 from ...formats.packet import ATOMIC_ETH, BTH, IMM_DT, OPERATION_MASK, RETH
 from ...formats.wqe import DATA_SEG, INLINE_SEG, SEGMENT
@@ -24,17 +24,14 @@ from ..queues.operations import (
 )  # fmt: skip
 from ..queues.psn import MAX_OUTSTANDING, packets_of
 from ..queues.sent import complete_send
-from ..queues.wqes import (
-    NOT_YET, build, check_wqe, in_one_piece, local_failure, read_control, wqe_slot,
-)  # fmt: skip
+from ..queues.wqes import NOT_YET, build, check_wqe, in_one_piece, local_failure, read_control, wqe_slot
 from ..state import refuse
-from ..state.counters import counters_at
-from ..state.dma_stream import slot_at
-from ..state.message import MESSAGE, message_at
-from ..state.nic import nic_at
-from ..state.qp import MAX_RD_ATOMIC, QP_ROW, flight_at, flight_of, qp_row_at
-from ..state.wire import WIRE, wire_at
-from ..state.worker import worker_at
+from ..state.counters import CounterSet
+from ..state.dma_stream import Slot
+from ..state.message import MESSAGE, Message
+from ..state.qp import MAX_RD_ATOMIC, QP_ROW, Flight, QpRow, flight_of
+from ..state.wire import WIRE, WireState
+from ..state.worker import WorkerState
 from . import masked_atomics
 from .loopback import ENDLESS_RNR
 from .packets import close_packet, open_packet, packet_opcode, put_be64, write_bth
@@ -53,50 +50,48 @@ FAST_RETRANSMIT_SHIFT = 3  # see `fast_retransmit`
 
 
 @engine_function
-def _start(nic, row):
+def _start(worker: WorkerState, qp: QpRow) -> int:
     """Check the next WQE, build its message and assign its PSNs: return 1, or 0 if the QP must wait or has failed."""
-    q = qp_row_at(row)
-    n = worker_at(nic)
-    counters = counters_at(n.counters)
-    if n.pause_at >= 0 and counters.sq_wqes >= n.pause_at:
+    counters = CounterSet(worker.counters)
+    if worker.pause_at >= 0 and counters.sq_wqes >= worker.pause_at:
         return 0
-    index = q.sq_sent
-    reason = check_wqe(nic, row, index)
+    index = qp.sq_sent
+    reason = check_wqe(worker, qp, index)
     if reason == NOT_YET:
         return 0
-    wqe = wqe_slot(row, index)
+    wqe = wqe_slot(qp, index)
     control = read_control(wqe)
     opcode, ds, blocks, ce = control.opcode, control.ds, control.blocks, control.ce
     if reason != 0:
-        local_failure(nic, row, index, opcode, ce, reason, 1)
+        local_failure(worker, qp, index, opcode, ce, reason, 1)
         return 0
     nbytes = 0
     packets = 0
-    if control.fenced and q.reads_head != q.reads_tail:
+    if control.fenced and qp.reads_head != qp.reads_tail:
         return 0  # a fence waits for READs and atomics (IBTA 10.8.3.3)
     if is_local(opcode):
-        done = execute_local(nic, row, wqe, opcode, ds, index)
+        done = execute_local(worker, qp, wqe, opcode, ds, index)
         if done < 0:
-            local_failure(nic, row, index, opcode, ce, -done, blocks)
+            local_failure(worker, qp, index, opcode, ce, -done, blocks)
         if done <= 0:
             return 0
     else:
-        message = n.message
-        reason = build(nic, row, message, in_one_piece(row, message, wqe, index, blocks), opcode, ds, index)
+        message = Message(worker.message)
+        reason = build(worker, qp, message, in_one_piece(qp, message, wqe, index, blocks), opcode, ds, index)
         if reason != 0:
-            local_failure(nic, row, index, opcode, ce, reason, blocks)
+            local_failure(worker, qp, index, opcode, ce, reason, blocks)
             return 0
-        nbytes = message_at(message).nbytes
-        packets = packets_of(nbytes, q.mtu)
-        if q.end_psn + packets - q.una_psn > MAX_OUTSTANDING:
+        nbytes = message.nbytes
+        packets = packets_of(nbytes, qp.mtu)
+        if qp.end_psn + packets - qp.una_psn > MAX_OUTSTANDING:
             return 0
-    f = flight_at(flight_of(row, index))
-    f.first, f.packets, f.nbytes, f.opcode = q.end_psn, packets, nbytes, opcode
-    f.ce, f.ds, f.blocks = ce, ds, blocks
-    q.sq_sent = index + blocks
-    q.end_psn += packets
+    flight = Flight(flight_of(qp, index))
+    flight.first, flight.packets, flight.nbytes, flight.opcode = qp.end_psn, packets, nbytes, opcode
+    flight.ce, flight.ds, flight.blocks = ce, ds, blocks
+    qp.sq_sent = index + blocks
+    qp.end_psn += packets
     if packets != 0:
-        q.ssn += 1
+        qp.ssn += 1
     counters.sq_wqes += 1
     return 1
 
@@ -105,7 +100,7 @@ def _start(nic, row):
 
 
 @device_function
-def _move_out(nic, message, offset, nbytes, target):
+def _move_out(worker: WorkerState, message: Message, offset: int, nbytes: int, target: int) -> None:
     """Copy bytes [offset, offset + nbytes) of the message's segments to `target`."""
     segment = message + MESSAGE.segments
     while offset >= ld64(segment + 8) and nbytes > 0:
@@ -113,7 +108,7 @@ def _move_out(nic, message, offset, nbytes, target):
         segment += 16
     while nbytes > 0:
         part = min(nbytes, ld64(segment + 8) - offset)
-        copy_payload(nic, target, ld64(segment) + offset, part)
+        copy_payload(worker, target, ld64(segment) + offset, part)
         target += part
         nbytes -= part
         offset = 0
@@ -121,228 +116,215 @@ def _move_out(nic, message, offset, nbytes, target):
 
 
 @engine_function
-def _reference(nic, row, message, wqe, flight):
+def _reference(worker: WorkerState, qp: QpRow, message: Message, wqe: int, flight: Flight) -> int:
     """Return a reference to the message's first byte, or 0 if its bytes must be copied.
 
     The bytes of an RC message stay unchanged until it is acknowledged, and by then the peer has read them. UC completes
     a message earlier.
     """
-    q = qp_row_at(row)
-    f = flight_at(flight)
-    headers = segments_of(f.opcode, 0)
+    headers = segments_of(flight.opcode, 0)
     segment = wqe + headers * SEGMENT
-    if q.service != ServiceType.RC or f.ds != headers + 1 or be32(ld32(segment + DATA_SEG.byte_count)) & INLINE_SEG:
+    if qp.service != ServiceType.RC or flight.ds != headers + 1:
         return 0
-    return reference(nic, q.wire, be32(ld32(segment + DATA_SEG.lkey)), ld64(message + MESSAGE.segments))
+    if be32(ld32(segment + DATA_SEG.byte_count)) & INLINE_SEG:
+        return 0
+    return reference(worker, WireState(qp.wire), be32(ld32(segment + DATA_SEG.lkey)), ld64(message + MESSAGE.segments))
 
 
 @device_function
-def _send_data(nic, row, message, flight, wqe, solicited):
+def _send_data(worker: WorkerState, qp: QpRow, message: Message, flight: Flight, wqe: int, solicited: int) -> int:
     """Send packets of a SEND or WRITE until it ends or wire or window is full: return how many, or minus a reason."""
-    q = qp_row_at(row)
-    f = flight_at(flight)
-    m = message_at(message)
-    opcode = f.opcode
-    end = f.first + f.packets
-    window = 1 if _probing(nic, row) else wire_at(q.wire).window - q.window_cut
-    limit = min(end, q.una_psn + window, q.tx_psn + BURST)
+    opcode = flight.opcode
+    end = flight.first + flight.packets
+    window = 1 if _probing(worker, qp) else WireState(qp.wire).window - qp.window_cut
+    limit = min(end, qp.una_psn + window, qp.tx_psn + BURST)
     writing = right_of(opcode) != 0
     slot = 0
-    if m.device != 0:
-        if q.tx_psn >= limit:
+    if message.device != 0:
+        if qp.tx_psn >= limit:
             return 0
-        slot = staged(nic, row, request_tag(f.first), message, (q.tx_psn - f.first) * q.mtu, f.nbytes)
+        begin = (qp.tx_psn - flight.first) * qp.mtu
+        slot = staged(worker, qp, request_tag(flight.first), message, begin, flight.nbytes)
         if slot <= 0:
             return slot
-        if slot_at(slot).end < f.nbytes:
-            limit = min(limit, f.first + slot_at(slot).end // q.mtu)
+        if Slot(slot).end < flight.nbytes:
+            limit = min(limit, flight.first + Slot(slot).end // qp.mtu)
     granted = 0
-    if wire_at(q.wire).grants != 0 and f.nbytes >= LEAST_GRANTED:
-        granted = _reference(nic, row, message, wqe, flight)
+    if WireState(qp.wire).grants != 0 and flight.nbytes >= LEAST_GRANTED:
+        granted = _reference(worker, qp, message, wqe, flight)
     sent = 0
-    while q.tx_psn < limit:
-        psn = q.tx_psn
-        offset = (psn - f.first) * q.mtu
-        part = min(q.mtu, f.nbytes - offset)
+    while qp.tx_psn < limit:
+        psn = qp.tx_psn
+        offset = (psn - flight.first) * qp.mtu
+        part = min(qp.mtu, flight.nbytes - offset)
         carried = 0 if granted != 0 and part >= LEAST_GRANTED else part
         pad = -carried & 3
         last = psn + 1 == end
-        packet = packet_of(opcode, psn == f.first, last)
+        packet = packet_of(opcode, psn == flight.first, last)
         headers = BTH.size + header_bytes(packet)
         nbytes = headers + carried + pad
-        bth = open_packet(nic, row, q.life, nbytes)
+        bth = open_packet(worker, qp, qp.life, nbytes)
         if bth == 0:
             break
         asks = last or psn + 1 == limit or psn & (ACK_EVERY - 1) == ACK_EVERY - 1
-        ack = 1 if q.service == ServiceType.RC and asks else 0
-        write_bth(row, bth, packet_opcode(row, packet), solicited and last, pad, ack, psn)
+        ack = 1 if qp.service == ServiceType.RC and asks else 0
+        write_bth(qp, bth, packet_opcode(qp, packet), solicited and last, pad, ack, psn)
         at = bth + BTH.size
-        if writing and psn == f.first:
-            _write_reth(at, m.raddr, m.rkey, f.nbytes)
+        if writing and psn == flight.first:
+            _write_reth(at, message.raddr, message.rkey, flight.nbytes)
             at += RETH.size
         if has_imm(packet):
-            st32(at + IMM_DT.imm, be32(m.imm))
+            st32(at + IMM_DT.imm, be32(message.imm))
             at += IMM_DT.size
         if pad:
             st32((at + part) & -4, 0)
         if carried < part:
-            refer(q.wire + WIRE.tx, granted + offset + (part << GRANTED_SHIFT))
+            refer(qp.wire + WIRE.tx, granted + offset + (part << GRANTED_SHIFT))
         elif slot != 0:
-            copy(at, slot_at(slot).address + offset - slot_at(slot).begin, part)
+            copy(at, Slot(slot).address + offset - Slot(slot).begin, part)
         else:
-            _move_out(nic, message, offset, part, at)
-        close_packet(nic, row, bth, nbytes, part)
-        q.tx_psn = psn + 1
+            _move_out(worker, message, offset, part, at)
+        close_packet(worker, qp, bth, nbytes, part)
+        qp.tx_psn = psn + 1
         sent += 1
         if sent & (PUBLISH_EVERY - 1) == 0:
-            publish(q.wire + WIRE.tx)
+            publish(qp.wire + WIRE.tx)
     if slot != 0:
-        leave(slot, (q.tx_psn - f.first) * q.mtu)
+        leave(Slot(slot), (qp.tx_psn - flight.first) * qp.mtu)
     return sent
 
 
 @device_function
-def _write_reth(at, va, rkey, nbytes):
+def _write_reth(at: int, va: int, rkey: int, nbytes: int) -> None:
     put_be64(at + RETH.va, va)
     st32(at + RETH.rkey, be32(rkey))
     st32(at + RETH.dma_length, be32(nbytes))
 
 
 @device_function
-def read_end(row, flight, psn):
+def read_end(qp: QpRow, flight: Flight, psn: int) -> int:
     """Return the PSN behind the READ request that covers `psn`. The window splits a long READ into several requests.
 
     The requests end at fixed PSNs, so a retransmitted request never reaches into the next one.
     """
-    f = flight_at(flight)
-    part = max(wire_at(qp_row_at(row).wire).window >> 1, 1)
-    begun = psn - f.first
-    return f.first + min(begun - begun % part + part, f.packets)
+    part = max(WireState(qp.wire).window >> 1, 1)
+    begun = psn - flight.first
+    return flight.first + min(begun - begun % part + part, flight.packets)
 
 
 @engine_function
-def _send_read(nic, row, message, flight):
+def _send_read(worker: WorkerState, qp: QpRow, message: Message, flight: Flight) -> int:
     """Send a request for a READ, or for a part of it: return 1, or 0 if it has to wait."""
-    q = qp_row_at(row)
-    f = flight_at(flight)
-    m = message_at(message)
-    window = wire_at(q.wire).window
-    packets = read_end(row, flight, q.tx_psn) - q.tx_psn
-    if q.reads_head - q.reads_tail >= q.max_rd or (
-        q.tx_psn != q.una_psn and q.tx_psn + packets - q.una_psn > window
+    window = WireState(qp.wire).window
+    packets = read_end(qp, flight, qp.tx_psn) - qp.tx_psn
+    if qp.reads_head - qp.reads_tail >= qp.max_rd or (
+        qp.tx_psn != qp.una_psn and qp.tx_psn + packets - qp.una_psn > window
     ):  # fmt: skip
         return 0
-    bth = open_packet(nic, row, q.life, BTH.size + RETH.size)
+    bth = open_packet(worker, qp, qp.life, BTH.size + RETH.size)
     if bth == 0:
         return 0
-    offset = (q.tx_psn - f.first) * q.mtu
-    write_bth(row, bth, packet_of(f.opcode, True, True), 0, 0, 1, q.tx_psn)
-    _write_reth(bth + BTH.size, m.raddr + offset, m.rkey, min(packets * q.mtu, f.nbytes - offset))
-    close_packet(nic, row, bth, BTH.size + RETH.size, 0)
-    _await_response(row, packets)
+    offset = (qp.tx_psn - flight.first) * qp.mtu
+    write_bth(qp, bth, packet_of(flight.opcode, True, True), 0, 0, 1, qp.tx_psn)
+    _write_reth(bth + BTH.size, message.raddr + offset, message.rkey, min(packets * qp.mtu, flight.nbytes - offset))
+    close_packet(worker, qp, bth, BTH.size + RETH.size, 0)
+    _await_response(qp, packets)
     return 1
 
 
 @engine_function
-def _send_atomic(nic, row, message, flight):
+def _send_atomic(worker: WorkerState, qp: QpRow, message: Message, flight: Flight) -> int:
     """Send an atomic request: return 1, or 0 if it has to wait."""
-    q = qp_row_at(row)
-    f = flight_at(flight)
-    m = message_at(message)
-    if q.reads_head - q.reads_tail >= q.max_rd:
+    if qp.reads_head - qp.reads_tail >= qp.max_rd:
         return 0
-    packet = packet_of(f.opcode, True, True)
+    packet = packet_of(flight.opcode, True, True)
     headers = BTH.size + header_bytes(packet & OPERATION_MASK)
-    bth = open_packet(nic, row, q.life, headers)
+    bth = open_packet(worker, qp, qp.life, headers)
     if bth == 0:
         return 0
-    write_bth(row, bth, packet, 0, 0, 1, q.tx_psn)
+    write_bth(qp, bth, packet, 0, 0, 1, qp.tx_psn)
     at = bth + BTH.size
-    if is_masked(f.opcode):
+    if is_masked(flight.opcode):
         masked_atomics.write_header(at, message)
     else:
-        put_be64(at + ATOMIC_ETH.va, m.raddr)
-        st32(at + ATOMIC_ETH.rkey, be32(m.rkey))
-        put_be64(at + ATOMIC_ETH.swap_add, m.swap_add)
-        put_be64(at + ATOMIC_ETH.compare, m.compare)
-    close_packet(nic, row, bth, headers, 0)
-    _await_response(row, 1)
+        put_be64(at + ATOMIC_ETH.va, message.raddr)
+        st32(at + ATOMIC_ETH.rkey, be32(message.rkey))
+        put_be64(at + ATOMIC_ETH.swap_add, message.swap_add)
+        put_be64(at + ATOMIC_ETH.compare, message.compare)
+    close_packet(worker, qp, bth, headers, 0)
+    _await_response(qp, 1)
     return 1
 
 
 @device_function
-def _await_response(row, packets):
+def _await_response(qp: QpRow, packets: int) -> None:
     """Record that a request was sent whose response has `packets` packets."""
-    q = qp_row_at(row)
-    q.tx_psn += packets
-    st64(row + QP_ROW.read_ends + 8 * (q.reads_head & (MAX_RD_ATOMIC - 1)), q.tx_psn)
-    q.reads_head += 1
+    qp.tx_psn += packets
+    st64(qp + QP_ROW.read_ends + 8 * (qp.reads_head & (MAX_RD_ATOMIC - 1)), qp.tx_psn)
+    qp.reads_head += 1
 
 
 @engine_function
-def _send_flight(nic, row, built):
+def _send_flight(worker: WorkerState, qp: QpRow, built: int) -> int:
     """Send packets of the WQE at `sq_next`: return how many, or 0 if it has to wait or has failed.
 
     `built` says that its message is there. Each burst looks up the keys again: memory that was deregistered meanwhile
     is not sent.
     """
-    q = qp_row_at(row)
-    index = q.sq_next
-    flight = flight_of(row, index)
-    f = flight_at(flight)
-    message = worker_at(nic).message
-    wqe = in_one_piece(row, message, wqe_slot(row, index), index, f.blocks)
+    index = qp.sq_next
+    flight = Flight(flight_of(qp, index))
+    message = Message(worker.message)
+    wqe = in_one_piece(qp, message, wqe_slot(qp, index), index, flight.blocks)
     if not built:
-        reason = build(nic, row, message, wqe, f.opcode, f.ds, index)
-        if reason == 0 and message_at(message).nbytes != f.nbytes:
-            reason = refuse.malformed_wqe(nic, f.ds)
+        reason = build(worker, qp, message, wqe, flight.opcode, flight.ds, index)
+        if reason == 0 and message.nbytes != flight.nbytes:
+            reason = refuse.malformed_wqe(worker, flight.ds)
         if reason != 0:
-            local_failure(nic, row, index, f.opcode, f.ce, reason, f.blocks)
+            local_failure(worker, qp, index, flight.opcode, flight.ce, reason, flight.blocks)
             return 0
-    if is_atomic(f.opcode):
-        sent = _send_atomic(nic, row, message, flight)
-    elif returns_data(f.opcode):
-        sent = _send_read(nic, row, message, flight)
+    if is_atomic(flight.opcode):
+        sent = _send_atomic(worker, qp, message, flight)
+    elif returns_data(flight.opcode):
+        sent = _send_read(worker, qp, message, flight)
     else:
-        sent = _send_data(nic, row, message, flight, wqe, message_at(message).solicited)
+        sent = _send_data(worker, qp, message, flight, wqe, message.solicited)
         if sent < 0:
-            local_failure(nic, row, index, f.opcode, f.ce, -sent, f.blocks)
+            local_failure(worker, qp, index, flight.opcode, flight.ce, -sent, flight.blocks)
             return 0
-    if q.tx_psn == f.first + f.packets:
-        q.sq_next = index + f.blocks
+    if qp.tx_psn == flight.first + flight.packets:
+        qp.sq_next = index + flight.blocks
     return sent
 
 
 @device_function
-def _is_held(nic, row):
+def _is_held(worker: WorkerState, qp: QpRow) -> bool:
     """Return whether a request is not to begin now, because soon it may go without packets (gpu/slices.py)."""
-    return worker_at(nic).lull != 0 and qp_row_at(row).peer_keys != 0
+    return worker.lull != 0 and qp.peer_keys != 0
 
 
 @engine_function
-def _send(nic, row):
+def _send(worker: WorkerState, qp: QpRow) -> int:
     """Send what may be sent: return the number of WQEs and packets."""
-    q = qp_row_at(row)
     done = 0
-    while done < BURST and q.state == QpState.RTS:
-        if _probing(nic, row) and q.tx_psn != q.una_psn:
+    while done < BURST and qp.state == QpState.RTS:
+        if _probing(worker, qp) and qp.tx_psn != qp.una_psn:
             break
-        starts = q.sq_next == q.sq_sent
-        if starts and (q.sq_next == q.sq_pi or _is_held(nic, row) or _start(nic, row) == 0):
+        starts = qp.sq_next == qp.sq_sent
+        if starts and (qp.sq_next == qp.sq_pi or _is_held(worker, qp) or _start(worker, qp) == 0):
             break
-        f = flight_at(flight_of(row, q.sq_next))
-        if f.packets == 0:  # a local WQE, already executed
-            q.sq_next += f.blocks
-            acknowledge(nic, row, q.una_psn)
+        flight = Flight(flight_of(qp, qp.sq_next))
+        if flight.packets == 0:  # a local WQE, already executed
+            qp.sq_next += flight.blocks
+            acknowledge(worker, qp, qp.una_psn)
             done += 1
             continue
-        sent = _send_flight(nic, row, starts)
+        sent = _send_flight(worker, qp, starts)
         if sent == 0:
             break
         done += sent
-        if q.service != ServiceType.RC:  # UC has no acknowledgements
-            acknowledge(nic, row, q.tx_psn)
-    if q.copied != 0:
+        if qp.service != ServiceType.RC:  # UC has no acknowledgements
+            acknowledge(worker, qp, qp.tx_psn)
+    if qp.copied != 0:
         done += 1  # part of a long copy
     return done
 
@@ -351,175 +333,164 @@ def _send(nic, row):
 
 
 @engine_function
-def acknowledge(nic, row, target):
+def acknowledge(worker: WorkerState, qp: QpRow, target: int) -> int:
     """Complete the WQEs below PSN `target`: the peer has received everything below it.
 
     Return 1 if a READ or atomic below it has no response yet: that response was lost (IBTA 9.7.5.1.2).
     """
-    q = qp_row_at(row)
-    before = q.una_psn
+    before = qp.una_psn
     implied = 0
-    while q.sq_ci != q.sq_sent and q.state == QpState.RTS:
-        f = flight_at(flight_of(row, q.sq_ci))
-        end = f.first + f.packets
-        if returns_data(f.opcode) and end > q.una_psn:
-            if target > max(q.una_psn, f.first):
+    while qp.sq_ci != qp.sq_sent and qp.state == QpState.RTS:
+        flight = Flight(flight_of(qp, qp.sq_ci))
+        end = flight.first + flight.packets
+        if returns_data(flight.opcode) and end > qp.una_psn:
+            if target > max(qp.una_psn, flight.first):
                 implied = 1
             break
         if end > target:
-            q.una_psn = max(q.una_psn, target)
+            qp.una_psn = max(qp.una_psn, target)
             break
-        q.una_psn = max(q.una_psn, end)
-        index = q.sq_ci
-        q.sq_ci = index + f.blocks
-        complete_send(nic, row, index, f.opcode, f.ce, f.nbytes)
-    while q.reads_tail != q.reads_head and ld64(
-        row + QP_ROW.read_ends + 8 * (q.reads_tail & (MAX_RD_ATOMIC - 1))
-    ) <= q.una_psn:  # fmt: skip
-        q.reads_tail += 1
-    if q.una_psn != before:
-        q.window_cut = max(q.window_cut - 1, 0)
-        q.retries = 0
-        q.rnr_retries = 0
-        q.timer_at = 0
-        q.fast_timer = 0
-    if q.sq_next < q.sq_ci or q.tx_psn < q.una_psn:  # what was to be retransmitted has arrived
-        q.sq_next = max(q.sq_next, q.sq_ci)
-        q.tx_psn = max(q.tx_psn, q.una_psn)
-        if worker_at(nic).stream_count != 0:
-            drop_acknowledged(nic, row)
+        qp.una_psn = max(qp.una_psn, end)
+        index = qp.sq_ci
+        qp.sq_ci = index + flight.blocks
+        complete_send(worker, qp, index, flight.opcode, flight.ce, flight.nbytes)
+    while qp.reads_tail != qp.reads_head and ld64(
+        qp + QP_ROW.read_ends + 8 * (qp.reads_tail & (MAX_RD_ATOMIC - 1))
+    ) <= qp.una_psn:  # fmt: skip
+        qp.reads_tail += 1
+    if qp.una_psn != before:
+        qp.window_cut = max(qp.window_cut - 1, 0)
+        qp.retries = 0
+        qp.rnr_retries = 0
+        qp.timer_at = 0
+        qp.fast_timer = 0
+    if qp.sq_next < qp.sq_ci or qp.tx_psn < qp.una_psn:  # what was to be retransmitted has arrived
+        qp.sq_next = max(qp.sq_next, qp.sq_ci)
+        qp.tx_psn = max(qp.tx_psn, qp.una_psn)
+        if worker.stream_count != 0:
+            drop_acknowledged(worker, qp)
     return implied
 
 
 @device_function
-def go_back(row):
+def go_back(qp: QpRow) -> None:
     """Retransmit from the oldest unacknowledged packet on (go-back-N, IBTA 9.7.5.1.1)."""
-    q = qp_row_at(row)
-    q.high_psn = max(q.high_psn, q.tx_psn)
-    q.sq_next = q.sq_ci
-    q.tx_psn = q.una_psn
-    q.reads_tail = q.reads_head
-    q.timer_at = 0
+    qp.high_psn = max(qp.high_psn, qp.tx_psn)
+    qp.sq_next = qp.sq_ci
+    qp.tx_psn = qp.una_psn
+    qp.reads_tail = qp.reads_head
+    qp.timer_at = 0
 
 
 @engine_function
-def fail_oldest(nic, row, reason):
+def fail_oldest(worker: WorkerState, qp: QpRow, reason: int) -> None:
     """Fail the oldest WQE in flight, and with it the QP."""
-    q = qp_row_at(row)
-    index = q.sq_ci
-    f = flight_at(flight_of(row, index))
-    if q.stream != 0 and returns_data(f.opcode):
-        let_arrive(nic, row)
-    q.sq_ci = index + f.blocks
-    q.sq_next = q.sq_ci
-    q.sq_sent = q.sq_ci
-    fail_send(nic, row, index, f.opcode, f.ce, reason)
+    index = qp.sq_ci
+    flight = Flight(flight_of(qp, index))
+    if qp.stream != 0 and returns_data(flight.opcode):
+        let_arrive(worker, qp)
+    qp.sq_ci = index + flight.blocks
+    qp.sq_next = qp.sq_ci
+    qp.sq_sent = qp.sq_ci
+    fail_send(worker, qp, index, flight.opcode, flight.ce, reason)
 
 
 @engine_function
-def retry(nic, row):
+def retry(worker: WorkerState, qp: QpRow) -> None:
     """Retransmit after a timeout or a lost packet, or fail once retry_cnt is used up."""
-    q = qp_row_at(row)
-    if q.retries >= q.retry_cnt:
-        fail_oldest(nic, row, refuse.no_response(nic, q.remote_qpn, q.retry_cnt))
+    if qp.retries >= qp.retry_cnt:
+        fail_oldest(worker, qp, refuse.no_response(worker, qp.remote_qpn, qp.retry_cnt))
         return
-    q.retries += 1
+    qp.retries += 1
     # Packets behind a lost one were sent in vain: halve the window from here on. It grows again.
-    window = wire_at(q.wire).window
-    q.window_cut = window - min(window, max((window - q.window_cut) >> 1, LEAST_WINDOW))
-    go_back(row)
+    window = WireState(qp.wire).window
+    qp.window_cut = window - min(window, max((window - qp.window_cut) >> 1, LEAST_WINDOW))
+    go_back(qp)
 
 
 @device_function
-def fast_retransmit(nic, row):
+def fast_retransmit(worker: WorkerState, qp: QpRow) -> None:
     """Shorten the timer: the peer has asked for a packet once, and will not report it if that packet is lost again.
 
     The timer grows each time. When it expires, only that packet is sent, which counts as no retry: the peer may just be
     slow. READs keep their timer, because a slow peer would send the whole response for each of them.
     """
-    q = qp_row_at(row)
-    if not returns_data(flight_at(flight_of(row, q.sq_ci)).opcode):
-        q.fast_timer = nic_at(nic).min_timeout
+    if not returns_data(Flight(flight_of(qp, qp.sq_ci)).opcode):
+        qp.fast_timer = worker.min_timeout
 
 
 @device_function
-def _probing(nic, row):
+def _probing(worker: WorkerState, qp: QpRow) -> bool:
     """Return whether to send only the oldest packet until the peer acknowledges it."""
-    return qp_row_at(row).fast_timer > nic_at(nic).min_timeout
+    return qp.fast_timer > worker.min_timeout
 
 
 @engine_function
-def retry_gap(nic, row):
+def retry_gap(worker: WorkerState, qp: QpRow) -> None:
     """Retry when a later response shows that one is missing: an implied NAK (IBTA 9.9.2.4.1.1).
 
     The responses still on their way show the same gap. So the missing one is requested again once, and then only when
     the timer expires.
     """
-    q = qp_row_at(row)
-    counters_at(worker_at(nic).counters).implied_nak_seq_err += 1
-    if q.gap_psn != q.una_psn + 1:
-        q.gap_psn = q.una_psn + 1
-        retry(nic, row)
+    CounterSet(worker.counters).implied_nak_seq_err += 1
+    if qp.gap_psn != qp.una_psn + 1:
+        qp.gap_psn = qp.una_psn + 1
+        retry(worker, qp)
 
 
 @engine_function
-def retry_rnr(nic, row, delay_ns):
+def retry_rnr(worker: WorkerState, qp: QpRow, delay_ns: int) -> None:
     """Retransmit after the receiver's RNR timer, or fail once rnr_retry is used up (IBTA 9.7.5.2.8).
 
     The packet has arrived, so earlier losses are made up for and `retries` starts anew. A slow peer may send more NAKs
     while the packets behind it are retransmitted: they must not use up the retries.
     """
-    q = qp_row_at(row)
-    counters_at(worker_at(nic).counters).rnr_nak_retry_err += 1
-    if q.rnr_retries >= q.rnr_retry and q.rnr_retry != ENDLESS_RNR:
-        fail_oldest(nic, row, refuse.receiver_not_ready(nic, q.rnr_retry))
+    CounterSet(worker.counters).rnr_nak_retry_err += 1
+    if qp.rnr_retries >= qp.rnr_retry and qp.rnr_retry != ENDLESS_RNR:
+        fail_oldest(worker, qp, refuse.receiver_not_ready(worker, qp.rnr_retry))
         return
-    q.rnr_retries += 1
-    q.retries = 0
-    go_back(row)
-    q.retry_at = worker_at(nic).now + delay_ns
+    qp.rnr_retries += 1
+    qp.retries = 0
+    go_back(qp)
+    qp.retry_at = worker.now + delay_ns
 
 
 @device_function
-def _patience(nic, row):
+def _patience(worker: WorkerState, qp: QpRow) -> int:
     """Return how long to wait for an acknowledgement before the next retry, in nanoseconds."""
-    q = qp_row_at(row)
-    return max(q.timeout_ns, nic_at(nic).min_timeout) << min(q.retries, MAX_PATIENCE)
+    return max(qp.timeout_ns, worker.min_timeout) << min(qp.retries, MAX_PATIENCE)
 
 
 @device_function
-def _waits_for_peer(nic, row):
+def _waits_for_peer(worker: WorkerState, qp: QpRow) -> bool:
     """Return whether progress depends on the peer: packets are in flight, or it has not taken those that fill the wire.
 
     False while the QP waits for a WAIT or for bytes of its first packet.
     """
-    q = qp_row_at(row)
-    return q.tx_psn != q.una_psn or (
-        q.sq_next != q.sq_sent and open_packet(nic, row, q.life, BTH.size + RETH.size + IMM_DT.size + q.mtu) == 0
+    return qp.tx_psn != qp.una_psn or (
+        qp.sq_next != qp.sq_sent and open_packet(worker, qp, qp.life, BTH.size + RETH.size + IMM_DT.size + qp.mtu) == 0
     )
 
 
 @engine_function
-def serve(nic, row):
+def serve(worker: WorkerState, qp: QpRow) -> int:
     """Serve the timers, then send packets: return how much was done."""
-    q = qp_row_at(row)
-    n = worker_at(nic)
-    if q.retry_at != 0:
-        if n.now < q.retry_at:
+    if qp.retry_at != 0:
+        if worker.now < qp.retry_at:
             return 0
-        q.retry_at = 0
-    if q.timer_at != 0 and n.now >= q.timer_at:
-        q.timer_at = 0
-        q.gap_psn = 0
-        counters_at(n.counters).local_ack_timeout_err += 1
-        if q.fast_timer != 0 and q.fast_timer < _patience(nic, row):
-            q.fast_timer <<= FAST_RETRANSMIT_SHIFT
-            go_back(row)
+        qp.retry_at = 0
+    if qp.timer_at != 0 and worker.now >= qp.timer_at:
+        qp.timer_at = 0
+        qp.gap_psn = 0
+        CounterSet(worker.counters).local_ack_timeout_err += 1
+        if qp.fast_timer != 0 and qp.fast_timer < _patience(worker, qp):
+            qp.fast_timer <<= FAST_RETRANSMIT_SHIFT
+            go_back(qp)
         else:
-            q.fast_timer = 0
-            retry(nic, row)
-    done = _send(nic, row)
-    if q.timer_at == 0 and q.timeout_ns != 0 and q.service == ServiceType.RC and _waits_for_peer(nic, row):
-        patience = _patience(nic, row)
-        q.timer_at = n.now + (patience if q.fast_timer == 0 else min(patience, q.fast_timer))
+            qp.fast_timer = 0
+            retry(worker, qp)
+    done = _send(worker, qp)
+    if qp.timer_at == 0 and qp.timeout_ns != 0 and qp.service == ServiceType.RC and _waits_for_peer(worker, qp):
+        patience = _patience(worker, qp)
+        qp.timer_at = worker.now + (patience if qp.fast_timer == 0 else min(patience, qp.fast_timer))
     return done

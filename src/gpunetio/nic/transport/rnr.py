@@ -9,7 +9,7 @@ _LONGEST_NS = 655_360_000
 
 
 @device_function
-def rnr_delay_ns(code):
+def rnr_delay_ns(code: int) -> int:
     """Return the delay of timer code 0 … 31 in nanoseconds.
 
     From code 2 on, the delay doubles every two codes: 20, 30, 40, 60, 80, 120 µs and so on. Code 0 is the longest.

@@ -8,77 +8,72 @@ from ...jit.compile import device_function, engine_function
 from ..queues.doorbells import go_on, poll_doorbell
 from ..queues.events import tell
 from ..queues.wqes import flush_next
-from ..state.counters import counters_at
-from ..state.qp import qp_row_at
-from ..state.work_queue import work_queue_at
-from ..state.worker import worker_at
+from ..state.counters import CounterSet
+from ..state.qp import QpRow
+from ..state.work_queue import WorkQueue
+from ..state.worker import WorkerState
 from .execution import flush_receives
 from .moving import is_still
 
 
 @engine_function
-def begin_turn(nic, queue):
+def begin_turn(worker: WorkerState, queue: WorkQueue) -> int:
     """Take what the doorbell announced. In ERR, flush it: return how many WQEs and receives were flushed."""
-    row = work_queue_at(queue).row
-    poll_doorbell(nic, row)
-    return _flush(nic, row) if qp_row_at(row).state == QpState.ERR else 0
+    qp = QpRow(queue.row)
+    poll_doorbell(worker, qp)
+    return _flush(worker, qp) if qp.state == QpState.ERR else 0
 
 
 @device_function
-def may_send(queue):
+def may_send(queue: WorkQueue) -> bool:
     """Return whether announced WQEs wait in a QP that may execute them."""
-    q = qp_row_at(work_queue_at(queue).row)
-    return q.sq_ci != q.sq_pi and q.state == QpState.RTS
+    qp = QpRow(queue.row)
+    return qp.sq_ci != qp.sq_pi and qp.state == QpState.RTS
 
 
 @engine_function
-def budget(nic):
+def budget(worker: WorkerState) -> int:
     """Return how many WQEs may be executed before the next work queue's turn, or before the NIC pauses."""
-    n = worker_at(nic)
-    if n.pause_at >= 0:
-        return min(n.budget, n.pause_at - counters_at(n.counters).sq_wqes)
-    return n.budget
+    if worker.pause_at >= 0:
+        return min(worker.budget, worker.pause_at - CounterSet(worker.counters).sq_wqes)
+    return worker.budget
 
 
 @device_function
-def end_turn(nic, queue):
+def end_turn(worker: WorkerState, queue: WorkQueue) -> None:
     """Raise SQ_DRAINED if that is due, and mark the queue idle if no work is left.
 
     In ERR it is never idle: receives may still be posted.
     """
-    w = work_queue_at(queue)
-    q = qp_row_at(w.row)
-    if q.drain and q.sq_drained == 0 and q.sq_ci == q.sq_pi and q.state == QpState.RTS:  # (IBTA 11.6.3)
-        q.sq_drained = 1
-        tell(nic, w.row, EventType.SQ_DRAINED)
-    w.seen = q.db_seen
-    w.awake = 1 if q.sq_ci != q.sq_pi or q.state == QpState.ERR else 0
+    qp = QpRow(queue.row)
+    if qp.drain and qp.sq_drained == 0 and qp.sq_ci == qp.sq_pi and qp.state == QpState.RTS:  # (IBTA 11.6.3)
+        qp.sq_drained = 1
+        tell(worker, QpRow(queue.row), EventType.SQ_DRAINED)
+    queue.seen = qp.db_seen
+    queue.awake = 1 if qp.sq_ci != qp.sq_pi or qp.state == QpState.ERR else 0
 
 
 @engine_function
-def _flush(nic, row):
+def _flush(worker: WorkerState, qp: QpRow) -> int:
     """Complete everything posted to a QP in ERR with a flush error: return how many."""
-    q = qp_row_at(row)
-    if worker_at(nic).stream_count != 0 and not is_still(nic, row):
+    if worker.stream_count != 0 and not is_still(worker, qp):
         return 0
-    if q.drain:
-        go_on(nic, row)
-    done = flush_receives(nic, row)
-    while q.sq_ci != q.sq_pi:
-        flush_next(nic, row)
+    if qp.drain:
+        go_on(worker, qp)
+    done = flush_receives(worker, qp)
+    while qp.sq_ci != qp.sq_pi:
+        flush_next(worker, qp)
         done += 1
     return done
 
 
 @device_function
-def waits(row):
+def waits(qp: QpRow) -> bool:
     """Return whether an announced WQE is not complete: the engine must not sleep."""
-    q = qp_row_at(row)
-    return q.sq_ci != q.sq_pi and q.state >= QpState.RTS
+    return qp.sq_ci != qp.sq_pi and qp.state >= QpState.RTS
 
 
 @device_function
-def in_flight(row):
+def in_flight(qp: QpRow) -> bool:
     """Return whether a started WQE waits for its peer."""
-    q = qp_row_at(row)
-    return q.sq_ci != q.sq_sent and q.state == QpState.RTS
+    return qp.sq_ci != qp.sq_sent and qp.state == QpState.RTS

@@ -16,22 +16,22 @@ from ...formats.packet import (
     BTH, DETH, GRH, ICRC_SIZE, IMM_DT, IPV4, LRH, OPERATION_MASK, PAD_SHIFT, QPN_MASK, SOLICITED, UDP,
 )  # fmt: skip
 from ...jit.compile import device_function, engine_function
-from ...jit.ops import be32, ld8, ld16, ld32, ld64, st16, st32, st64
+from ...jit.ops import be32, ld16, ld32, ld64, ld8, st16, st32, st64
 from ..queues.completion import stage_payload
 from ..queues.operations import begins, ends, has_imm, header_bytes, is_request, operation_of, receive_cqe_of
-from ..state.counters import counters_at
+from ..state.counters import CounterSet
 from ..state.objects import GID_ROW
-from ..state.qp import qp_row_at
+from ..state.qp import QpRow
 from ..state.reasons import Reason
-from ..state.wire import wire_at
-from ..state.worker import worker_at
+from ..state.wire import WireState
+from ..state.worker import WorkerState
 from .execution import complete_receive, fail_scatter, receive_scatter, receives_posted, return_shared
 
 _IPV4_AT = GRH.size - IPV4.size
 
 
 @device_function
-def _put_ipv4(header, source, destination, nbytes):
+def _put_ipv4(header: int, source: int, destination: int, nbytes: int) -> None:
     """Write an IPv4 header for `nbytes` into the last 20 bytes of a GRH's 40."""
     st64(header, 0)
     st64(header + 8, 0)
@@ -40,20 +40,20 @@ def _put_ipv4(header, source, destination, nbytes):
 
 
 @engine_function
-def _global_header(nic, wire, packet, link, nbytes, peer_high, peer_low):
+def _global_header(
+    worker: WorkerState, wire: WireState, packet: int, link: int, nbytes: int, peer_high: int, peer_low: int
+) -> int:
     """Return the address of the 40 bytes before the payload, or 0 if the packet, on InfiniBand, has no GRH.
 
     `nbytes` is the packet's length from its BTH on.
     """
-    n = worker_at(nic)
-    w = wire_at(wire)
-    if w.infiniband:
+    if wire.infiniband:
         return packet + LRH.size if link > LRH.size else 0
-    high, low = w.here_high, w.here_low
-    if n.arrived_at >= 0:
-        gid = n.gids + n.arrived_at * GID_ROW.size + GID_ROW.gid
+    high, low = wire.here_high, wire.here_low
+    if worker.arrived_at >= 0:
+        gid = worker.gids + worker.arrived_at * GID_ROW.size + GID_ROW.gid
         high, low = ld64(gid), ld64(gid + 8)
-    header = n.scratch
+    header = worker.scratch
     length = UDP.size + nbytes + ICRC_SIZE
     if is_mapped(high, low):
         _put_ipv4(header, peer_low, low, length)
@@ -63,10 +63,10 @@ def _global_header(nic, wire, packet, link, nbytes, peer_high, peer_low):
 
 
 @device_function
-def _sender(nic, wire, packet, header, qpn):
+def _sender(worker: WorkerState, wire: WireState, packet: int, header: int, qpn: int) -> int:
     """Return the address of the first 32 bytes of the CQE, which say who has sent the datagram."""
-    head = stage_payload(worker_at(nic).message, INLINE_32_BYTES)
-    if wire_at(wire).infiniband:
+    head = stage_payload(worker.message, INLINE_32_BYTES)
+    if wire.infiniband:
         flags = (ld8(packet + LRH.sl_lnh) >> 4) << SL_SHIFT
         st16(head + CQE64.slid, ld16(packet + LRH.slid))
     else:
@@ -78,49 +78,50 @@ def _sender(nic, wire, packet, header, qpn):
 
 
 @engine_function
-def take_datagram(nic, row, wire, packet, link, nbytes, peer_high, peer_low):
+def take_datagram(
+    worker: WorkerState, qp: QpRow, wire: WireState, packet: int, link: int, nbytes: int, peer_high: int,
+    peer_low: int,
+) -> None:  # fmt: skip
     """Take a datagram of `nbytes` from its BTH on, which begins behind `link` bytes of link headers."""
-    q = qp_row_at(row)
-    n = worker_at(nic)
-    c = counters_at(n.counters)
+    counters = CounterSet(worker.counters)
     bth = packet + link
     operation = ld8(bth + BTH.opcode) & OPERATION_MASK
     flags = ld8(bth + BTH.se_m_pad_tver)
     size = nbytes - BTH.size - DETH.size - header_bytes(operation) - (flags >> PAD_SHIFT & 3)
     whole = is_request(operation, ServiceType.UD) and begins(operation) and ends(operation)
-    if not whole or size < 0 or size > q.mtu or n.payload_bytes != 0:  # nobody lends the payload of a datagram
-        c.rx_malformed += 1
+    if not whole or size < 0 or size > qp.mtu or worker.payload_bytes != 0:  # nobody lends the payload of a datagram
+        counters.rx_malformed += 1
         return
     deth = bth + BTH.size
-    if be32(ld32(deth + DETH.q_key)) != q.q_key:
-        c.rx_wrong_qkey += 1
+    if be32(ld32(deth + DETH.q_key)) != qp.q_key:
+        counters.rx_wrong_qkey += 1
         return
-    if receives_posted(row) == 0:
-        c.out_of_buffer += 1
+    if receives_posted(qp) == 0:
+        counters.out_of_buffer += 1
         return
     at = deth + DETH.size
     imm = 0
     if has_imm(operation):
         imm = be32(ld32(at + IMM_DT.imm))
         at += IMM_DT.size
-    header = _global_header(nic, wire, packet, link, nbytes, peer_high, peer_low)
+    header = _global_header(worker, wire, packet, link, nbytes, peer_high, peer_low)
     total = GRH.size + size
-    reason = receive_scatter(nic, row, 0, total, header, GRH.size if header != 0 else 0)
+    reason = receive_scatter(worker, qp, 0, total, header, GRH.size if header != 0 else 0)
     if reason == 0:
-        reason = receive_scatter(nic, row, GRH.size, total, at, size)
+        reason = receive_scatter(worker, qp, GRH.size, total, at, size)
     if reason == Reason.RECV_TOO_SMALL:  # a stranger's fault: dropped in silence (IBTA 9.9.3, class D), as in rxe
-        return_shared(row)
-        c.resp_local_length_error += 1
-        c.rx_refused += 1
+        return_shared(qp)
+        counters.resp_local_length_error += 1
+        counters.rx_refused += 1
         return
     if reason != 0:
-        fail_scatter(nic, row, reason)
-        c.rx_refused += 1
+        fail_scatter(worker, qp, reason)
+        counters.rx_refused += 1
         return
-    head = _sender(nic, wire, packet, header, be32(ld32(deth + DETH.resv_src_qp)) & QPN_MASK)
+    head = _sender(worker, wire, packet, header, be32(ld32(deth + DETH.resv_src_qp)) & QPN_MASK)
     kind, opcode = receive_cqe_of(operation), operation_of(operation)
-    if complete_receive(nic, row, kind, total, imm, opcode, flags & SOLICITED, head) != 0:
-        c.rx_refused += 1
+    if complete_receive(worker, qp, kind, total, imm, opcode, flags & SOLICITED, head) != 0:
+        counters.rx_refused += 1
         return
-    c.rx_accepted += 1
-    c.rdma_rx_bytes += size
+    counters.rx_accepted += 1
+    counters.rdma_rx_bytes += size

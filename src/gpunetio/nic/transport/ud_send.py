@@ -11,20 +11,18 @@ from ...formats.commands import QpState
 from ...formats.packet import BTH, DETH, FLOW_LABEL_MASK, IMM_DT, OWN_Q_KEY, QPN_MASK, SERVICE_SHIFT, UD_SERVICE
 from ...formats.wqe import AV_GRH, AV_SEG, AV_SGID_MASK, AV_SGID_SHIFT, EXTENDED_AV, SEGMENT
 from ...jit.compile import device_function, engine_function
-from ...jit.ops import be16, be32, ld8, ld16, ld32, ld64, st32
+from ...jit.ops import be16, be32, ld16, ld32, ld64, ld8, st32
 from ..memory.streams import move_now
 from ..queues.local import execute_local
 from ..queues.operations import has_imm, is_local, packet_of
 from ..queues.sent import complete_send
-from ..queues.wqes import (
-    NOT_YET, build, check_wqe, in_one_piece, local_failure, read_control, wqe_slot,
-)  # fmt: skip
-from ..state.counters import counters_at
-from ..state.message import MESSAGE, message_at
-from ..state.path import find_path, path_at
-from ..state.qp import qp_row_at
-from ..state.work_queue import work_queue_at
-from ..state.worker import worker_at
+from ..queues.wqes import NOT_YET, build, check_wqe, in_one_piece, local_failure, read_control, wqe_slot
+from ..state.counters import CounterSet
+from ..state.message import MESSAGE, Message
+from ..state.path import Path, find_path
+from ..state.qp import QpRow
+from ..state.work_queue import WorkQueue
+from ..state.worker import WorkerState
 from .packets import close_packet, open_packet, write_bth
 from .send_queue import begin_turn, budget, end_turn, may_send
 
@@ -32,131 +30,126 @@ _WAIT, _DONE = 0, 1
 
 
 @engine_function
-def serve(nic, queue):
+def serve(worker: WorkerState, queue: WorkQueue) -> int:
     """Send what the doorbell announced, up to the engine's budget: return how much was done."""
-    row = work_queue_at(queue).row
-    done = begin_turn(nic, queue)
+    qp = QpRow(queue.row)
+    done = begin_turn(worker, queue)
     if may_send(queue):
-        done += _serve(nic, row, budget(nic))
-    end_turn(nic, queue)
+        done += _serve(worker, qp, budget(worker))
+    end_turn(worker, queue)
     return done
 
 
 @engine_function
-def _serve(nic, row, most):
+def _serve(worker: WorkerState, qp: QpRow, most: int) -> int:
     """Execute up to `most` WQEs. Return how many."""
-    q = qp_row_at(row)
     done = 0
-    while q.sq_next != q.sq_pi and done < most and q.state == QpState.RTS:
-        index = q.sq_next
-        reason = check_wqe(nic, row, index)
+    while qp.sq_next != qp.sq_pi and done < most and qp.state == QpState.RTS:
+        index = qp.sq_next
+        reason = check_wqe(worker, qp, index)
         if reason == NOT_YET:
             break
-        wqe = wqe_slot(row, index)
+        wqe = wqe_slot(qp, index)
         control = read_control(wqe)
         opcode, ds, blocks, ce = control.opcode, control.ds, control.blocks, control.ce
         result = -reason
         if reason != 0:
             blocks = 1
         elif is_local(opcode):
-            result = execute_local(nic, row, wqe, opcode, ds, index)
+            result = execute_local(worker, qp, wqe, opcode, ds, index)
         else:
-            result = _execute(nic, row, wqe, opcode, ds, index, blocks)
+            result = _execute(worker, qp, wqe, opcode, ds, index, blocks)
         if result == _WAIT:
             break
         done += 1
         if result < 0:
-            local_failure(nic, row, index, opcode, ce, -result, blocks)
+            local_failure(worker, qp, index, opcode, ce, -result, blocks)
             break
-        complete_send(nic, row, index, opcode, ce, 0)
-        q.sq_ci = index + blocks
-        q.sq_next, q.sq_sent = q.sq_ci, q.sq_ci
-    counters_at(worker_at(nic).counters).sq_wqes += done
+        complete_send(worker, qp, index, opcode, ce, 0)
+        qp.sq_ci = index + blocks
+        qp.sq_next, qp.sq_sent = qp.sq_ci, qp.sq_ci
+    CounterSet(worker.counters).sq_wqes += done
     return done
 
 
 @engine_function
-def _execute(nic, row, wqe, opcode, ds, index, blocks):
+def _execute(worker: WorkerState, qp: QpRow, wqe: int, opcode: int, ds: int, index: int, blocks: int) -> int:
     """Send the datagram of a WQE: return _DONE, even if nobody can get it, _WAIT if the wire is full, or -reason."""
-    q = qp_row_at(row)
-    n = worker_at(nic)
-    message = n.message
-    wqe = in_one_piece(row, message, wqe, index, blocks)
-    reason = build(nic, row, message, wqe, opcode, ds, index)
+    message = Message(worker.message)
+    wqe = in_one_piece(qp, message, wqe, index, blocks)
+    reason = build(worker, qp, message, wqe, opcode, ds, index)
     if reason != 0:
         return -reason
     result = _DONE
-    if n.link_down or _aim(nic, message, wqe + SEGMENT) == 0:
-        counters_at(n.counters).tx_unreachable += 1
+    if worker.link_down or _aim(worker, message, wqe + SEGMENT) == 0:
+        CounterSet(worker.counters).tx_unreachable += 1
     else:
-        result = _send(nic, row, message, be32(ld32(wqe + SEGMENT + AV_SEG.q_key)))
+        result = _send(worker, qp, message, be32(ld32(wqe + SEGMENT + AV_SEG.q_key)))
     if result == _DONE:
-        q.tx_psn += 1
-        q.ssn += 1
+        qp.tx_psn += 1
+        qp.ssn += 1
     return result
 
 
 @device_function
-def _aim(nic, message, av):
+def _aim(worker: WorkerState, message: Message, av: int) -> int:
     """Fill in the message's `connection` for an address vector: return 1, or 0 if no path leads there."""
-    infiniband = worker_at(nic).lid != 0
+    infiniband = worker.lid != 0
     qpn = be32(ld32(av + AV_SEG.dqp_dct))
     route = be32(ld32(av + AV_SEG.grh_gid_fl)) if qpn & EXTENDED_AV else 0
     own = route >> AV_SGID_SHIFT & AV_SGID_MASK
     lid = be16(ld16(av + AV_SEG.rlid))
     if infiniband:
-        path = find_path(nic, 0, lid, 0)
+        path = find_path(worker, 0, lid, 0)
     elif qpn & EXTENDED_AV:
-        path = find_path(nic, ld64(av + AV_SEG.rgid), ld64(av + AV_SEG.rgid + 8), own)
+        path = find_path(worker, ld64(av + AV_SEG.rgid), ld64(av + AV_SEG.rgid + 8), own)
     else:
         path = 0
-    if path == 0 or path_at(path).wire == 0:
+    if path == 0 or Path(path).wire == 0:
         return 0
-    p = path_at(path)
-    c = qp_row_at(message + MESSAGE.connection)
-    c.remote_qpn = qpn & QPN_MASK
-    c.wire, c.source = p.wire, p.source
-    c.egress = p.egress
+    p = Path(path)
+    qp = QpRow(message + MESSAGE.connection)
+    qp.remote_qpn = qpn & QPN_MASK
+    qp.wire, qp.source = p.wire, p.source
+    qp.egress = p.egress
     if qpn & EXTENDED_AV:
-        c.egress = with_traffic(
+        qp.egress = with_traffic(
             p.egress, ld8(av + AV_SEG.tclass), ld8(av + AV_SEG.hop_limit), route & FLOW_LABEL_MASK
         )
-    c.peer_high, c.peer_low = p.peer_high, p.peer_low
-    c.dlid, c.sl, c.grh = lid, ld8(av + AV_SEG.stat_rate_sl) & 0xF, 0
+    qp.peer_high, qp.peer_low = p.peer_high, p.peer_low
+    qp.dlid, qp.sl, qp.grh = lid, ld8(av + AV_SEG.stat_rate_sl) & 0xF, 0
     if infiniband and route & AV_GRH:
-        c.grh, c.source = 1, own
-        c.peer_high, c.peer_low = ld64(av + AV_SEG.rgid), ld64(av + AV_SEG.rgid + 8)
+        qp.grh, qp.source = 1, own
+        qp.peer_high, qp.peer_low = ld64(av + AV_SEG.rgid), ld64(av + AV_SEG.rgid + 8)
     return 1
 
 
 @engine_function
-def _send(nic, row, message, q_key):
+def _send(worker: WorkerState, qp: QpRow, message: Message, q_key: int) -> int:
     """Put the message on the wire of its `connection`: return _DONE, _WAIT if the wire is full, or -reason."""
-    q = qp_row_at(row)
-    m = message_at(message)
-    connection = message + MESSAGE.connection
-    operation = packet_of(m.opcode, True, True)
-    pad = -m.nbytes & 3
+    connection = QpRow(message + MESSAGE.connection)
+    operation = packet_of(message.opcode, True, True)
+    pad = -message.nbytes & 3
     headers = BTH.size + DETH.size + (IMM_DT.size if has_imm(operation) else 0)
-    bth = open_packet(nic, connection, 0, headers + m.nbytes + pad)
+    bth = open_packet(worker, connection, 0, headers + message.nbytes + pad)
     if bth == 0:
         return _WAIT
-    write_bth(connection, bth, UD_SERVICE << SERVICE_SHIFT | operation, m.solicited, pad, 0, q.tx_psn)
+    write_bth(connection, bth, UD_SERVICE << SERVICE_SHIFT | operation, message.solicited, pad, 0, qp.tx_psn)
     deth = bth + BTH.size
-    st32(deth + DETH.q_key, be32(q.q_key if q_key & OWN_Q_KEY else q_key))
-    st32(deth + DETH.resv_src_qp, be32(q.qpn))
+    st32(deth + DETH.q_key, be32(qp.q_key if q_key & OWN_Q_KEY else q_key))
+    st32(deth + DETH.resv_src_qp, be32(qp.qpn))
     if has_imm(operation):
-        st32(deth + DETH.size + IMM_DT.imm, be32(m.imm))
+        st32(deth + DETH.size + IMM_DT.imm, be32(message.imm))
     at = bth + headers
     if pad:
-        st32((at + m.nbytes) & -4, 0)
+        st32((at + message.nbytes) & -4, 0)
     segment = message + MESSAGE.segments
-    for _ in range(m.nsegments):
+    for _ in range(message.nsegments):
         part = ld64(segment + 8)
-        reason = move_now(nic, at, ld64(segment), part)
+        reason = move_now(worker, at, ld64(segment), part)
         if reason != 0:
             return -reason
         at += part
         segment += 16
-    close_packet(nic, connection, bth, headers + m.nbytes + pad, m.nbytes)
+    close_packet(worker, connection, bth, headers + message.nbytes + pad, message.nbytes)
     return _DONE

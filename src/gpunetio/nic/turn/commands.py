@@ -14,11 +14,11 @@ from ..memory.staging import free_slots
 from ..queues.completion import recover_cq, resize_cq
 from ..queues.doorbells import clear_line, go_on
 from ..queues.events import raise_event, scan_arm_records
-from ..state.cq import event_at
-from ..state.nic import nic_at
-from ..state.qp import QP_ROW, QP_SETUP_BYTES, qp_row_at
+from ..state.cq import Channel, CqRow, Event
+from ..state.qp import QP_ROW, QP_SETUP_BYTES, QpRow
+from ..state.srq import SrqRow
 from ..state.work_queue import add, remove, wake
-from ..state.worker import worker_at
+from ..state.worker import WorkerState
 from ..transport.eth_receive import modify_receive_queue
 from ..transport.eth_send import clear_send_queue, modify_send_queue
 from ..transport.execution import resize_shared, return_shared
@@ -58,101 +58,96 @@ class Result(IntEnum):
 
 
 @device_function
-def _clear_positions(nic, row):
+def _clear_positions(worker: WorkerState, qp: QpRow) -> None:
     for offset in range(QP_SETUP_BYTES, QP_ROW.size, 8):
-        st64(row + offset, 0)
-    q = qp_row_at(row)
-    if q.doorbell != 0:
-        clear_line(nic, q.doorbell)
+        st64(qp + offset, 0)
+    if qp.doorbell != 0:
+        clear_line(worker, qp.doorbell)
 
 
 @device_function
-def _set_up(row, source):
+def _set_up(qp: QpRow, source: int) -> None:
     """Copy what a command has prepared for a QP. The QP may have moved since, so who serves it stays."""
-    q = qp_row_at(row)
-    worker, queue = q.worker, q.work_queue
-    copy(row, source, QP_SETUP_BYTES)
-    q.worker, q.work_queue = worker, queue
+    worker, queue = qp.worker, qp.work_queue
+    copy(qp, source, QP_SETUP_BYTES)
+    qp.worker, qp.work_queue = worker, queue
 
 
 @engine_function
-def _forget(nic, row):
+def _forget(worker: WorkerState, qp: QpRow) -> None:
     """Forget what a QP that is reset or destroyed has begun."""
-    q = qp_row_at(row)
-    forget_pending(nic, row)
-    recall_sent(row)
-    return_shared(row)
-    free_slots(nic, row)
-    recover_cq(q.send_cq)
-    recover_cq(q.recv_cq)
+    forget_pending(worker, qp)
+    recall_sent(qp)
+    return_shared(qp)
+    free_slots(worker, qp)
+    recover_cq(CqRow(qp.send_cq))
+    recover_cq(CqRow(qp.recv_cq))
 
 
 @engine_function
-def _modify(nic, row, source, expected_state):
+def _modify(worker: WorkerState, qp: QpRow, source: QpRow, expected_state: int) -> int:
     """Copy what a command has prepared for a QP that is served, and begin the state that it says."""
-    q = qp_row_at(row)
-    if q.state != expected_state and q.state != qp_row_at(source).state:
+    if qp.state != expected_state and qp.state != source.state:
         return Result.WRONG_STATE  # the engine has moved the QP to ERR meanwhile
-    before, draining, wanted = q.state, q.drain, qp_row_at(source).drain
-    _set_up(row, source)
+    before, draining, wanted = qp.state, qp.drain, source.drain
+    _set_up(qp, source)
     if wanted and not draining:
-        q.late, q.sq_pi, q.sq_drained = (q.sq_pi & PI_MASK) + 1, q.sq_sent, 0
+        qp.late, qp.sq_pi, qp.sq_drained = (qp.sq_pi & PI_MASK) + 1, qp.sq_sent, 0
     if draining and not wanted:
-        go_on(nic, row)
-    if before != QpState.RTR and q.state == QpState.RTR:
-        q.expect_psn = q.rq_psn
-        q.rx_from = arrivals(row)
-    if before == QpState.RTR and q.state == QpState.RTS:
-        q.una_psn = q.sq_psn
-        q.tx_psn = q.sq_psn
-        q.end_psn = q.sq_psn
-        lives = nic_at(nic).lives  # of all workers; commands come one at a time
+        go_on(worker, qp)
+    if before != QpState.RTR and qp.state == QpState.RTR:
+        qp.expect_psn = qp.rq_psn
+        qp.rx_from = arrivals(qp)
+    if before == QpState.RTR and qp.state == QpState.RTS:
+        qp.una_psn = qp.sq_psn
+        qp.tx_psn = qp.sq_psn
+        qp.end_psn = qp.sq_psn
+        lives = worker.lives  # of all workers; commands come one at a time
         st64(lives, ld64(lives) + 1)
-        q.life = ld64(lives) << PSN_BITS | q.sq_psn
+        qp.life = ld64(lives) << PSN_BITS | qp.sq_psn
     return Result.DONE
 
 
 @engine_function
-def _add_qp(nic, row):
-    copy(row, worker_at(nic).command_src, QP_SETUP_BYTES)
-    _clear_positions(nic, row)
-    add(nic, row)
+def _add_qp(worker: WorkerState, qp: QpRow) -> int:
+    copy(qp, worker.command_src, QP_SETUP_BYTES)
+    _clear_positions(worker, qp)
+    add(worker, qp)
     return Result.DONE
 
 
 @engine_function
-def _modify_qp(nic, row):
-    n = worker_at(nic)
-    result = _modify(nic, row, n.command_src, n.command_state)
-    wake(row)
-    if qp_row_at(row).state == QpState.ERR:
-        work_queues.serve(qp_row_at(row).kind, nic, qp_row_at(row).work_queue)
+def _modify_qp(worker: WorkerState, qp: QpRow) -> int:
+    result = _modify(worker, qp, QpRow(worker.command_src), worker.command_state)
+    wake(qp)
+    if qp.state == QpState.ERR:
+        work_queues.serve(qp.kind, worker, qp.work_queue)
     return result
 
 
 @engine_function
-def _reset_qp(nic, row):
-    _forget(nic, row)
-    _set_up(row, worker_at(nic).command_src)
-    _clear_positions(nic, row)
-    wake(row)
+def _reset_qp(worker: WorkerState, qp: QpRow) -> int:
+    _forget(worker, qp)
+    _set_up(qp, worker.command_src)
+    _clear_positions(worker, qp)
+    wake(qp)
     return Result.DONE
 
 
 @engine_function
-def _remove_qp(nic, row):
-    _forget(nic, row)
-    remove(nic, row)
-    _clear_positions(nic, row)
+def _remove_qp(worker: WorkerState, qp: QpRow) -> int:
+    _forget(worker, qp)
+    remove(worker, qp)
+    _clear_positions(worker, qp)
     for offset in range(0, QP_SETUP_BYTES, 8):
-        st64(row + offset, 0)
+        st64(qp + offset, 0)
     return Result.DONE
 
 
 @engine_function
-def _move_qp(nic, row):
-    remove(qp_row_at(row).worker, row)
-    add(ld64(worker_at(nic).command_src), row)
+def _move_qp(worker: WorkerState, qp: QpRow) -> int:
+    remove(WorkerState(qp.worker), qp)
+    add(WorkerState(ld64(worker.command_src)), qp)
     return Result.DONE
 
 
@@ -160,64 +155,62 @@ def _move_qp(nic, row):
 
 
 @engine_function
-def _modify_rq(nic, row):
-    n = worker_at(nic)
-    done = modify_receive_queue(nic, row, n.command_src, n.command_state)
+def _modify_rq(worker: WorkerState, row: int) -> int:
+    done = modify_receive_queue(worker, row, worker.command_src, worker.command_state)
     return Result.DONE if done else Result.WRONG_STATE
 
 
 @engine_function
-def _add_sq(nic, row):
-    _write_row(nic, row)
-    add(nic, row)
+def _add_sq(worker: WorkerState, qp: QpRow) -> int:
+    _write_row(worker, qp)
+    add(worker, qp)
     return Result.DONE
 
 
 @engine_function
-def _modify_sq(nic, row):
-    n = worker_at(nic)
-    done = modify_send_queue(nic, row, n.command_src, n.command_state)
+def _modify_sq(worker: WorkerState, row: int) -> int:
+    done = modify_send_queue(worker, row, worker.command_src, worker.command_state)
     return Result.DONE if done else Result.WRONG_STATE
 
 
 @engine_function
-def _remove_sq(nic, row):
-    remove(nic, row)
-    clear_send_queue(row)
-    return _write_row(nic, row)
+def _remove_sq(worker: WorkerState, qp: QpRow) -> int:
+    remove(worker, qp)
+    clear_send_queue(qp)
+    return _write_row(worker, qp)
 
 
 # --- any row ---------------------------------------------------------------------------------------------------------
 
 
 @engine_function
-def _write_row(nic, row):
-    copy(row, worker_at(nic).command_src, worker_at(nic).command_bytes)
+def _write_row(worker: WorkerState, row: int) -> int:
+    copy(row, worker.command_src, worker.command_bytes)
     return Result.DONE
 
 
 @engine_function
-def _read_row(nic, row):
-    copy(worker_at(nic).command_src, row, worker_at(nic).command_bytes)
+def _read_row(worker: WorkerState, row: int) -> int:
+    copy(worker.command_src, row, worker.command_bytes)
     return Result.DONE
 
 
 @engine_function
-def _raise_event(nic, row):
-    event = event_at(worker_at(nic).command_src)
-    raise_event(nic, row, event.cookie, event.type, event.number, event.syndrome)
+def _raise_event(worker: WorkerState, channel: Channel) -> int:
+    event = Event(worker.command_src)
+    raise_event(worker, channel, event.cookie, event.type, event.number, event.syndrome)
     return Result.DONE
 
 
 @engine_function
-def _resize_cq(nic, row):
-    scan_arm_records(nic)  # requests from before count completions in the old ring
-    return Result.TOO_FULL if resize_cq(nic, row, worker_at(nic).command_src) != 0 else Result.DONE
+def _resize_cq(worker: WorkerState, cq: CqRow) -> int:
+    scan_arm_records(worker)  # requests from before count completions in the old ring
+    return Result.TOO_FULL if resize_cq(worker, cq, CqRow(worker.command_src)) != 0 else Result.DONE
 
 
 @engine_function
-def _resize_srq(nic, row):
-    resize_shared(row, worker_at(nic).command_src)
+def _resize_srq(worker: WorkerState, srq: SrqRow) -> int:
+    resize_shared(srq, SrqRow(worker.command_src))
     return Result.DONE
 
 
@@ -233,5 +226,6 @@ EXECUTE: dict[int, DeviceFunction] = {
 
 
 @by_kind(EXECUTE)
-def execute(op, nic, row):
+def execute(op: int, worker: WorkerState, row: int) -> int:
     """Execute a command on a row. Return its `Result`."""
+    ...

@@ -7,18 +7,20 @@ from typing import NamedTuple
 from ...jit.by_kind import by_kind
 from ...jit.compile import DeviceFunction
 from ..queues.doorbells import scan_record
-from ..state.work_queue import QueueKind
+from ..state.qp import QpRow
+from ..state.work_queue import QueueKind, WorkQueue
+from ..state.worker import WorkerState
 from ..transport import connected, eth_send, send_queue, ud_send
 
 
 class Kind(NamedTuple):
     """Functions of a kind of work queue."""
 
-    # (nic, queue): do what was announced, and say in the entry whether work is left. Returns how much
+    # (worker, queue): do what was announced, and say in the entry whether work is left. Returns how much
     serve: DeviceFunction
-    scan: DeviceFunction  # (nic, row): look for a doorbell that was missed
-    waits: DeviceFunction  # (row): whether announced work is not complete
-    in_flight: DeviceFunction  # (row): whether some of it has begun
+    scan: DeviceFunction  # (worker, qp): look for a doorbell that was missed
+    waits: DeviceFunction  # (qp): whether announced work is not complete
+    in_flight: DeviceFunction  # (qp): whether some of it has begun
 
 
 KINDS = {
@@ -29,20 +31,23 @@ KINDS = {
 
 
 @by_kind({kind: row.serve for kind, row in KINDS.items()})
-def serve(kind, nic, queue):
+def serve(kind: int, worker: WorkerState, queue: WorkQueue) -> int:
     """Do what a work queue announced. Return how much was done."""
+    ...
 
 
 @by_kind({kind: row.scan for kind, row in KINDS.items()})
-def scan(kind, nic, row):
+def scan(kind: int, worker: WorkerState, qp: QpRow) -> None:
     """Look for a doorbell of a work queue that was missed."""
 
 
 @by_kind({kind: row.waits for kind, row in KINDS.items()})
-def waits(kind, row):
+def waits(kind: int, qp: QpRow) -> int:
     """Return whether announced work is not complete."""
+    ...
 
 
 @by_kind({kind: row.in_flight for kind, row in KINDS.items()})
-def in_flight(kind, row):
+def in_flight(kind: int, qp: QpRow) -> int:
     """Return whether some of it has begun."""
+    ...

@@ -35,7 +35,7 @@ LONGEST_SLEEP = 0.01  # seconds between looks at what the NIC has sent
 
 
 @engine_function
-def _put(end, packet, nbytes, peer_high, peer_low, with_icrc):
+def _put(end: int, packet: int, nbytes: int, peer_high: int, peer_low: int, with_icrc: int) -> int:
     """Put a packet into the pipe, with the ICRC behind it if that is to be checked. Return 1, or 0 if it is full."""
     frame = reserve(end, nbytes)
     if frame == 0:
@@ -49,7 +49,7 @@ def _put(end, packet, nbytes, peer_high, peer_low, with_icrc):
 
 
 @engine_function
-def _take(end):
+def _take(end: int) -> int:
     """Take all frames out of the pipe. Return how many."""
     count = 0
     while next_frame(end) > 0:
