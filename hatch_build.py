@@ -41,7 +41,7 @@ BASELINES = {
     "x86-64-v3": Baseline("x86_64", "x86-64", (*_V2, *_V3)),
     "x86-64-v2": Baseline("x86_64", "x86-64", _V2),
     "aarch64": Baseline("aarch64", "generic"),
-}  # fmt: skip
+}
 
 
 def chosen(name: str, machine: str) -> str:
@@ -109,7 +109,7 @@ def compile_for(name: str, source: Path, made: Path) -> None:
         return subprocess.run(
             [sys.executable, "-m", *arguments], env=environment, cwd=source, check=True, timeout=60 * MINUTES,
             stdout=subprocess.PIPE, text=True,
-        ).stdout  # fmt: skip
+        ).stdout
 
     made.mkdir(exist_ok=True)
     run("gpunetio", "warm")

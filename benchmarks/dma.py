@@ -109,13 +109,13 @@ def measure(which: str, way: tuple[MemType, MemType], rounds: int) -> list[dict[
             ours(in_flight, batches)
             theirs(in_flight, batches)
             rates = [[in_flight * batches * MIB / 1e9 / copy(in_flight, batches) for copy in (ours, theirs)]
-                     for _ in range(rounds)]  # fmt: skip
+                     for _ in range(rounds)]
             rows.append({
                 "way": " → ".join("GPU" if kind is MemType.GPU and gpu.target == "cuda" else "host" for kind in way),
                 "in_flight": in_flight, "gb_s": statistics.median(rate for rate, _ in rates),
                 "limit_gb_s": statistics.median(rate for _, rate in rates),
                 "ratio": statistics.median(rate / limit for rate, limit in rates), "goal": goal,
-            })  # fmt: skip
+            })
     return rows
 
 

@@ -57,7 +57,7 @@ PEER = Path(__file__).with_name("engine_peer.cpp")
 ENTRIES = (
     WORKER, QP_ROW, WORK_QUEUE, CQ_ROW, MKEY_ROW, COUNTERS,
     wqe.CTRL_SEG, wqe.RADDR_SEG, wqe.DATA_SEG, cqe.CQE64, DEV_QP, DEV_CQ,
-)  # fmt: skip
+)
 CONSTANTS = {
     "INLINE_SEG": wqe.INLINE_SEG, "SEGMENT": wqe.SEGMENT, "MAX_TRANSFER": wqe.MAX_TRANSFER,
     "WQEBB_SHIFT": wqe.WQEBB_SHIFT, "CE_SHIFT": wqe.CE_SHIFT, "CE_ALWAYS": int(wqe.CompletionMode.ALWAYS),
@@ -67,7 +67,7 @@ CONSTANTS = {
     "DS_MASK": wqe.DS_MASK,
     "RTR": int(QpState.RTR), "RTS": int(QpState.RTS), "REMOTE_WRITE": int(Access.REMOTE_WRITE),
     "YIELD_EVERY": engine.yield_every(), "HOST_SPINS": HOST_SPINS,
-}  # fmt: skip
+}
 FUNCTIONS = {"drain": 3, "post_writes": 9, "engine": 1, "copy_pieces": 5}  # name → number of arguments
 # The last one keeps GCC 12 from merging stores of which the next WQE loads a half: the peer is about 10 % faster so.
 FLAGS = ["-std=c++20", "-Wall", "-shared", "-fPIC", "-O3", "-march=native", "-fno-tree-slp-vectorize"]
@@ -258,7 +258,7 @@ class Result:
         return {k: v for k, v in asdict(self).items() if k not in ("ours", "theirs")} | {
             "ours_median": ours, "limit_median": theirs, "ratio_median": ours / theirs,
             "ours_best": ours_best, "limit_best": theirs_best, "ratio_best": ours_best / theirs_best,
-        }  # fmt: skip
+        }
 
 
 def good(ns: int) -> int:
@@ -354,7 +354,7 @@ def scaling(peer: ctypes.CDLL, workers: int, rounds: int) -> Result:
         jobs = [
             partial(peer.copy_pieces, bench.target.address, bench.source.address, nbytes, places, depth)
             for bench in benches
-        ]  # fmt: skip
+        ]
         result.theirs.append(amount / in_threads(jobs))
     for bench in benches:
         bench.check_payload()

@@ -150,7 +150,7 @@ class Rules:
         out = self.execute(
             Opcode.CREATE_FLOW_GROUP, table_id=table, start_flow_index=start, end_flow_index=start + len(values) - 1,
             match_criteria_enable=MatchCriteria.OUTER_HEADERS, match_criteria=ones,
-        )  # fmt: skip
+        )
         group = flow.CREATE_FLOW_GROUP_OUT.get(out, "group_id")
         for index, value in enumerate(values, start):
             value_of = FTE_MATCH_PARAM.unpack(bytes(FTE_MATCH_PARAM.pack(outer_headers={n: value[n] for n in names})))

@@ -57,7 +57,7 @@ def show(results: Sequence[Result]) -> None:
         table.add_row(
             row["name"], f"{row['ours']:.2f} {row['unit']}", f"{row['ours_best']:.2f}",
             "–" if rate is None else f"{rate:.2f}", row["limit"], row["goal"], *figures,
-        )  # fmt: skip
+        )
     console = Console()
     console.width = max(console.width, 150)
     console.print(table)

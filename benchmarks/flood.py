@@ -61,7 +61,7 @@ class Traffic:
         self._wr = SendWr(
             opcode=WrOpcode.RDMA_WRITE, sges=[Sge(source.address, nbytes, source.lkey)],
             remote_addr=target.address, rkey=target.rkey,
-        )  # fmt: skip
+        )
 
     def run(self, seconds: float) -> float:
         """WRITEs a second."""
@@ -125,7 +125,7 @@ def main() -> None:
         "nbytes": options.nbytes, "quiet_per_s": statistics.median(quiet), "flooded_per_s": statistics.median(flooded),
         "share": statistics.median(shares), "least_share": min(shares), "strangers_per_s": statistics.median(arrived),
         **counters,
-    }  # fmt: skip
+    }
     if options.json:
         print(json.dumps(result))
         return

@@ -154,7 +154,7 @@ def run(gpu: Gpu, scale: float) -> list[dict[str, Any]]:
             rows.append({
                 "case": f"a packet in and out, {nbytes} B", "unit": "µs", **best,
                 "goal": 6.0 if nbytes == SIZES[0] else None, "limit": limit["median"] / best["median"],
-            })  # fmt: skip
+            })
             rates, window = [], min(DEPTH // 2, ON_THE_WAY // (nbytes + OVERHEAD))
             for _ in range(4):
                 start = perf_counter()
@@ -167,7 +167,7 @@ def run(gpu: Gpu, scale: float) -> list[dict[str, Any]]:
             rows.append({
                 "case": f"received and sent back, {nbytes} B, 1 block", "unit": "M/s", "min": rates[0],
                 "median": rates[1], "p99": rates[2], "goal": 5.0 if nbytes == SIZES[0] else None,
-            })  # fmt: skip
+            })
     return rows
 
 

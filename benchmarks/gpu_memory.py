@@ -25,7 +25,7 @@ GOAL = 0.7
 DIRECTIONS = (  # from, to, whether there is a goal
     ("GPU", "pinned", True), ("pinned", "GPU", True), ("GPU", "GPU", False), ("GPU", "pageable", False),
     ("pageable", "GPU", False),
-)  # fmt: skip
+)
 TIMEOUT = 30.0  # seconds for a batch
 
 
@@ -118,7 +118,7 @@ def run(gpu: Gpu, nbytes: int, count: int, rounds: int) -> list[dict[str, Any]]:
             rows.append({
                 "from": source, "to": target, "ours": ours, "limit": limit, "ratio": ours / limit,
                 "goal": GOAL if has_goal else None,
-            })  # fmt: skip
+            })
             mine.close()
             theirs.close()
     return rows

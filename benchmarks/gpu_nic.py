@@ -66,7 +66,7 @@ def put_signal_own(rows, nbytes, count, status):
         ticket = dev.put_signal(
             qp, raddr + at, rkey, laddr + at, lkey, nbytes, raddr + 4096, rkey, laddr + 4096, lkey, 1, dev.EXCLUSIVE,
             dev.DEFAULT, dev.WARP,
-        )  # fmt: skip
+        )
     dev.st64(status + 8 * dev.global_id(), dev.wait(qp, ticket, dev.EXCLUSIVE, dev.WARP))
 
 
@@ -99,7 +99,7 @@ class Bench:
     def __init__(
         self, gpu: Gpu, stack: ExitStack, engine: str, workers: int, nbytes: int, other: Gpu | None = None,
         copiers: int = 0,
-    ):  # fmt: skip
+    ):
         self.gpu = gpu
         port = PortConfig(engine=engine, workers=workers, copiers=copiers)
         context = stack.enter_context(verbs.open("soft0", port=port))
@@ -110,7 +110,7 @@ class Bench:
     def launch(
         self, body: Any, out: Any, nbytes: int, count: int, grid: int = 1, block: int = 1, queues: int = 1,
         spacing: int = 8192, depth: int = DEPTH,
-    ) -> float:  # fmt: skip
+    ) -> float:
         """Seconds of one launch of a kernel with queues of its own."""
         with ExitStack() as stack, self.gpu.alloc(8 * ROW * queues) as rows:
             table = []
@@ -119,7 +119,7 @@ class Bench:
                 a.connect(b)
                 at = i * spacing
                 table.append([a.device_address, self.there.address + at, self.remote.rkey, self.here.address + at,
-                              self.local.lkey])  # fmt: skip
+                              self.local.lkey])
             rows.write(np.array(table, np.int64))
             start = perf_counter()
             assert body[grid, block, self.gpu](rows, nbytes, count, out).wait(SECONDS), "the kernel did not end"
@@ -143,14 +143,14 @@ def _latencies(gpu: Gpu, engine: str, out: Any, count: int, other: Gpu | None) -
             best = min(tries[1:], key=lambda each: each["median"])
         name = body.name.removeprefix("put_and_wait_")
         rows.append({"case": f"put + completion, 8 B, {name}", "unit": "µs", **best, "goal": goal,
-                     "limit": limit["median"] / best["median"]})  # fmt: skip
+                     "limit": limit["median"] / best["median"]})
     return rows
 
 
 def _rate(
     gpu: Gpu, engine: str, out: Any, what: str, body: Any, workers: int, warps: int, grid: int, posts: int,
     goal: float | None, other: Gpu | None,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     with ExitStack() as stack:
         bench = Bench(gpu, stack, engine, workers, 1 << 20, other)
         seconds = []
@@ -160,7 +160,7 @@ def _rate(
             assert not status.any(), status
     rates = sorted(gpu.warp * warps * posts / each / 1e6 for each in seconds[1:])
     return {"case": f"{what}, {warps} warps, {workers} SMs", "unit": "M/s", "min": rates[0], "median": rates[-1],
-            "goal": goal}  # fmt: skip
+            "goal": goal}
 
 
 def _bandwidth(
@@ -185,7 +185,7 @@ def _bandwidth(
     name = f"{nbytes // KIB} KiB" if nbytes < MIB else f"{nbytes // MIB} MiB"
     queues = ", 1 queue" if copiers else ""
     return {"case": f"writes of {name}, {sms} SMs{queues}", "unit": "GB/s", "min": min(moved[1:]),
-            "median": max(moved[1:]), "goal": None, "limit": max(moved[1:]) / max(copied[1:])}  # fmt: skip
+            "median": max(moved[1:]), "goal": None, "limit": max(moved[1:]) / max(copied[1:])}
 
 
 def run(gpu: Gpu, engine: str, scale: float, other: Gpu | None) -> list[dict[str, Any]]:

@@ -29,7 +29,7 @@ from gpu_nic import (
     post_own,
     put_signal_own,
     write_area,
-)  # fmt: skip
+)
 from gpu_path import ROW, percentiles, print_table, put_and_wait_exclusive, put_and_wait_shared, queue
 
 from gpunetio import Gpu, PortConfig, kernel, verbs
@@ -96,7 +96,7 @@ class End:
         return np.array(
             [[each.device_address, address + i * spacing, rkey, self.memory.address + i * spacing, self.region.lkey]
              for i, each in enumerate(self.queues)], np.int64,
-        )  # fmt: skip
+        )
 
 
 def serve(pipe: Connection, place: str) -> None:
@@ -152,7 +152,7 @@ class Pair:
     def launch(
         self, body: Any, out: Any, argument: int, count: int, grid: int = 1, block: int = 1, queues: int = 1,
         spacing: int = 8192, depth: int = DEPTH, bounces: bool = False,
-    ) -> float:  # fmt: skip
+    ) -> float:
         """Seconds of one launch of a kernel with queues of its own."""
         theirs = self._ask("create", queues, depth)
         self._pipe.send(("connect", self.end.create(queues, depth)))  # each end waits until it knows of the other
@@ -224,7 +224,7 @@ def _bandwidth(
     name = f"{nbytes // KIB} KiB" if nbytes < MIB else f"{nbytes // MIB} MiB"
     goal = {(64 * KIB, 7): 200.0, (MIB, 7): 310.0, (8 * KIB, 7): 60.0}.get((nbytes, copiers))
     return {"case": f"writes of {name}, {sms} SMs", "unit": "GB/s", "min": min(moved[1:]), "median": max(moved[1:]),
-            "goal": goal, "limit": max(moved[1:]) / max(copied[1:])}  # fmt: skip
+            "goal": goal, "limit": max(moved[1:]) / max(copied[1:])}
 
 
 def run(gpu: Gpu, far: Gpu, pipe: Connection, scale: float) -> list[dict[str, Any]]:

@@ -222,7 +222,7 @@ class Bench:
     def launch(
         self, body: Any, out: Any, nbytes: int, count: int, grid: int = 1, block: int = 1, queues: int = 1,
         depth: int = DEPTH, **options: Any,
-    ) -> float:  # fmt: skip
+    ) -> float:
         """Seconds of one launch of a kernel with queues of its own."""
         with ExitStack() as stack, self.gpu.alloc(8 * ROW * queues) as rows:
             table, near = [], []
@@ -274,7 +274,7 @@ def run(gpu: Gpu, scale: float) -> list[dict[str, Any]]:
                 row = min(tries[1:], key=lambda each: each["median"])
                 rows.append({
                     "case": case.name, "unit": "µs", **row, "limit": limit["median"] / row["median"], "goal": case.goal,
-                })  # fmt: skip
+                })
             rows += [_rate(bench, case, out, scale) for case in RATES if case.queues == 1]
         with ExitStack() as stack:
             bench = Bench(gpu, stack, ENGINES)
@@ -297,7 +297,7 @@ def _bandwidth(bench: Bench, nics: int, goal: float | None, out: Any, scale: flo
             threading.Thread(
                 target=copy_area, args=(bench.there.address + at, bench.here.address + at, MIB, writes), daemon=True
             ) for at in range(0, nics * AREA, AREA)
-        ]  # fmt: skip
+        ]
         start = perf_counter()
         for thread in threads:
             thread.start()
@@ -310,7 +310,7 @@ def _bandwidth(bench: Bench, nics: int, goal: float | None, out: Any, scale: flo
     return {
         "case": f"writes of 1 MiB, {nics} NIC{'s' * (nics > 1)}", "unit": "GB/s", "min": rates[0], "median": rates[1],
         "p99": rates[2], "goal": goal, "limit": rates[1] / limit,
-    }  # fmt: skip
+    }
 
 
 def _rate(bench: Bench, case: Rate, out: Any, scale: float) -> dict[str, Any]:

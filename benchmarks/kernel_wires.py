@@ -138,7 +138,7 @@ class Bench:
             TESTPMD, "-l", "0,1", "--main-lcore=0", "--no-huge", "-m", "256", "--no-pci", "--no-telemetry",
             f"--file-prefix=gpunetio{os.getpid()}", f"--vdev={device}", "--", "--total-num-mbufs=16384", "--auto-start",
             "--no-mlockall", *mode,
-        ]  # fmt: skip
+        ]
         run = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
@@ -188,14 +188,14 @@ def rows(bench: Bench, nbytes: int, with_testpmd: bool) -> list[Row]:
             "gpunetio": lambda s=sending: b.ours(f"tap:{TAP}", TAP, TAP, nbytes, s),
             "C, read and write": (lambda: b.plain("tap-write", TAP, nbytes)) if sending
             else (lambda: b.reader("tap-read", TAP, TAP, nbytes)),
-        }  # fmt: skip
+        }
         ways: dict[str, Callable[[], float]] = {
             "gpunetio": lambda s=sending: b.ours(f"packet:{NEAR}", FAR, FAR, nbytes, s),
             "C, read and write": (lambda: b.plain("packet-write", NEAR, nbytes)) if sending
             else (lambda: b.reader("packet-read", NEAR, FAR, nbytes)),
             "C, PACKET_MMAP": (lambda: b.plain("ring-write", NEAR, nbytes)) if sending
             else (lambda: b.reader("ring-read", NEAR, FAR, nbytes)),
-        }  # fmt: skip
+        }
         if with_testpmd:
             tap["testpmd"] = lambda s=sending: b.testpmd(f"net_tap0,iface={TAP}", TAP, TAP, nbytes, s)
             ways["testpmd"] = lambda s=sending: b.testpmd(f"net_af_packet0,iface={NEAR}", FAR, FAR, nbytes, s)
@@ -219,7 +219,7 @@ def inside(arguments: argparse.Namespace) -> None:
     """Measure. This namespace is ours alone."""
     for command in (
         "link set lo up", f"link add {NEAR} type veth peer name {FAR}", f"link set {NEAR} up", f"link set {FAR} up",
-    ):  # fmt: skip
+    ):
         subprocess.run(["ip", *command.split()], check=True)
     with tempfile.TemporaryDirectory() as folder:
         peer = Path(folder) / "peer"

@@ -92,7 +92,7 @@ class Bench:
             TESTPMD, "-l", "0,1", "--main-lcore=0", "--no-huge", "-m", "512", "--no-pci", "--no-telemetry",
             f"--file-prefix=gpunetio{os.getpid()}", f"--vdev=net_pcap0,rx_pcap={self.folder}/short.pcap,infinite_rx=1",
             "--", "--total-num-mbufs=65536", "--auto-start", "--no-mlockall", "--forward-mode=rxonly",
-        ]  # fmt: skip
+        ]
         run = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
@@ -113,7 +113,7 @@ class Bench:
             done = subprocess.run(
                 ["ab", "-q", "-n", str(count), "-c", str(CONNECTIONS), *options, f"http://{at}/{page}"],
                 capture_output=True, text=True, timeout=PATIENCE,
-            )  # fmt: skip
+            )
         rate = re.search(r"Requests per second:\s*([\d.]+)", done.stdout)
         if not rate or "Failed requests:        0" not in done.stdout or "Non-2xx" in done.stdout:
             raise SystemExit(f"ab has failed:\n{done.stdout}{done.stderr}")
@@ -251,16 +251,16 @@ def rows(bench: Bench) -> list[Row]:
         Row("UDP of 64 B, capture file, 1 queue", lambda: bench.counted(1), "testpmd rxonly", with_testpmd,
             {"Mpps": "≥ 3 Mpps"}),
         Row("UDP of 64 B, capture file, 2 queues", lambda: bench.counted(2), "", None, {"Mpps": "≥ 3 Mpps"}),
-    ]  # fmt: skip
+    ]
     for what, page, options in (
         ("keep-alive, small page", "index.html", ("-k",)), ("keep-alive, 64 KiB", "large.html", ("-k",)),
         ("a connection each, small page", "index.html", ()),
-    ):  # fmt: skip
+    ):
         made.append(Row(
             f"HTTP, {what}", lambda page=page, options=options: bench.served(application, THERE, page, *options),
             "nginx", lambda page=page, options=options: bench.served(nginx, "127.0.0.1", page, *options),
             {"requests/s": "≥ 0.5"},
-        ))  # fmt: skip
+        ))
     return made
 
 
@@ -277,7 +277,7 @@ def show(results: Sequence[Row]) -> None:
             table.add_row(
                 row.job, f"{name}, {unit}" if unit else name, f"{ours:,.2f}", f"{theirs:,.2f}" if theirs else "",
                 row.peer if theirs else "", f"{ours / theirs:.2f}" if theirs else "", row.goals[name],
-            )  # fmt: skip
+            )
     Console(width=120).print(table)
 
 
@@ -298,7 +298,7 @@ def prepare(bench: Bench) -> None:
         bytes(Ether(dst="02:00:00:00:00:01", src="02:00:00:00:00:02") / IP(src=f"10.0.{n >> 8}.{n & 255}", dst=THERE)
               / UDP(sport=1024 + n, dport=5000) / bytes(18))
         for n in range(1024)
-    ]  # fmt: skip
+    ]
     for name, count in (("udp.pcap", bench.packets), ("short.pcap", len(frames))):
         with RawPcapWriter(str(bench.folder / name), linktype=1) as writer:
             writer.write_header(None)

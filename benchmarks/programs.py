@@ -168,7 +168,7 @@ def main() -> None:
             "goals": [LATENCY_GOAL, BANDWIDTH_GOAL] if way.has_goals else [],
         }
         for way, each in zip(ways, medians)
-    ]  # fmt: skip
+    ]
     if args.json:
         return print(json.dumps(results, indent=2, ensure_ascii=False))
     table = Table("", "µs", "of ours", "64 KiB, GB/s", "of ours", "goals")

@@ -115,7 +115,7 @@ def wheel_with_compiled_code() -> str:
         [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", built],
         [sys.executable, "-m", "pip", "install", "--no-index", "--no-deps", "--target", folder, "--find-links", built,
          "gpunetio"],
-    )  # fmt: skip
+    )
     for command in commands:
         subprocess.run(command, env=with_code, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
     return folder
@@ -154,7 +154,7 @@ STARTS = (
 # Programs of libibverbs, where the system has one.
 PROGRAMS = (
     Start("gpunetio run -- ibv_devinfo, warm", 1.5, DEVINFO, before=DEVINFO),
-) if shutil.which("ibv_devinfo") else ()  # fmt: skip
+) if shutil.which("ibv_devinfo") else ()
 CUDA_STARTS = (Start("a kernel of one's own for a GPU, to PTX", 4, program(FOR_A_GPU)),)
 
 
@@ -196,7 +196,7 @@ def measured(start: Start, rounds: int) -> dict[str, object]:
     return {
         "start": start.name, "median_s": statistics.median(walls), "best_s": min(walls),
         "cpu_s": statistics.median(cpus), "goal_s": start.goal, "rounds": rounds,
-    }  # fmt: skip
+    }
 
 
 def cpu_of_children() -> float:

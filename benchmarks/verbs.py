@@ -68,7 +68,7 @@ class Pair:
                 remote_addr=there + n * NBYTES, rkey=rkey,
             )
             for n in range(BATCH)
-        ]  # fmt: skip
+        ]
 
     def check(self) -> None:
         """What was written is what was to be written."""
@@ -133,7 +133,7 @@ def posted_inline(pair: Pair) -> Callable[[int], None]:
             remote_addr=pair.remote.address + at, rkey=pair.remote.rkey,
         )
         for at in range(0, BATCH * NBYTES, NBYTES)
-    ]  # fmt: skip
+    ]
 
     def batch(_: int) -> None:
         pair.near.post_send(*requests)

@@ -102,7 +102,7 @@ JOBS = {
         "UDP, writes of 64 KiB, 1 % lost", "GB/s", Goal("ratio", "≥", 0.4),
         Ours(UDP_64K.both, UDP_64K.figure, UDP_64K.scale, client=LOSSY), UDP_64K,
     ),
-}  # fmt: skip
+}
 # Measured in every round beside the jobs. The second is what a cache line takes from one core to the other: where the
 # hypervisor has put them, and whether somebody else uses them.
 CONDITIONS = {

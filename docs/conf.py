@@ -84,7 +84,7 @@ _README = Path(__file__).parents[1] / "README.md"
 _PAGES = {
     "../README.md": "index.md", "../examples/": "examples.md",
     "../benchmarks/README.md": "measurements.md", "../benchmarks/RESULTS.md": "measurements.md",
-}  # fmt: skip
+}
 
 
 def _from_docs(link: str) -> str:

@@ -67,7 +67,7 @@ def main() -> None:
     with (
         gn.open("soft0") as near, gn.open("soft1") as far, gn.Gpu() as gpu,
         flow.FlowPort(near) as here, flow.FlowPort(far) as there,
-    ):  # fmt: skip
+    ):
         pds = near.create_pd(), far.create_pd()
         rxqs = [eth.CyclicRxq(gpu, pd, max_burst=1024, max_packet=2048) for pd in pds]
         txqs = [eth.EthTxq(gpu, pd, 1024, checksum=True) for pd in pds]

@@ -38,7 +38,7 @@ def main(path: str) -> None:
             error = run_put_pieces(
                 BLOCKS, THREADS, near.device_address, to_mr.address, to_mr.rkey, from_mr.address, from_mr.lkey, NBYTES,
                 status.device_address,
-            )  # fmt: skip
+            )
         failed = np.count_nonzero(status.array.view(np.int64))
         right = np.count_nonzero(target.array == source.array)
         said = f"CUDA error {error}, {failed} failed puts, {right} of {target.nbytes} bytes arrived"

@@ -57,7 +57,7 @@ def main() -> None:
                 stream, LaunchConfig(grid=BLOCKS, block=THREADS), kernel,
                 near.device_address, to_mr.address, to_mr.rkey, from_mr.address, from_mr.lkey, NBYTES,
                 status.device_address,
-            )  # fmt: skip
+            )
             stream.sync()
         failed = np.count_nonzero(status.array.view(np.int64))
         right = np.count_nonzero(target.array == source.array)

@@ -49,7 +49,7 @@ def main() -> None:
     with (
         gn.open("soft0", port=ports[0]) as near, gn.open("soft1", port=ports[1]) as far, gn.Gpu() as gpu,
         flow.FlowPort(near) as here, flow.FlowPort(far) as there,
-    ):  # fmt: skip
+    ):
         pds = near.create_pd(), far.create_pd()
         rxqs, regions = [], []
         for pd, other in (pds, pds[::-1]):

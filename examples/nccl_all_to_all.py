@@ -52,7 +52,7 @@ def run(program: Path, ranks: int, *numbers: int) -> bool:
         "NCCL_GIN_PLUGIN": path, "NCCL_NET_PLUGIN": path,  # the latter for NCCL 2.28
         "NCCL_GIN_TYPE": "3", "NCCL_LSA_TEAM_SIZE": "1", "NCCL_SYM_GIN_KERNELS_ENABLE": "0",
         "NCCL_GIN_NCONTEXTS": "1",  # 2.28: its contexts are connections
-    }  # fmt: skip
+    }
     with tempfile.TemporaryDirectory() as folder:
         words = [(program, rank, ranks, f"{folder}/id", *numbers) for rank in range(ranks)]
         processes = [subprocess.Popen([str(word) for word in each], env=environment) for each in words]
@@ -91,4 +91,4 @@ def main(source: Path, doc: str | None, numbers: dict[str, tuple[int, str]]) -> 
 if __name__ == "__main__":
     main(Path(__file__).with_suffix(".cu"), __doc__, {
         "bytes": (65536, "what a rank sends to each rank"), "rounds": (100, "exchanges in a launch"),
-    })  # fmt: skip
+    })

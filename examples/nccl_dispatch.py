@@ -16,4 +16,4 @@ if __name__ == "__main__":
     main(Path(__file__).with_suffix(".cu"), __doc__, {
         "tokens": (1024, "tokens of a rank"), "hidden": (7168, "bytes of a token"),
         "contexts": (17, "contexts"), "rounds": (10, "rounds"),
-    })  # fmt: skip
+    })

@@ -43,16 +43,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--stand-in", action="store_true",
         help="open soft0, soft1, … as cards: through libibverbs and libmlx5, for which tests/rigs/stand_in stands in. "
         "GPUNETIO_STAND_IN names its shared object where it cannot be compiled",
-    )  # fmt: skip
+    )
     parser.addoption(
         "--twin", action="store_true",
         help="make the host the twin of a GPU: kernels on host threads have memory that the CPU does not reach, and "
         "software NICs make their turns there",
-    )  # fmt: skip
+    )
     parser.addoption(
         "--gpu-engine", action="store_true",
         help="have software NICs make their turns on the first GPU; for tests marked gpu",
-    )  # fmt: skip
+    )
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -160,7 +160,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     reasons = (
         ("gpu", why_no_gpu), ("root", why_not_root), ("soft_nic", lambda: why_no_soft_nic(config)),
         ("host_memory", lambda: why_no_host_memory(config)),
-    )  # fmt: skip
+    )
     for mark, ask in reasons:
         marked = [item for item in items if item.get_closest_marker(mark)]
         reason = ask() if marked else None

@@ -25,7 +25,7 @@ from .enums import (
     WcOpcode,
     WcStatus,
     WrOpcode,
-)  # fmt: skip
+)
 from .errors import DocaError
 from .fabric.faults import Faults
 from .providers import PortConfig
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
         check_host_code_compatibility,
         gpu_list,
         library_version,
-    )  # fmt: skip
+    )
     from .rendezvous import mesh
 
 __version__ = "0.1.0"
@@ -62,7 +62,7 @@ __all__ = [
     "WrOpcode", "__version__", "check_device_code_compatibility", "check_host_code_compatibility", "cm", "core",
     "device", "device_function", "dma", "errors", "eth", "flow", "gpu_list", "kernel", "library_version", "mesh",
     "open", "open_async", "rdma", "rendezvous", "verbs",
-]  # fmt: skip
+]
 
 # Modules for kernels are loaded when they are first used: they need the compiler, and controlling a card does not.
 _ON_DEMAND = {
@@ -80,7 +80,7 @@ _ON_DEMAND = {
     ),
     "rdma": ("rdma",),
     "rendezvous": ("rendezvous", "mesh"),
-}  # fmt: skip
+}
 _MODULE_OF = {name: module for module, names in _ON_DEMAND.items() for name in names}
 
 

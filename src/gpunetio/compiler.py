@@ -87,7 +87,7 @@ def _wait() -> None:
         logger.warning(
             "a process forks while it compiles, as that has not ended within %g s: the child may be unable to "
             "open software NICs or to launch kernels", _MOST_OF_FORK,
-        )  # fmt: skip
+        )
 
 
 def _go_on() -> None:

@@ -14,7 +14,7 @@ _MOST_DIGITS = 100  # Python refuses to read numbers of thousands of digits
 DOCA_LEVELS = {
     10: logging.CRITICAL + 1, 20: logging.CRITICAL, 30: logging.ERROR, 40: logging.WARNING, 50: logging.INFO,
     60: logging.DEBUG, 70: 1,
-}  # fmt: skip
+}
 
 logger: logging.Logger = logging.getLogger("gpunetio")
 _compiling: logging.Logger = logging.getLogger("gpunetio.compile")

@@ -187,7 +187,7 @@ class MappedMemory(HostMemory):
 _libc_mmap = ctypes.CDLL(None, use_errno=True).mmap
 _libc_mmap.restype, _libc_mmap.argtypes = ctypes.c_ssize_t, (
     ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64,
-)  # fmt: skip
+)
 _MAP_FIXED = 0x10
 
 
@@ -323,7 +323,7 @@ class Region:
         return cls(
             (tensor.data or 0) + tensor.byte_offset, (math.prod(shape) * bits + 7) // 8, False,
             tensor.device_type == CUDA, (obj, capsule),
-        )  # fmt: skip
+        )
 
 
 def _cuda_array_of(obj: object) -> dict[str, Any] | None:

@@ -15,7 +15,7 @@ STOP_TIMEOUT = 10.0  # seconds that a thread may take to stop
 _LOOK = 100e-6
 _OWN = {  # raised by a thread's own faults: handlers that print its stack must run
     signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV, signal.SIGSYS, signal.SIGTRAP,
-}  # fmt: skip
+}
 _OTHERS = signal.valid_signals() - _OWN
 
 

@@ -128,7 +128,7 @@ def test_a_wrong_byte_is_seen(name, with_payload, file, monkeypatch):
 
     monkeypatch.setattr(Loopback, "launch", corrupting)
     with Loopback(options(name, sizes=(100,), iterations=2000, threads=1,
-                          payload=file if with_payload else None)) as run:  # fmt: skip
+                          payload=file if with_payload else None)) as run:
         problem = measure(run, 0, 100).check.problem
     offset = at if name != "write_lat" or with_payload else 7
     assert problem is not None
@@ -318,7 +318,7 @@ def test_a_duration_is_kept(monkeypatch):
     "kernel",
     [*kernels.KERNELS.values(), pingpong_kernel.pingpong, pingpong_kernel.post_receives],
     ids=lambda kernel: kernel.name,
-)  # fmt: skip
+)
 def test_kernels_compile_for_a_gpu(kernel):
     ptx, _ = ptx_of(kernel, (INT,) * kernel.py_func.__code__.co_argcount, (9, 0))
     assert ".f64" not in ptx

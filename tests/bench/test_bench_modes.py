@@ -60,7 +60,7 @@ def test_on_a_gpu(name, memory, file):
         pytest.param(name, scope, marks=[pytest.mark.slow] if scope is WARP and name != "put_counter_bw" else [])
         for name in SCOPED for scope in (WARP, BLOCK)
     ],
-)  # fmt: skip
+)
 def test_scopes(name, scope, target, file):
     """Whose threads do not divide the messages; and the bytes of a file, which lie where they belong."""
     with Loopback(options(name, gpu=target, scope=scope, sizes=(1000,), payload=file)) as run:
@@ -74,7 +74,7 @@ def test_scopes(name, scope, target, file):
 @pytest.mark.parametrize("name, scope, qps", [
     ("put_bw", WARP, 3), ("put_bw", BLOCK, 3), ("put_counter_bw", WARP, 2), ("twosided_bw", BLOCK, 2),
     ("put_signal_bw", BLOCK, 2), ("twosided_bw", THREAD, 3),
-])  # fmt: skip
+])
 def test_scopes_on_several_queues(name, scope, qps, target):
     with Loopback(options(name, gpu=target, scope=scope, qps=qps)) as run:
         result = measure(run, 0, 64)
@@ -107,7 +107,7 @@ def test_threads_that_post_together():
     ("write_lat", NicHandler.GPU_SM_BF, HW, NicHandler.GPU_SM_BF),
     ("put_counter_lat", NicHandler.AUTO, HW, NicHandler.GPU_SM_NO_DBR),
     ("write_bw", NicHandler.GPU_SM_DB, HW, NicHandler.GPU_SM_NO_DBR),
-])  # fmt: skip
+])
 def test_handlers(name, handler, mode, taken, target):
     _, found, found_mode = run_all(options(name, gpu=target, nic_handler=handler, send_dbr_mode=mode))
     assert (found, found_mode) == (taken, mode)

@@ -21,7 +21,7 @@ from gpunetio.bench.pingpong import (
     show_address,
     talk,
     unpack_address,
-)  # fmt: skip
+)
 from gpunetio.cli import app
 from gpunetio.enums import QpType
 from gpunetio.errors import DocaError, InvalidValueError, TimedOutError
@@ -95,7 +95,7 @@ def against(model, as_client, own=HERE):
 ends = st.builds(
     QpEndpoint, st.integers(0, 0xFFFFFF), st.binary(min_size=16, max_size=16), st.integers(0, 0xFFFF), st.just(1024),
     st.integers(0, 0xFFFFFF),
-)  # fmt: skip
+)
 
 
 @settings(max_examples=50)
@@ -238,7 +238,7 @@ def play(server, **options):
         {"gid_index": 0, "sl": 3}, pytest.param({"iterations": 3000}, marks=pytest.mark.slow),
         pytest.param({"rx_depth": 511, "iterations": 1100}, marks=pytest.mark.slow),
     ],
-)  # fmt: skip
+)
 @pytest.mark.parametrize("server_plays", [{}, {"cpu": True}], ids=["kernel", "cpu"])
 @pytest.mark.parametrize("client_plays", [{}, {"cpu": True}, {"events": True}], ids=["kernel", "cpu", "events"])
 def test_both_ends_play(options, server_plays, client_plays):
@@ -249,13 +249,13 @@ def test_both_ends_play(options, server_plays, client_plays):
     for one in (played, server.played):
         assert (one.size, one.iterations, one.problem) == (
             options.get("size", 4096), options.get("iterations", 1000), None,
-        )  # fmt: skip
+        )
 
 
 @pytest.mark.parametrize("qp_type", [QpType.UC, QpType.UD])
 @pytest.mark.parametrize("options", [
     pytest.param({"size": 2048}, marks=pytest.mark.slow), {"size": 4096, "validate": True}, {"size": 1, "rx_depth": 1},
-])  # fmt: skip
+])
 @pytest.mark.parametrize("plays", [{}, {"cpu": True}, {"events": True}], ids=["kernel", "cpu", "events"])
 def test_other_services(qp_type, options, plays):
     """UC and UD; the CPU always plays for UD."""
@@ -369,7 +369,7 @@ def test_the_command(plays):
         (["-g", "9"], 1, "no GID at index 9"), (["-d", "soft99"], 1, "no device 'soft99'"),
         (["-i", "2"], 1, "port 2"),
     ],
-)  # fmt: skip
+)
 def test_mistakes(args, status, text):
     result = run(*args)
     assert result.exit_code == status

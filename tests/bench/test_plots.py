@@ -31,7 +31,7 @@ def labels_of(low: float, high: float) -> tuple[str, list]:
     ("low", "high", "scale"),
     [(1.0, 1.0, "linear"), (2.1, 2.9, "linear"), (103.0, 990.0, "linear"), (0.001, 0.005, "linear"), (1, 10, "log"),
      (0.5, 20_000, "log")],
-)  # fmt: skip
+)
 def test_labels_of_times_do_not_overlap(low, high, scale):
     used, boxes = labels_of(low, high)
     assert used == scale

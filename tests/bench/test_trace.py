@@ -66,7 +66,7 @@ def test_what_is_noted(name, target):
         ends = [thread.name.split()[0] for thread in threads]
         assert set(ends) == ({"client", "server"} if benchmark.answers else {"client"})
         assert all((thread.operation == "receive") == (end == "server" and name == "twosided_bw")
-                   for thread, end in zip(threads, ends))  # fmt: skip
+                   for thread, end in zip(threads, ends))
         for end in set(ends):
             messages = np.concatenate([thread.rows[:, 0] for thread in threads if thread.name.startswith(end)])
             assert len(messages) == len(set(messages)) > 0
@@ -104,7 +104,7 @@ def test_what_is_noted_is_bounded(name):
 
 @pytest.mark.parametrize("name, noting", [
     ("write_lat", [(0, 0)]), ("write_bw", [(0, 3), (1, 3)]), ("put_bw", [divmod(i, 4) for i in range(8)]),
-])  # fmt: skip
+])
 def test_who_notes(name, noting):
     wanted = options(name, threads=8, qps=1 if name == "write_lat" else 2, traced=0)
     threads = wanted.kernel_threads("cpu")
@@ -134,11 +134,11 @@ def test_times_are_microseconds():
     spans = [event for event in trace._events("test") if event["ph"] == "X"]
     assert [(e["name"], e["ts"], e["dur"]) for e in spans] == [
         ("put", 0.0, 1.5), ("put complete", 1.5, 2.5), ("put", 1.5, 0.5), ("put complete", 4.0, 2.5),
-    ]  # fmt: skip
+    ]
     assert spans[3]["args"] == {"message": 1, "bytes": 64, "us from begin to completion": 5.0}
     assert [e["args"]["name"] for e in trace._events("test") if e["ph"] == "M"] == [
         "test, 64 bytes", "client block 0 thread 0: post", "client block 0 thread 0: completion",
-    ]  # fmt: skip
+    ]
 
 
 def test_the_last_launch_of_a_size_counts():
@@ -148,7 +148,7 @@ def test_the_last_launch_of_a_size_counts():
             trace.add(64, client, [(0, 0)], [np.array([[message, 1, 2, 3]])])
     assert [(t.name, t.operation, t.rows.tolist()) for t in trace.sizes[64]] == [
         ("client block 0 thread 0", "send", [[2, 1, 2, 3]]), ("server block 0 thread 0", "receive", [[2, 1, 2, 3]]),
-    ]  # fmt: skip
+    ]
 
 
 @pytest.mark.parametrize("suffix, start", [("png", b"\x89PNG"), ("svg", b"<?xml")])
@@ -176,7 +176,7 @@ def test_picture_of_nothing(tmp_path):
         (("put_bw", "--trace", "x.json"), 2, "--trace belongs to the client: the server of put_bw runs no kernel"),
         (("get_bw", "--trace-plot", "x.png"), 2, "--trace-plot belongs to the client"),
     ],
-)  # fmt: skip
+)
 def test_refused_before_anything_runs(args, status, text):
     result = CliRunner().invoke(app, args)
     assert result.exit_code == status

@@ -44,7 +44,7 @@ BW_COLUMNS = ["#bytes", "#iterations", "BW peak[MiB/sec]", "BW average[MiB/sec]"
 LAT_COLUMNS = [
     "#bytes", "#iterations", "t_min[usec]", "t_max[usec]", "t_typical[usec]", "t_avg[usec]", "t_stdev[usec]",
     "99% percentile[usec]", "99.9% percentile[usec]", "Kernel[usec]",
-]  # fmt: skip
+]
 needs_no_gpu = pytest.mark.skipif(gpu.gpu_list()[0] != "host", reason="this machine has a GPU")
 
 
@@ -175,7 +175,7 @@ def test_duration():
     "letters",
     [("-q", 2), ("--qp", 3), ("-t", 2), ("-r", 1), ("-r", 2), ("-gid", 1), ("-l", 1), ("-x", 1), ("-p", 2), ("-n", 1),
      ("-e", 1), ("-e", 2), ("--queue-memory", "cpu_gpu"), ("--payload-memory", "gpu")],
-)  # fmt: skip
+)
 def test_options_of_the_originals(letters):
     assert rows(run("put_bw", *HOST, "-s", 64, "-i", 64, *letters).stdout)
 
@@ -345,7 +345,7 @@ def test_wrong_contents_fail_a_ping_pong(monkeypatch):
         ("put_bw", "--faults", "loss=0.1"), ("put_bw", "--wire", "udp"), ("selftest", "litmus", "--seconds", "nan"),
         ("nonsense",), ("devices", "--frob"),
     ],
-)  # fmt: skip
+)
 def test_wrong_options(args):
     extra = ("--loopback",) if args[0].endswith(("_bw", "_lat")) else ()
     assert "--help)" in error(*args, *extra, expect=2)
@@ -366,7 +366,7 @@ def test_wrong_options(args):
         (("put_bw", "-t", 32, "--trace", "/dev/null", "--trace-ops", 65536), "of 32 threads are too many"),
         (("write_bw", "-q", 64, "--trace", "/dev/null", "--trace-ops", 65536), "of 64 threads are too many"),
     ],
-)  # fmt: skip
+)
 def test_what_a_benchmark_cannot_do(args, text):
     assert text in error(*args, *HOST)
 
@@ -462,7 +462,7 @@ def test_a_server(name, as_json, monkeypatch):
         options = Options(
             benchmark=BENCHMARKS[name], device="soft1", gpu="host", tcp_port=port, server=address, sizes=(64,),
             iterations=100, asked=frozenset({"sizes", "iterations"}),
-        )  # fmt: skip
+        )
         clients.append(threading.Thread(target=client, args=(options,)))
         clients[0].start()
         waiting(output, address, port)
@@ -626,7 +626,7 @@ def test_ctrl_c(args):
     process = subprocess.Popen(
         [sys.executable, "-u", "-m", "gpunetio", *args, *HOST, "-D", "30"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+    )
     assert process.stdout is not None
     while "#bytes" not in process.stdout.readline():
         pass
@@ -640,7 +640,7 @@ def test_closed_output_is_no_error():
     done = subprocess.run(
         f"{sys.executable} -m gpunetio put_bw --loopback --target cpu -i 8 | head -n 1",
         shell=True, capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+    )
     assert done.stderr == ""
 
 
@@ -666,7 +666,7 @@ def test_the_readme_says_how_shells_complete():
 @pytest.mark.parametrize(("words", "index", "expected"), [
     ("gpunetio put_s", 1, {"put_signal_bw", "put_signal_lat"}), ("gpunetio devices --js", 2, {"--json"}),
     ("gpunetio show s", 2, {"sq", "srq"}),
-])  # fmt: skip
+])
 def test_shells_complete(words, index, expected):
     answer = completing("bash_complete", COMP_WORDS=words, COMP_CWORD=str(index))
     assert {line.partition(",")[2] for line in answer.splitlines()} == expected

@@ -107,7 +107,7 @@ def test_several_sizes_in_one_option():
         return subprocess.run(
             [sys.executable, "-m", "gpunetio", "put_bw", "--loopback", "--target", "cpu", "-i", "10", *args],
             capture_output=True, text=True, timeout=60, check=False,
-        )  # fmt: skip
+        )
 
     sizes = [line.split()[0] for line in run("-s", "64,65536", "-s", "8").stdout.splitlines() if line[1:2].isdigit()]
     assert sizes == ["64", "65536", "8"]
@@ -124,10 +124,10 @@ def test_messages_stay_above_the_dashboard(tmp_path):
     shown = on_a_terminal(
         100, "packet_processing", "-g", "host", "-n", "soft0", "-q", "2", "--dashboard", "--seconds", "2.5",
         "--wire", wire, "--address", "192.0.2.1",
-    )  # fmt: skip
+    )
     end = shown.index("GPU work ended")
     assert shown[end + 1] == "Application finished successfully"
     assert [line.split("  ")[0] for line in shown[end + 3 : end + 9]] == [
         "queue", "UDP 0", "UDP 1", "TCP 0", "TCP 1", "ICMP 0",
-    ]  # fmt: skip
+    ]
     assert sum(line.startswith("UDP 0") for line in shown) == 1

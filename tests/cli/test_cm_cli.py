@@ -20,7 +20,7 @@ pytestmark = pytest.mark.soft_nic
     (["rping", "-c", "-a", "127.0.0.1", "-S", "22"], "23<=x<=65536"),
     (["rdma_client", "-p", "0"], "1<=x<=65535"),
     (["rdma_client", "-s", ""], "-s needs the server's address"),
-])  # fmt: skip
+])
 def test_usage(arguments, text):
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 2
@@ -31,7 +31,7 @@ def test_usage(arguments, text):
     (["rping", "-c", "-n", "soft0", "-a", "somewhere"], "'somewhere' is not an IPv4 or IPv6 address"),
     (["rping", "-s", "-n", "soft0", "-a", "10.1.2.3"], "soft0 does not have the address 10.1.2.3"),
     (["rping", "-c", "-n", "soft0", "-a", "fd77::1"], "soft0 has no address of the IP version of fd77::1"),
-])  # fmt: skip
+])
 def test_errors(arguments, text):
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 1
@@ -62,7 +62,7 @@ def test_a_persistent_server():
     assert status == 130
     assert [line for line in out.splitlines() if "ping-" in line] == [
         f"server ping data: {data_of(n, 64)[:-1].decode()}" for n in range(3)
-    ]  # fmt: skip
+    ]
     assert "the client has pings of 100 bytes: give the server the same -S" in err
 
 

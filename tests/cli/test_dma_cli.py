@@ -29,7 +29,7 @@ def test_dma_local_copy(text):
     assert code == 0
     assert lines == [
         "Starting the sample", "Success, memory copied and verified as correct", "Sample finished successfully"
-    ]  # fmt: skip
+    ]
 
 
 @pytest.mark.parametrize("text", ["", "é" * 2049])

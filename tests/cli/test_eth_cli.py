@@ -19,7 +19,7 @@ COMMANDS = (
     "txq_send_ethernet_frames", "txq_batch_send_ethernet_frames", "txq_lso_send_ethernet_frames",
     "txq_batch_lso_send_ethernet_frames", "rxq_regular_receive", "rxq_managed_mempool_receive",
     "rxq_batch_managed_mempool_receive",
-)  # fmt: skip
+)
 RECEIVED = "Received a packet of size 1500 successfully"
 
 
@@ -69,7 +69,7 @@ def test_one_frame_into_a_buffer(caplog):
 @pytest.mark.parametrize("kind, options", [
     (Kind.BATCH, {}),
     pytest.param(Kind.MANAGED, {"headroom": 64, "tailroom": 64, "timestamp": True}, marks=pytest.mark.slow),
-])  # fmt: skip
+])
 def test_a_batch_from_a_pool(caplog, kind, options):
     there = receive(caplog, kind=kind, seconds=5.0, **options)
     eth_txq.run(eth_txq.SampleOptions(device="soft0", batch=True))
@@ -115,7 +115,7 @@ def test_each_has_help(name):
 @pytest.mark.parametrize("text, address", [
     ("ff:FF:ff:FF:ff:FF", b"\xff" * 6), ("02-00-00-00-00-0a", b"\x02\0\0\0\0\x0a"),
     ("1:2:3:4:5:6", None), ("02:00:00:00:00", None), ("zz:00:00:00:00:00", None), ("", None),
-])  # fmt: skip
+])
 def test_mac_addresses(text, address):
     if address is not None:
         assert Mac().convert(text, None, None) == address

@@ -27,7 +27,7 @@ def words(shown: Match) -> list[Compared]:
     (match.eth(dst=("01:00:5e:00:00:00", "ff:ff:ff:00:00:00")), "dmac 01:00:5e:00:00:00 & ff:ff:ff:00:00:00"),
     (match.eth(dst=("00:00:00:00:00:07", "00:00:00:00:00:ff")), "dmac 00:00:00:00:00:07 & 00:00:00:00:00:ff"),
     (match.vlan(5) & match.second_vlan(6), "first_vid 5, cvlan_tag 1, outer_second_vid 6, outer_second_cvlan_tag 1"),
-])  # fmt: skip
+])
 def test_matches_in_words(shown, text):
     assert ", ".join(map(str, words(shown))) == text
 
@@ -36,7 +36,7 @@ def test_masks_in_words():
     shown = words(match.ipv4(dst="10.1.0.0/16") & match.udp(dst=53))
     assert [field.field for field in shown] == [
         "ip_protocol", "frag", "ip_version", "udp_dport", "dst_ipv4 & 255.255.0.0"
-    ]  # fmt: skip
+    ]
     assert [field.values for field in shown][-2:] == [(53, 0xFFFF), ("10.1.0.0", "255.255.0.0")]
 
 
@@ -44,7 +44,7 @@ FIELDS = {  # first bit in fte_match_param and width, in the order of a packet
     "smac": (0x000, 48), "ethertype": (0x030, 16), "dmac": (0x040, 48), "ip_protocol": (0x080, 8),
     "ip_dscp": (0x088, 6), "tcp_flags": (0x097, 9), "udp_dport": (0x0F0, 16), "src_ipv6": (0x100, 128),
     "dst_ipv6": (0x180, 128),
-}  # fmt: skip
+}
 
 
 @given(st.data())

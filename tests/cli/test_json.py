@@ -55,7 +55,7 @@ def nic() -> Iterator[gn.Context]:
 def test_a_benchmark_on_the_twin_of_a_gpu():
     """By options of the command: queues and payload are in memory that only kernels and the NIC reach."""
     command = ["put_bw", "--loopback", "-s", "64,4096", "-g", "twin", "--nic-engine", "twin", "--target", "cpu",
-               "--payload-memory", "gpu", "--json"]  # fmt: skip
+               "--payload-memory", "gpu", "--json"]
     done = CliRunner().invoke(app, command)
     document = json.loads(done.stdout)
     assert mistakes(document, schema("benchmark")) == []
@@ -69,7 +69,7 @@ def test_the_settings_of_a_benchmark(tmp_path):
     options = Options(
         benchmark=BENCHMARKS["put_bw"], gpu="host", device="soft6", nic_port=port, sizes=(500, 1000), iterations=10,
         nic_handler=gn.NicHandler.CPU_PROXY, payload_memory=gn.MemType.CPU_GPU,
-    )  # fmt: skip
+    )
     with Loopback(options) as run:
         document = json.loads(report.as_json(run, [measure(run, 0, 500)]))
     assert mistakes(document, schema("benchmark")) == []
@@ -86,7 +86,7 @@ def test_devices():
     first = next(each for each in document if each["name"] == "soft0")
     assert (first["link_layer"], first["ports"][0]["state"], first["ports"][0]["active_mtu"]) == (
         "ETHERNET", "ACTIVE", 4096,
-    )  # fmt: skip
+    )
     assert first["roce_version"] == ["RoCE v2"]
     assert first["ports"][0]["gids"][0] == {"index": 0, "gid": "::ffff:127.0.0.1", "type": "ROCE_V2"}
     assert [each["name"] for each in printed("devices", "-d", "soft1")] == ["soft1"]
@@ -110,7 +110,7 @@ def test_show_has_names_where_numbers_stand_for_something(nic):
     assert {name: qp[name] for name in ("state", "service", "rights", "wire", "peer")} == {
         "state": "RTS", "service": "RC", "rights": ["REMOTE_WRITE", "REMOTE_READ", "REMOTE_ATOMIC"], "wire": "memory",
         "peer": "::ffff:127.0.0.2",
-    }  # fmt: skip
+    }
     assert qp["kind"] == "CONNECTED_SEND"
     assert {kind.value: kind.name for kind in QueueKind} == QUEUE_KINDS
     assert qp["send_cq"] == qp["recv_cq"]
@@ -177,7 +177,7 @@ def test_the_page_names_every_schema():
     ([{"name": 1, "provider": "soft", "description": ""}], "$[0].name: 1 is not of type 'string'"),
     ([{"name": "a", "provider": "", "description": ""}], "$[0].provider: '' is not one of ['mlx5', 'ibverbs', 'soft']"),
     ({}, "$: {} is not of type 'array'"),
-])  # fmt: skip
+])
 def test_the_checker_finds_mistakes(document, message):
     assert mistakes(document, schema("devices-list")) == [message]
 

@@ -12,7 +12,7 @@ ROW = (
     "7", "eth.dst = 02:00:00:00:00:02, ipv6.src = fe80::a00:27ff:fe4e:66a1/128, udp.dst = 4791",
     "TIR 0x200001: RQ 0x300001, 0x300002, 0x300003 by src_ip, dst_ip", "0x400001", "18446744073709551615",
     "18446744073709551614",
-)  # fmt: skip
+)
 
 
 def printed(width: int, columns, row) -> str:

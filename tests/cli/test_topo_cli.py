@@ -108,7 +108,7 @@ def test_all_devices(show):
         READY, folder(FOLDER, *READY.recorded[Kind.FOLDER, (FOLDER,)].names, "0000:b1:00.1"),
         link(ssd, "/sys/devices/pci0000:b0/0000:b0:02.0/0000:b1:00.1"),
         file(f"{ssd}/class", "0x010802"), file(f"{ssd}/vendor", "0x144d"), file(f"{ssd}/device", "0xa80a"),
-    )  # fmt: skip
+    )
     line = "   └─ b1:00.1  storage, 144d:a80a\n"
     assert line in show(host, "--all")[1]
     assert show(host) == show(READY)
@@ -134,7 +134,7 @@ def test_nvidia_smi_says_otherwise(show):
 def test_an_active_port_farther_away(show):
     """The nearest NIC has no cable: there is another that has one."""
     host = changed(READY, file("/sys/class/infiniband/mlx5_0/ports/1/state", "1: DOWN\n"),
-                   link(f"{FOLDER}/0000:b5:00.1", "/sys/devices/pci0000:e0/0000:e0:01.0/0000:b5:00.1"))  # fmt: skip
+                   link(f"{FOLDER}/0000:b5:00.1", "/sys/devices/pci0000:e0/0000:e0:01.0/0000:b5:00.1"))
     assert (
         "GPU0: best with mlx5_0 (PIX: at most one PCIe switch between them; no active port); next with an\n"
         "      active port: mlx5_1 (NODE: through two host bridges of a NUMA node; port active)\n"
@@ -167,10 +167,10 @@ def test_json(show):
     assert found["matrix"] == {"GPU0": {"GPU0": "X", "mlx5_0": "PIX", "mlx5_1": "PIX"}}
     assert found["gpus"][0] == {
         "name": "GPU0", "address": "0000:ca:00.0", "model": "NVIDIA A100 80GB PCIe", "numa": 1, "best_nic": "mlx5_0",
-    }  # fmt: skip
+    }
     assert [(one["name"], one["interfaces"], one["active"]) for one in found["nics"]] == [
         ("mlx5_0", ["ens6f0"], True), ("mlx5_1", ["ens6f1"], True),
-    ]  # fmt: skip
+    ]
     assert [one["status"] for one in found["nvidia_smi"]] == ["OK"]
     assert found["tree"][0]["below"][0]["below"][0]["kind"] == "switch"
 
@@ -185,7 +185,7 @@ def test_a_machine_with_neither(show, tmp_path):
     assert json.loads(show(built(), "--json")[1])["matrix"] == {}
     assert show(built(nic("mlx5_0", "pci0000:00/00:05.0")))[1].splitlines() == [
         "pci0000:00  host bridge, NUMA node 0", "└─ 00:05.0  mlx5_0, ConnectX-7",
-    ]  # fmt: skip
+    ]
     assert show(built(gpu("pci0000:00/00:05.0")))[1].splitlines()[-3] == "GPU0: no NIC with an RDMA device"
 
 
@@ -310,7 +310,7 @@ def test_it_imports_little(tmp_path):
     done = subprocess.run(
         [sys.executable, "-X", "importtime", *_command(tmp_path)[1:]], capture_output=True, text=True, timeout=60,
         check=True,
-    )  # fmt: skip
+    )
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     assert "gpunetio.doctor.report.tree" in imported
     assert not {"numba", "llvmlite", "matplotlib", "rich", "gpunetio.gpu", "gpunetio.nic.host.engine"} & imported

@@ -273,10 +273,10 @@ def test_defaults(asked):
 LONG = (
     "--client", "10.0.0.1", "--device", "soft1", "--gid-index", 2, "--rdma-oper-type", "Write", "--buffer-size", 100,
     "--qp-type", "RC", "--iters", 7, "--send-burst", "--port", 5001,
-)  # fmt: skip
+)
 SHORT = (
     "-c", "10.0.0.1", "-d", "soft1", "-gid", 2, "-ro", "write", "-s", 100, "-qt", "RC", "-n", 7, "-b", "--port", 5001,
-)  # fmt: skip
+)
 JOINED = ("-c10.0.0.1", "-dsoft1", "-gid=2", "-ro=Write", "-s100", "-qt=RC", "-bn7", "--port=5001")
 
 
@@ -293,11 +293,11 @@ def test_options_of_the_nic(asked, tmp_path):
     options, _ = asked(
         "--address", "127.1.2.3", "--wire", "udp", "--faults", "loss=0.5,seed=4", "--pcap", tmp_path / "x.pcap",
         "--no-promiscuous",
-    )  # fmt: skip
+    )
     assert options.nic_port == PortConfig(
         addresses=("127.1.2.3",), wire="udp", faults=Faults(loss=0.5, seed=4), capture=tmp_path / "x.pcap",
         promiscuous=False,
-    )  # fmt: skip
+    )
     options, _ = asked("--no-promiscuous")
     assert options.nic_port == PortConfig(promiscuous=False)
 
@@ -315,7 +315,7 @@ def test_options_of_the_nic(asked, tmp_path):
         (["-c", "127.0.0.1", "--port", 1], 1, "no server at 127.0.0.1 port 1"),
         (["--address", "1.2.3"], 1, "1.2.3"),
     ],
-)  # fmt: skip
+)
 def test_mistakes(args, status, text):
     result = invoke("--address", own_address(), *args)
     assert result.exit_code == status
@@ -333,7 +333,7 @@ def test_help_and_version():
 
 @pytest.mark.parametrize(
     "level, shown", [(10, 0), (20, 1), (30, 2), (40, 3), (50, 4), (60, 5), (70, 6), (None, 4)]
-)  # fmt: skip
+)
 def test_log_levels(monkeypatch, level, shown):
     """The numbers are DOCA's; the sample speaks to stdout."""
     levels = (logging.CRITICAL, logging.ERROR, logging.WARNING, logging.INFO, logging.DEBUG, logging.DEBUG - 1)
@@ -375,7 +375,7 @@ def enter(tool, text):
 def contents(operation, count):
     """What the server and the client say of so many messages."""
     lines = {who: "".join(f"Received a valid message #{i + 1} from {who}\n" for i in range(count))
-             for who in ("client", "server")}  # fmt: skip
+             for who in ("client", "server")}
     return ("", lines["server"]) if operation == "Read" else (lines["client"], "")
 
 
@@ -386,7 +386,7 @@ def contents(operation, count):
         pytest.param("Send", "udp", marks=SLOW), pytest.param("Write", "udp", marks=SLOW),
         pytest.param("Read", "udp", marks=SLOW),
     ],
-)  # fmt: skip
+)
 def test_bursts(port, operation, wire):
     with running(*pair(port, "-ro", operation, "-n", 20, "--wire", wire, client=["-b"])) as tools:
         for tool, said in zip(tools, contents(operation, 20)):
@@ -424,7 +424,7 @@ def test_bursts_that_are_entered(port, operation, wire):
 @pytest.mark.parametrize(
     "text", [pytest.param("", marks=SLOW), pytest.param("1\n", marks=SLOW), "1\n2"],
     ids=["nothing", "too little", "no end of line"],
-)  # fmt: skip
+)
 def test_an_input_that_ends(port, text):
     with running(*pair(port, "-n", 5)) as (server, client):
         client.until(PROMPT)
@@ -458,7 +458,7 @@ def test_no_input_at_all(port):
         (0, signal.SIGKILL, 1), pytest.param(0, signal.SIGINT, 130, marks=SLOW),
         pytest.param(1, signal.SIGKILL, 1, marks=SLOW), pytest.param(1, signal.SIGINT, 130, marks=SLOW),
     ],
-)  # fmt: skip
+)
 def test_an_end_that_goes_away(port, victim, number, status):
     """While the client asks, and nothing is posted."""
     with running(*pair(port)) as tools:

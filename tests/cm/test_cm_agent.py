@@ -47,7 +47,7 @@ def connected(listener: cm.Listener, a: Context) -> None:
     with (
         short_lived_qp(a) as qp, short_lived_qp(listener.ctx) as theirs,
         cm.start_connecting(qp, listener.address, PORT) as asking,
-    ):  # fmt: skip
+    ):
         request = listener.accept()
         with request.accept(theirs) as connection:
             asking.established()
@@ -170,7 +170,7 @@ def test_datagrams_that_no_receive_holds(two, nbytes):
         qp.post_send(SendWr(
             opcode=WrOpcode.SEND, sges=(Sge(region.address, nbytes, region.lkey),), ah=ah, remote_qpn=GSI_QPN,
             remote_qkey=GSI_Q_KEY, flags=SendFlags.SIGNALED,
-        ))  # fmt: skip
+        ))
         until(lambda: b.provider.nic.counters["resp_local_length_error"] == before + 1, "the datagram")
         assert gsi_of(b).state == QpState.RTS
         connected(listener, a)
@@ -190,7 +190,7 @@ def test_what_is_no_message(two):
             qp.post_send(SendWr(
                 opcode=WrOpcode.SEND, inline=mad, ah=ah, remote_qpn=GSI_QPN, remote_qkey=GSI_Q_KEY,
                 flags=SendFlags.SIGNALED,
-            ))  # fmt: skip
+            ))
             while not cq.poll():
                 pass
         qp.close()

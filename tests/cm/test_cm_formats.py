@@ -45,7 +45,7 @@ GOLDEN_REQ = bytes.fromhex(
     "00000000000000000000ffff0a4d000200000000000000000000ffff0a4d0001"
     "c65ea00000400098" + "00" * 44 +
     "0040e99c0000000000000000000000000a4d00020000000000000000000000000a4d0001" + "00" * 56
-)  # fmt: skip
+)
 CLIENT, SERVER = (bytes(10) + b"\xff\xff" + bytes([10, 77, 0, host]) for host in (2, 1))
 
 
@@ -55,7 +55,7 @@ def test_a_req_is_the_one_of_linux():
     made = pack(
         Attribute.REQ, 0x28F1EE31A, IpHeader(CLIENT, SERVER, 0xE99C).pack(), local_comm_id=0x1AE31E8F,
         local_ca_guid=0x505400FFFE770002, **fields,
-    )  # fmt: skip
+    )
     assert made == GOLDEN_REQ
 
 

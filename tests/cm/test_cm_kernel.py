@@ -46,7 +46,7 @@ class Kernel:
         self.events.append(CmEvent(kind, **{
             "status": 0, "number": number, "listener": 0, "private_data": b"", "responder_resources": 4,
             "initiator_depth": 6, **more,
-        }))  # fmt: skip
+        }))
 
 
 class Id:
@@ -139,7 +139,7 @@ TERMS = ["attributes", "attributes"]  # for RTR and RTS
     (MULTICAST_JOIN,   [],                [],                        State.REQ_SENT),
     (MULTICAST_ERROR,  [],                [],                        State.REQ_SENT),
     (ADDR_CHANGE,      [],                [],                        State.REQ_SENT),
-])  # fmt: skip
+])
 def test_an_event_of_who_connects(world, kind, asked, told, state):
     made = world.connecting()
     assert world.take(kind) == (asked, told)
@@ -182,7 +182,7 @@ def test_an_address_behind_another_device(world):
 
 @pytest.mark.parametrize(("kind", "call"), [
     (ADDR_RESOLVED, "resolve_route"), (ROUTE_RESOLVED, "connect"), (CONNECT_RESPONSE, "attributes"),
-])  # fmt: skip
+])
 def test_a_step_that_the_kernel_refuses(world, kind, call):
     made = world.connecting()
     world.kernel.fails.add(call)

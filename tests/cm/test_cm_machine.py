@@ -65,7 +65,7 @@ def test_a_request_names_the_path_of_its_answers(world):
     _client, server, _made = pair(world)
     answer_to(world, request_of(
         world, primary_flow_label=0x12345, primary_hop_limit=9, primary_traffic_class=0x68, primary_sl=3
-    ))  # fmt: skip
+    ))
     (there,) = server.events
     assert there.data_path == Path(gid(1), hop_limit=9, traffic_class=0x68, sl=3, flow_label=0x12345)
 
@@ -80,7 +80,7 @@ def test_a_connection_comes_about_and_ends(world):
     assert client.events[made][0].private_data == b"welcome".ljust(REP_PRIVATE, b"\0")
     assert (made.peer.qpn, made.peer.psn, there.peer.qpn, there.peer.psn) == (
         there.own.qpn, there.own.psn, made.own.qpn, made.own.psn,
-    )  # fmt: skip
+    )
     assert client.established() == server.established() != set()
     client.machine.disconnect(made, b"bye")
     assert world.run() == [A.DREQ, A.DREP]
@@ -254,7 +254,7 @@ def test_a_client_refuses_an_answer(world):
         ({"private_data": IpHeader(gid(1), gid(3), 1).pack()}, RejectReason.CONSUMER),
     ],
     ids=lambda it: it.name if isinstance(it, RejectReason) else next(iter(it)),
-)  # fmt: skip
+)
 def test_a_wrong_request_is_refused(world, changes, reason):
     _client, server, made = pair(world)
     reject = answer_to(world, request_of(world, **changes))
@@ -271,7 +271,7 @@ def test_a_wrong_request_is_refused(world, changes, reason):
     [{"partition_key": 0x7FFF}, {"path_packet_payload_mtu": 5}, {"primary_hop_limit": 1, "primary_subnet_local": 1},
      {"vendor_id": 1}, {"responder_resources": 255, "initiator_depth": 255}],
     ids=lambda changes: next(iter(changes)),
-)  # fmt: skip
+)
 def test_what_linux_does_not_check_is_accepted(world, changes):
     pair(world)
     assert answer_to(world, request_of(world, **changes)).attribute is A.REP
@@ -496,7 +496,7 @@ def test_datagrams_find_their_queue_pair(world):
 
 @pytest.mark.parametrize(
     ("to", "status"), [(PORT, SidrStatus.REJECTED), (PORT + 1, SidrStatus.SERVICE_NOT_SUPPORTED)]
-)  # fmt: skip
+)
 def test_datagrams_are_refused(world, to, status):
     client = world.host(1)
     server = world.host(2, lambda host, communication, event: host.machine.give_up(communication))

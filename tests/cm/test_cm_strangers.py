@@ -209,7 +209,7 @@ def strike(stranger: Context, server: Context, stop: threading.Event) -> None:
         qp.post_send(verbs.SendWr(
             opcode=WrOpcode.SEND, inline=req(address(stranger), address(server), PORT + number % 2), ah=ah,
             remote_qpn=1, remote_qkey=0x8001_0000, flags=SendFlags.SIGNALED,
-        ))  # fmt: skip
+        ))
         while not cq.poll():
             pass
         time.sleep(0.0005)

@@ -23,7 +23,7 @@ FIELDS = {
     "psn": f"{CM}.req.startpsn", "mtu": f"{CM}.req.pppmtu", "retries": f"{CM}.req.maxcmretr",
     "rep_qpn": f"{CM}.rep.localqpn", "rep_psn": f"{CM}.rep.startpsn", "rep_guid": f"{CM}.rep.localcaguid",
     "reason": f"{CM}.rej.reason",
-}  # fmt: skip
+}
 
 
 def dissect(path: Path) -> list[dict[str, str]]:
@@ -66,11 +66,11 @@ def test_tshark_knows_the_messages(tmp_path):
     packets = dissect(file)
     assert [int(packet["attribute"], 0) for packet in packets] == [
         REQ, REJ, REQ, REP, RTU, DREQ, DREP, SIDR_REQ, SIDR_REP
-    ]  # fmt: skip
+    ]
     for packet in packets:
         assert [int(packet[name], 0) for name in ("qpn", "source", "q_key", "class", "method")] == [
             1, 1, 0x80010000, 7, 3
-        ]  # fmt: skip
+        ]
     req, rep = packets[2], packets[3]
     told = {name: int(req[name], 0) for name in ("service", "ca_guid", "local_qpn", "psn", "retries")}
     assert told == {

@@ -61,7 +61,7 @@ def test_what_is_refused(wrong, words):
               rkey=st.integers(0, (1 << 32) - 1), access=st.integers(0, (1 << 32) - 1)),
     st.builds(lambda at, bit: bytes(b ^ (1 << bit if i == at else 0) for i, b in enumerate(description())),
               st.integers(0, 31), st.integers(0, 7)),
-))  # fmt: skip
+))
 def test_any_bytes_are_memory_or_refused(raw):
     try:
         found = RemoteMemory.from_export(raw)

@@ -30,7 +30,7 @@ SOURCE = RIGS / "c_abi/peer.cpp"
 FIELDS = (
     "qp", "companion", "raddr", "rkey", "laddr", "lkey", "nbytes", "rounds", "batch", "sig_raddr", "sig_laddr", "op",
     "sharing", "rule", "ready", "submit", "code_opt",
-)  # fmt: skip
+)
 PUT, GET, P, PUT_SIGNAL, PUT_COUNTER, PUT_COLLAPSED = range(6)
 EXCLUSIVE, CTA, GPU = map(int, SharingMode)
 RULES = {"below sm_90": 0, "sm_90": 1}
@@ -91,7 +91,7 @@ class Peer:
             "laddr": pair.here.address, "lkey": pair.here_mr.lkey, "nbytes": 100, "rounds": 1, "batch": 1,
             "sig_raddr": pair.there.address + SIGNAL, "sig_laddr": pair.here.address + SIGNAL, "op": PUT,
             "sharing": EXCLUSIVE, "rule": 0, "ready": ATOMIC_CAS, "submit": DB, "code_opt": 0,
-        } | fields  # fmt: skip
+        } | fields
         with (
             self.gpu.alloc(8 * len(FIELDS), MemType.CPU_GPU) as words,
             self.gpu.alloc(8 * grid * block, MemType.CPU_GPU) as status,
@@ -355,7 +355,7 @@ def test_a_collapsed_completion_queue(pair: Pair, peer: Peer, sharing):
     statuses = peer.run(
         pair, grid, block, sharing=sharing, op=PUT_COLLAPSED, code_opt=SKIP_AVAILABILITY_CHECK, nbytes=8,
         rounds=rounds, batch=DEPTH // threads,
-    )  # fmt: skip
+    )
     assert statuses == [0] * threads
     assert arrived(pair, threads * rounds * 8)
 
@@ -389,7 +389,7 @@ def test_the_peer_shares_a_queue_with_our_functions(pair: Pair, peer: Peer, rule
         statuses = peer.run(
             pair, 1, 2, sharing=GPU, rule=rule, ready=ready, rounds=rounds, nbytes=nbytes,
             raddr=pair.there.address + half, laddr=pair.here.address + half,
-        )  # fmt: skip
+        )
         assert launch.wait(60)
         assert statuses + out.array.view(np.int64).tolist() == [0] * 4
     total = 2 * rounds * nbytes

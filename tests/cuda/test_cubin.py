@@ -163,7 +163,7 @@ def test_the_preferred_back_end_where_it_is(cache, monkeypatch):
     monkeypatch.setattr(cubin, "_compile", compile_one)
     for installed, named, lines in (
         (True, "", ""), (False, "", ""), (True, "llvm", ""), (True, "", "1"), (False, "nvvm", ""),
-    ):  # fmt: skip
+    ):
         monkeypatch.setattr(cubin, "has_nvvm", lambda installed=installed: installed)
         monkeypatch.setenv(cubin.BACKEND, named)
         monkeypatch.setenv(cubin.LINES, lines)

@@ -36,11 +36,11 @@ DEVICE = (
     "one_sided", "two_sided", "in_warps", "in_blocks", "low_level", "blue_flame", "counted", "groups", "eth_receive",
     "eth_send", "eth_headers", "eth_by_hand", "buffers", "dma_copies", "rdma_strong", "rdma_weak", "packet_headers",
     "receive_udp", "receive_tcp", "receive_icmp", "serve_http",
-)  # fmt: skip
+)
 QUICK = (
     "blue_flame", "groups", "eth_headers", "eth_by_hand", "buffers", "dma_copies", "rdma_strong", "rdma_weak",
     "packet_headers",
-)  # fmt: skip
+)
 
 
 @functools.cache
@@ -70,7 +70,7 @@ def check(ptx, report, most=0):
                      marks=() if name in QUICK and capability == SM_90 else pytest.mark.slow)
         for arch, capability in ARCHITECTURES.items() for name in DEVICE
     ],
-)  # fmt: skip
+)
 def test_device_functions(name, capability):
     check(*compiled(name, capability), SPILLS.get((name, capability), 0))
 
@@ -94,7 +94,7 @@ SLICES = (*INSIDE, borrowed.borrow, borrowed.give_back, copies.copy_together, sl
 WIRES = (
     requester.serve, pipes.take_frames, delivery.receive, responses.take_response, injector.inject,
     eth_send.serve, lan.take_lan_frames,  # of extensions: there is nothing to load later
-)  # fmt: skip
+)
 
 
 @pytest.mark.slow

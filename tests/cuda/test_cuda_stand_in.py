@@ -196,7 +196,7 @@ class Kernel:
 
 
 def run(kernel: Kernel, ended: Callable[[], None] = nothing, ordinal: int = 0, words: tuple[int, ...] = (),
-        grid: int = 1, block: int = 1) -> CudaLaunch:  # fmt: skip
+        grid: int = 1, block: int = 1) -> CudaLaunch:
     """Launch it."""
     return CudaLaunch("k", lambda: kernel, (words, ()), grid, block, ordinal, ended)  # type: ignore[arg-type]
 

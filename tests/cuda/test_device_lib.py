@@ -98,10 +98,10 @@ def test_defaults_and_documentation_are_those_of_python(made):
     assert declared["put"][-3:] == [
         "long long sharing = GPUNETIO_SHARING_GPU", "long long code_opt = GPUNETIO_CODE_OPT_DEFAULT",
         "long long scope = GPUNETIO_SCOPE_THREAD",
-    ]  # fmt: skip
+    ]
     assert declared["prepare_write"][-4:-2] == [
         "long long flags = GPUNETIO_CTRL_CQ_UPDATE", "long long opcode = GPUNETIO_OPCODE_RDMA_WRITE",
-    ]  # fmt: skip
+    ]
     assert declared["p"][4] == "long long nbytes = 8"
     assert declared["ring_db"][-2] == "long long sync = GPUNETIO_SYNC_SYS"
     put = r"// Write `nbytes` from `laddr` to `raddr`; 0 bytes post a NOP \(`doca_gpu_dev_verbs_put`\)\.\nextern \"C\""
@@ -119,7 +119,7 @@ CONSTANTS = {
     "CODE_OPT_DEFAULT": 0, "CODE_OPT_SKIP_AVAILABILITY_CHECK": 2, "CODE_OPT_SKIP_DB_RINGING": 4,
     "OPCODE_NOP": 0, "OPCODE_RDMA_WRITE": 8, "OPCODE_SEND": 10, "OPCODE_RDMA_READ": 16, "OPCODE_ATOMIC_FA": 18,
     "CTRL_CQ_UPDATE": 8, "CTRL_FENCE": 64, "CTRL_STRONG_ORDERING": 96,
-}  # fmt: skip
+}
 
 
 def call_everything(folder):
@@ -193,7 +193,7 @@ def test_attributes_of_packets_have_a_structure(tmp_path):
     if shutil.which("g++") is None:
         pytest.skip("needs g++")
     offsets = {"timestamp_ns": 0, "bytes": 8, "flow_tag": 12, "hash": 16, "metadata": 20, "checks": 24, "headers": 25,
-               "vlan": 26, "hash_type": 28, "check_sum": 30}  # fmt: skip
+               "vlan": 26, "hash_type": 28, "check_sum": 30}
     asserts = "\n".join(
         f'static_assert(offsetof(gpunetio_packet_attr, {name}) == {offset}, "");' for name, offset in offsets.items()
     )
@@ -230,7 +230,7 @@ def test_a_kernel_in_cpp_sends_and_receives_a_packet():
             launch(
                 stream, LaunchConfig(grid=1, block=1), kernel, txq.device_address, rxq.device_address, region.address,
                 region.lkey, 64, attrs.device_address, out.device_address,
-            )  # fmt: skip
+            )
             stream.sync()
         assert out.array.view("<i8")[:5].tolist() == [0, 1, 64, 77, 49]
 
@@ -308,7 +308,7 @@ def test_what_nvcc_has_built_puts(nvcc_path, tmp_path, commands):
     done = subprocess.run(
         [sys.executable, ROOT / "examples/cpp_put.py", tmp_path / "cpp_put.so"], capture_output=True, text=True,
         timeout=100, check=False,
-    )  # fmt: skip
+    )
     assert done.stdout == "CUDA error 0, 0 failed puts, 32768 of 32768 bytes arrived\n", done.stderr
 
 

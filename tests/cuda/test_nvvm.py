@@ -21,14 +21,14 @@ SLOW = (
     "low_level", "dma_copies", "packet_headers", "one_sided", "two_sided", "in_warps", "in_blocks", "counted",
     "eth_receive", "eth_send", "eth_by_hand", "rdma_strong", "rdma_weak", "receive_udp", "receive_tcp", "receive_icmp",
     "serve_http", "engine", "engine_inside",
-)  # fmt: skip
+)
 
 # What orders memory, and what the threads of a warp or block do together (PTX ISA, "Parallel Synchronization and
 # Communication Instructions").
 TOGETHER = re.compile(
     r"^\s*(?:@!?%p\d+\s+)?((?:fence|membar|bar|barrier|shfl|vote|activemask|match|atom|red|elect)\b[\w.:]*"
     r"|(?:ld|st)\.(?:acquire|release|relaxed|async|volatile)[\w.:]*)", re.MULTILINE,
-)  # fmt: skip
+)
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def by(monkeypatch):
         *(pytest.param(name, capability, marks=pytest.mark.slow)
           for name in ("one_sided", "eth_headers", "engine") for capability in ((8, 0), SM_100)),
     ],
-)  # fmt: skip
+)
 def test_both_back_ends_make_the_same_of_a_kernel(by, name, capability):
     """As to what its threads and the NIC see: the kinds of these instructions. Loops may be copied."""
     texts = [by(name, backend, capability) for backend in ("llvm", "nvvm")]

@@ -33,19 +33,19 @@ OTHER_NAMES = {
     "mlx5_wqe_masked_atomic_seg": "masked_atomic_seg", "mlx5_wqe_eth_seg": "eth_seg",
     "mlx5_wqe_wseg": "wait_value_seg", "mlx5_mmo_metadata_seg": "mmo_seg", "mlx5_wqe_srq_next_seg": "srq_next_seg",
     "mlx5_klm": "klm", "mlx5_ifc_lag_context_bits": "lagc", "mlx5_ifc_dest_format_struct_bits": "dest_format",
-}  # fmt: skip
+}
 # Bits of the types in the C structures of queue entries. In mlx5_ifc.h, a u8 stands for one bit.
 TYPES = {
     name: bits
     for bits, names in ((8, "u8 uint8_t __u8"), (16, "__be16 uint16_t u16 rte_be16_t"),
                         (32, "__be32 uint32_t rte_be32_t"), (64, "__be64 uint64_t rte_be64_t"))
     for name in names.split()
-}  # fmt: skip
+}
 # Enumerations by the prefix of their names in headers. The shorter of two prefixes comes later.
 ENUMERATIONS: dict[str, type[IntEnum]] = {
     "MLX5_CMD_OP_": commands.Opcode, "MLX5_CMD_STAT_": commands.Status, "MLX5_EVENT_TYPE_": events.EventType,
     "MLX5_OPCODE_": wqe.WqeOpcode, "MLX5_CQE_SYNDROME_": cqe.Syndrome, "MLX5_CQE_": cqe.CqeOpcode,
-}  # fmt: skip
+}
 RESERVED = re.compile(r"(reserved|rsvd|rsv)\w*")
 
 

@@ -55,7 +55,7 @@ def post(qp: verbs.QP, cq: verbs.CQ, mr: verbs.MR, raddr: int, rkey: int) -> Ite
             opcode=gn.WrOpcode.RDMA_WRITE, sges=[sge], wr_id=2, remote_addr=raddr, rkey=rkey,
             flags=gn.SendFlags.SIGNALED | gn.SendFlags.FENCE,
         )
-    )  # fmt: skip
+    )
     for completion in cq.poll(16):
         if completion.status is not gn.WcStatus.SUCCESS:
             print(completion.wr_id, completion.status.name)

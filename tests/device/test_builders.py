@@ -26,7 +26,7 @@ from gpunetio.formats.wqe import (
     WAIT_SEG,
     CtrlFlags,
     WqeOpcode,
-)  # fmt: skip
+)
 from gpunetio.nic.state.reasons import Reason
 from nic_rig import control, data, inline, raddr, view
 from pair import Pair, make_pair
@@ -119,7 +119,7 @@ EXPECTED: dict[str, Callable[[Row], tuple[int, int, int, bytes]]] = {
     ),
     "wait": lambda r: (0x0F, 0, 0, bytes(8) + big(r["first"], r["second"], nbytes=4)),
     "dump": lambda r: (0x23, 0, 0, local(r)),
-}  # fmt: skip
+}
 
 
 def wqe_of(row: Row, qpn: int) -> bytes:
@@ -143,7 +143,7 @@ def rows(draw: st.DrawFn, what: str) -> Row:
         "raddr": draw(U), "rkey": draw(KEY), "laddr": draw(U), "lkey": draw(KEY),
         "nbytes": draw(st.integers(0, 1 << 31)), "laddr1": draw(U), "lkey1": draw(KEY),
         "nbytes1": draw(st.integers(0, 1 << 31)), "first": draw(U), "second": draw(U),
-    }  # fmt: skip
+    }
     row["opcode"] = draw(st.sampled_from({"send": (0x0A, 0x0B), "atomic": (0x11, 0x12)}.get(what, (0x08, 0x09))))
     if what == "masked_add":
         row["nbytes"] = draw(st.sampled_from((4, 8)))
@@ -194,7 +194,7 @@ def test_the_tables_of_the_formats_say_the_same():
         "index": 0x123456, "flags": 8, "imm": 0xA1B2C3D4, "raddr": 0x1122334455667788, "rkey": 0x99AABBCC,
         "laddr": 0x0102030405060708, "lkey": 0x0A0B0C0D, "nbytes": 4, "laddr1": 0xDDDD, "lkey1": 0xEEEE, "nbytes1": 5,
         "first": 0x1F1F, "second": 0x2E2E,
-    }  # fmt: skip
+    }
 
     def segments(what: str, opcode: int = 0, nbytes: int = 4) -> np.ndarray:
         return np.frombuffer(wqe_of(row | {"what": what, "opcode": opcode, "nbytes": nbytes}, 0xABCDEF), np.uint8)
@@ -214,7 +214,7 @@ def test_the_tables_of_the_formats_say_the_same():
         ("masked_swap32", 4, MASKED_CS32_SEG, {
             "swap_data": "second", "compare_data": "first", "swap_mask": "lkey1", "compare_mask": "laddr1"}),
         ("masked_swap64", 8, MASKED_CS64_SEG, {"swap": "second", "compare": "first"}),
-    )  # fmt: skip
+    )
     for what, nbytes, entry, names in tables:
         wqe = segments(what, WqeOpcode.ATOMIC_CS, nbytes)
         for name, field in names.items():
@@ -243,7 +243,7 @@ def at(pair: Pair, there: int, here: int, **more: Any) -> Row:
     return {
         "raddr": pair.there.address + there, "rkey": pair.there_mr.rkey, "laddr": pair.here.address + here,
         "lkey": pair.here_mr.lkey, **more,
-    }  # fmt: skip
+    }
 
 
 def test_reads_and_writes_of_two_segments(pair: Pair):

@@ -101,7 +101,7 @@ def test_bad_arguments_are_not_counted(counting: Counting):
     bads: dict[str, Call] = {
         "put_counter": {"nbytes": GIB + 1}, "get_counter": {"nbytes": -1}, "p_counter": {"nbytes": 9},
         "put_signal_counter": {"nbytes": -1},
-    }  # fmt: skip
+    }
     steps: list[list[Call]] = []
     for i, (what, bad) in enumerate(bads.items()):
         calls = [c.keys(t, nbytes=4) | {"what": what} | (bad if t == i % lanes else {}) for t in range(lanes)]

@@ -47,7 +47,7 @@ def call(pair: Pair, what: str, **more: object) -> Call:
         "laddr": pair.here.address, "lkey": pair.here_mr.lkey, "nbytes": 8,
         "sig_raddr": pair.there.address + 64, "sig_rkey": pair.there_mr.rkey, "sig_laddr": pair.here.address + 64,
         "sig_lkey": pair.here_mr.lkey, "value": 1, "daddr": pair.here.address, "dlkey": pair.here_mr.lkey, **more,
-    }  # fmt: skip
+    }
 
 
 # What is wrong with an argument: the value, given the pair, a region with all rights but the one that is needed, and a
@@ -58,7 +58,7 @@ def wrong(pair: Pair, mr: verbs.MR, kind: str, local: bool, nbytes: int = 8) -> 
     return {
         "unknown": {key: 0x1234_5600}, "closed": {key: mr.rkey}, "behind": {at: memory.address + NBYTES - nbytes + 8},
         "before": {at: memory.address - 8}, "rights": {key: mr.rkey},
-    }[kind]  # fmt: skip
+    }[kind]
 
 
 # function → (WQEs of it, and for its remote and its local argument: which of these WQEs fails, the rights that are
@@ -107,14 +107,14 @@ def test_keys_ranges_and_rights(pair: Pair, what, local):
             [first], [call(pair, what, **changes)], [{"what": "wait", "ref": 0, "qp": pair.a}],
             [{"what": "wait", "ref": 1, "qp": pair.a}], [{"what": "wait_all", "qp": pair.a}],
             [{"what": "wait", "ref": 0, "qp": pair.a}],
-        ]  # fmt: skip
+        ]
         results = run(pair.gpu, program, sharing=EXCLUSIVE).ravel().tolist()
         assert results == [0, wqes, OK, EIO, EIO, OK], (what, kind)
         error = pair.a.last_error()
         assert error is not None
         assert (error.index, error.syndrome, error.state) == (
             1 + failing, LOCAL if local else REMOTE, QpState.ERR
-        ), (what, kind, str(error))  # fmt: skip
+        ), (what, kind, str(error))
         assert error.cause
         if not mr.closed:
             mr.close()
@@ -163,7 +163,7 @@ def test_a_counter_of_a_queue_that_does_not_exist(pair: Pair):
     other = pair.gpu.create_qp(pair.pd, 16)
     other.connect(other)
     bad = call(pair, "put_counter", companion=other, counter_raddr=pair.there.address, counter_rkey=pair.there_mr.rkey,
-               counter_laddr=pair.here.address, counter_lkey=pair.here_mr.lkey)  # fmt: skip
+               counter_laddr=pair.here.address, counter_lkey=pair.here_mr.lkey)
     waits: list[list[Call]] = [[{"what": "wait", "ref": 0, "qp": pair.a}], [{"what": "wait_all", "qp": other}]]
     assert run(pair.gpu, [[bad], *waits], sharing=GPU).ravel().tolist() == [0, OK, EIO]
     error = other.last_error()
@@ -197,7 +197,7 @@ def test_a_queue_pair_that_is_moved_to_err(pair: Pair, sharing, collapsed):
 def test_the_first_error_is_kept(pair: Pair):
     """Whoever looks first, and at whatever: the cause is the WQE that failed, not one that was flushed."""
     for looks in ([{"what": "wait_all"}], [{"what": "wait", "ticket": 7}, {"what": "wait", "ticket": 3}],
-                  [{"what": "poll", "ticket": 5}], [{"what": "get_wait", "ticket": 9, "daddr": 0}]):  # fmt: skip
+                  [{"what": "poll", "ticket": 5}], [{"what": "get_wait", "ticket": 9, "daddr": 0}]):
         begin_anew(pair)
         calls = [call(pair, "put") for _ in range(10)]
         calls[2] |= {"rkey": 1}
@@ -250,7 +250,7 @@ WAITS: dict[str, Call] = {
     "wait_all": {"what": "wait_all"}, "get_wait": {"what": "get_wait", "ref": 0, "daddr": 0},
     "get_wait with a mcst": {"what": "get_wait", "ref": 0}, "poll": {"what": "poll", "ticket": 1},
     "blocking get": {"what": "get", "blocking": 1},
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("collapsed", [False, True], ids=["ring", "collapsed"])

@@ -157,7 +157,7 @@ def make(stack: ExitStack, place: str, faults: tuple[Faults | None, ...]) -> Mac
     return Machine(
         gpu, bool(faults), group.main, group.companion, peer, other, here.array, there.array, pd.register(here),
         peer_pd.register(there), peer_pd.register(there, access=Access.REMOTE_READ), dead_key,
-    )  # fmt: skip
+    )
 
 
 @pytest.fixture(scope="module")
@@ -191,7 +191,7 @@ class Model:
         nics = nic_model.Nic(), nic_model.Nic()
         for nic, memory, mr in (
             (nics[0], self.here, m.here_mr), (nics[1], self.there, m.there_mr), (nics[1], self.there, m.weak_mr),
-        ):  # fmt: skip
+        ):
             access = int(mr.access) & 0xF
             nic.register(nic_model.Region(mr.rkey, 1, access, mr.iova, memory, 0, SIZE))
         self.done, self.arrived = nic_model.Cq(4), nic_model.Cq(3)
@@ -301,7 +301,7 @@ class Writer:
         call: Call = {
             "what": what, "qp": self.machine.main, "companion": self.machine.companion,
             "sharing": r.choice(SHARING), "scope": r.choice(self.scopes), **fields,
-        }  # fmt: skip
+        }
         self.calls.append(call)
         self.results.append(result)
         self.machine.met[what, "ok" if result is None or result >= 0 else result] += 1
@@ -329,7 +329,7 @@ class Writer:
         if self.chance(self.bad):
             at, key = r.choice((
                 (at, m.dead_key), (SIZE - nbytes + 8, key), (at, m.weak_mr.rkey), (at + 3, key),
-            ))  # fmt: skip
+            ))
             if key == m.weak_mr.rkey:
                 mr = m.weak_mr
         return {f"{prefix}addr": mr.iova + at, f"{prefix}key": key}
@@ -384,7 +384,7 @@ class Writer:
             call |= {
                 "counter_raddr": m.there_mr.iova + self.counter, "counter_rkey": m.there_mr.rkey,
                 "counter_laddr": m.here_mr.iova + self.counter, "counter_lkey": m.here_mr.lkey, "counter_value": value,
-            }  # fmt: skip
+            }
         if not valid and scope == device.THREAD:
             self.add(what, EINVAL, scope=scope, **call)
             return

@@ -181,7 +181,7 @@ ACTIONS = st.one_of(
     ),
     st.tuples(st.just("burst"), st.integers(1, 20), st.integers(0, 2**24 - 1)),
     st.tuples(st.just("recv"), st.integers(0, 20), st.sampled_from(sorted(SCOPES))),
-)  # fmt: skip
+)
 
 
 @settings(max_examples=12)

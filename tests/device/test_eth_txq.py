@@ -43,13 +43,13 @@ def sent(tx: TxDevice) -> dict[int, int]:
 def send(
     tx: TxDevice, count: int, every: int = 0, nbytes: int = 64, sharing: int = device.GPU,
     scope: int = device.THREAD, grid: int = 1, block: int = 0, code_opt: int = device.DEFAULT,
-) -> list[int]:  # fmt: skip
+) -> list[int]:
     """Tickets, of call i of thread t at i · threads + t."""
     threads = grid * (block or tx.crew.by(scope)[1])
     return tx.run(
         send_each, count, LADDR, LKEY, nbytes, every, sharing, scope, code_opt, count=count * threads, scope=scope,
         grid=grid, block=block,
-    )  # fmt: skip
+    )
 
 
 @every_scope
@@ -202,7 +202,7 @@ def test_packets_wait_for_a_time(tx, scope, sharing):
     assert tickets == list(range(1, threads + 1))
     assert [(wqe.opcode, wqe.until, wqe.signalled) for wqe in tx.seen] == [
         (WAIT, stamp, False), *[(SEND, 0, True)] * threads
-    ]  # fmt: skip
+    ]
     assert sent(tx) == {n + 1: LADDR + 16 * n for n in range(threads)}
 
 
@@ -264,7 +264,7 @@ PLANS = st.lists(
         st.sampled_from(sorted(SCOPES)),
     ),
     min_size=3, max_size=12,
-)  # fmt: skip
+)
 
 
 @settings(max_examples=10)

@@ -59,7 +59,7 @@ def check(tx: TxDevice, headers: GpuMemory, tickets: list[int], threads: int, *w
 @pytest.mark.parametrize(("header_bytes", "nbytes", "mss"), [
     (14, 46, 0), (18, 0, 0), (33, 1000, 0), (54, 1000, 0), (66, 5000, 1448), (128, 1, 1), (208, 0, 0),
     (208, 1 << 18, 16383),
-])  # fmt: skip
+])
 def test_headers_are_in_the_wqe(crew, headers, header_bytes, nbytes, mss, sharing):
     """For several laps of a short ring, beyond whose end WQEs of several blocks go on at its beginning."""
     tx = TxDevice(crew)
@@ -86,7 +86,7 @@ def test_threads_that_share_a_queue(crew, headers, mss):
 @given(
     st.lists(st.tuples(st.integers(14, 208), st.sampled_from([0, 1, 700]), st.integers(0, 3)), min_size=5, max_size=20),
     st.sampled_from(sorted(SHARING)),
-)  # fmt: skip
+)
 def test_random_lengths(crew, headers, plan, sharing):
     """Each completion with `notify` is counted once, and a wait for a ticket ends, wherever a WQE lies in the ring."""
     tx = TxDevice(crew)
@@ -105,7 +105,7 @@ def test_random_lengths(crew, headers, plan, sharing):
 @pytest.mark.parametrize(("header_bytes", "nbytes", "mss"), [
     (13, 100, 0), (-1, 100, 0), (0, 100, 0), (MOST + 1, 0, 0), (1 << 40, 0, 0), (14, -1, 0), (54, 65535 - 53, 0),
     (54, 0, 1000), (54, -1, 1000), (54, 100, -1), (54, 100, 16384), (54, (1 << 18) + 1, 1000),
-])  # fmt: skip
+])
 def test_packets_that_cannot_be(crew, headers, header_bytes, nbytes, mss):
     tx = TxDevice(crew)
     arguments = headers.device_address, header_bytes, LADDR, LKEY, nbytes, mss, 1, device.GPU

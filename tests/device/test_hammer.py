@@ -68,7 +68,7 @@ def messages(post: Post, senders: int, receivers: int, count: int, ahead: int) -
         receiving = launch(
             post, receive_many, receivers, b, post.there.address, post.there_mr.lkey, total // receivers, ahead, seen,
             tickets, device.GPU,
-        )  # fmt: skip
+        )
         sending = launch(post, send_many, senders, a, post.here.address, post.here_mr.lkey, count, device.GPU)
         assert end(sending, senders) == [device.OK] * senders
         assert end(receiving, receivers) == [device.OK] * receivers
@@ -86,7 +86,7 @@ def arrivals(post: Post, senders: int, takers: int, count: int, slots: int, shar
         taking = launch(
             post, take_many, 1 + takers, b, post.there.address, post.there_mr.lkey, slots, total, 0, seen, read,
             device.GPU,
-        )  # fmt: skip
+        )
         sending = launch(post, send_many, senders, a, post.here.address, post.here_mr.lkey, count, device.GPU)
         assert end(sending, senders) == [device.OK] * senders
         assert end(taking, 1 + takers) == [device.OK] * (1 + takers)
@@ -129,7 +129,7 @@ def test_threads_and_groups_share_a_queue(lanes):
                 "laddr": post.here.address, "lkey": post.here_mr.lkey, "nbytes": 56,
                 "sig_raddr": post.there.address + 4096, "sig_rkey": post.there_mr.rkey,
                 "sig_laddr": post.here.address + 4096, "sig_lkey": post.here_mr.lkey, "value": 1,
-            }  # fmt: skip
+            }
             running = [
                 start(gpu, [[call] * width] * rounds, sharing=device.GPU, scope=scope)
                 for scope in (device.THREAD, device.WARP, device.BLOCK, device.THREAD)

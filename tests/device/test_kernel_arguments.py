@@ -58,7 +58,7 @@ def arguments(pair: Pair) -> dict[str, Any]:
     return {
         "qp": pair.a, "raddr": pair.there.address, "rkey": pair.there_mr.rkey,
         "laddr": pair.here.address, "lkey": pair.here_mr.lkey, "nbytes": 8,
-    }  # fmt: skip
+    }
 
 
 MR = "is a memory region (MR): pass mr.address, and mr.lkey or mr.rkey"
@@ -195,7 +195,7 @@ class DLTensor(ctypes.Structure):
         ("data", ctypes.c_void_p), ("device", ctypes.c_int32 * 2), ("ndim", ctypes.c_int32), ("code", ctypes.c_uint8),
         ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16), ("shape", ctypes.c_void_p), ("strides", ctypes.c_void_p),
         ("byte_offset", ctypes.c_uint64), ("context", ctypes.c_void_p), ("deleter", ctypes.c_void_p),
-    ]  # fmt: skip
+    ]
 
 
 PlaceOfCapsule = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
@@ -209,7 +209,7 @@ class OnCuda(Tensor):
     def __init__(
         self, shape: tuple[int, ...], strides: tuple[int, ...] | None, code: int = FLOAT, bits: int = 32,
         name: bytes = b"dltensor",
-    ):  # fmt: skip
+    ):
         super().__init__(CUDA, self._capsule)
         self.ended = False
         sizes = ctypes.c_int64 * len(shape)
@@ -226,7 +226,7 @@ class OnCuda(Tensor):
 
 @pytest.mark.parametrize("shape, strides, contiguous", [
     ((6,), None, True), ((2, 3), None, True), ((2, 3), (3, 1), True), ((2, 3), (1, 2), False), ((6,), (-1,), False),
-])  # fmt: skip
+])
 def test_tensors_of_a_gpu(shape, strides, contiguous):
     """Their address has the offset in it, and their strides are in bytes."""
     tensor = OnCuda(shape, strides)
@@ -266,7 +266,7 @@ TENSORS = {
     "no device": (
         lambda: SimpleNamespace(__dlpack__=refuse), "out is of type SimpleNamespace, memory that a kernel cannot take: "
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("make, words", list(TENSORS.values()), ids=list(TENSORS))
@@ -318,7 +318,7 @@ def test_what_does_not_compile_is_shown():
         (True, 1), (np.uint64(1 << 63), -1 << 63), (np.int8(-1), -1), (0xFFFF_FFFF_FFFF_FFFF, -1), (-1 << 63, -1 << 63),
         (WrOpcode.RDMA_READ, int(WrOpcode.RDMA_READ)), (np.bool_(True), 1),
     ],
-)  # fmt: skip
+)
 def test_integers_of_any_kind(value, word):
     with Gpu("host") as gpu, gpu.alloc(8, MemType.CPU_GPU) as out:
         assert echo[1, 1, gpu](out, value).wait(60)

@@ -57,7 +57,7 @@ def modes(pair: Pair) -> list[tuple[int, int, int, int]]:
         (THREAD, CTA, 1, few), (THREAD, GPU, 2, lanes),
         (WARP, EXCLUSIVE, 1, lanes), (WARP, CTA, 1, few), (WARP, GPU, 2, lanes),
         (BLOCK, EXCLUSIVE, 1, few), (BLOCK, GPU, 2, lanes),
-    ]  # fmt: skip
+    ]
     if lanes == 1 or pair.gpu.target == "cuda":  # a block of the host has whole warps
         found.append((THREAD, EXCLUSIVE, 1, 1))
     if lanes == 32 and pair.gpu.target == "cpu":  # a barrier of so many threads takes long
@@ -110,7 +110,7 @@ def program_of(pair: Pair, threads: int, expected: Expected) -> list[list[Call]]
                 **{name: value(t) if callable(value) else value for name, value in each.items()},
             }
             for t in range(threads)
-        ]  # fmt: skip
+        ]
         steps.append(calls)
         if wait:
             steps.append([{"what": wait, "ref": len(steps) - 1} for _ in range(threads)])
@@ -128,7 +128,7 @@ def program_of(pair: Pair, threads: int, expected: Expected) -> list[list[Call]]
         expected.get(t * PLACE, size(t + 3, 240))
     step("get", 1, nbytes=0, blocking=1, wait="")
     step("get", 2, nbytes=lambda t: size(t + 1, 250), daddr=pair.here.address, dlkey=pair.here_mr.lkey, blocking=1,
-         wait="")  # fmt: skip
+         wait="")
     for t in every:
         expected.get(t * PLACE, size(t + 1, 250))
     step("p", 1, value=lambda t: VALUE + t, nbytes=lambda t: 1 + t % 8)
@@ -158,7 +158,7 @@ def test_every_function(pair: Pair):
     keys = {
         "qp": pair.a, "rkey": pair.there_mr.rkey, "lkey": pair.here_mr.lkey,
         "sig_rkey": pair.there_mr.rkey, "sig_lkey": pair.here_mr.lkey,
-    }  # fmt: skip
+    }
     for scope, sharing, grid, block in modes(pair):
         mode = f"{SCOPES[scope]} scope, {SHARING[sharing]} sharing, {grid} × {block} threads"
         begin_anew(pair)
@@ -190,7 +190,7 @@ def test_every_function(pair: Pair):
 BAD = {
     "put": {"nbytes": -1}, "get": {"nbytes": -5}, "p": {"nbytes": 0}, "p_signal": {"nbytes": 9},
     "put_signal": {"nbytes": -1},
-}  # fmt: skip
+}
 TOO_LONG = {"nbytes": GIB + 1}  # in warp and block scope
 
 
@@ -212,7 +212,7 @@ def test_a_bad_argument_is_its_threads_own(pair: Pair, what):
                 "what": what, "raddr": pair.there.address + at, "laddr": pair.here.address + at, "nbytes": 1 + t % 8,
                 "sig_raddr": pair.there.address + at + WORD, "sig_laddr": pair.here.address + at + WORD + 8,
                 "value": 5, "scope": scope,
-            }  # fmt: skip
+            }
             if t == wrong:
                 call |= bad
             else:
@@ -233,7 +233,7 @@ def test_a_bad_argument_is_its_threads_own(pair: Pair, what):
     keys = {
         "qp": pair.a, "rkey": pair.there_mr.rkey, "lkey": pair.here_mr.lkey,
         "sig_rkey": pair.there_mr.rkey, "sig_lkey": pair.here_mr.lkey,
-    }  # fmt: skip
+    }
     results = run(pair.gpu, steps, **keys, sharing=GPU)
     posts = len(steps) // 2 - 1
     for i in range(posts):
@@ -256,7 +256,7 @@ def test_one_of_many_rings(pair: Pair):
     call = {
         "what": "put", "raddr": pair.there.address, "rkey": pair.there_mr.rkey, "laddr": pair.here.address,
         "lkey": pair.here_mr.lkey, "nbytes": 8, "qp": pair.a,
-    }  # fmt: skip
+    }
     flags = [device.SKIP_DB_RINGING] * (lanes - 1) + [device.DEFAULT]
     skip: list[Call] = [{"what": "skip"}] * (lanes - 1)
     steps: list[list[Call]] = []
@@ -280,7 +280,7 @@ def test_a_group_learns_of_an_error(pair: Pair):
                     "rkey": 0 if t == bad else pair.there_mr.rkey, "nbytes": 100,
                 }
                 for t in range(lanes)
-            ]  # fmt: skip
+            ]
             steps: list[list[Call]] = [calls, [{"what": "wait", "ref": 0}] * lanes, [{"what": "wait_all"}] * lanes]
             results = run(pair.gpu, steps, qp=pair.a, lkey=pair.here_mr.lkey, scope=scope, sharing=GPU)
             assert results[0].tolist() == list(range(lanes))
@@ -347,7 +347,7 @@ def test_the_longest_transfer_of_a_group_member(pair: Pair, what, scope):
         begin_anew(pair)
         move: Call = {
             "what": what, "raddr": remote.address, "rkey": remote.rkey, "laddr": local.address, "lkey": local.lkey,
-        }  # fmt: skip
+        }
         steps: list[list[Call]] = [
             [{**move, "nbytes": GIB if lane == 0 else 0} for lane in range(lanes)],
             [{"what": "wait", "ref": 0}] * lanes,
@@ -410,7 +410,7 @@ def test_a_stalled_engine_ends_the_waits_of_groups(pair: Pair, caplog):
     put = {
         "what": "put", "nbytes": 8, "raddr": pair.there.address, "rkey": pair.there_mr.rkey,
         "laddr": pair.here.address, "lkey": pair.here_mr.lkey,
-    }  # fmt: skip
+    }
     try:
         for scope in (WARP, BLOCK):
             pair.nic.pause()

@@ -29,7 +29,7 @@ def test_all_that_producers_hand_over_arrives_in_their_order(gpu, items, rings, 
         gpu.create_semaphore(items, info="<i8", rings=rings) as semaphore,
         gpu.alloc(8 * producers * count, MemType.CPU_GPU) as seen, gpu.alloc(64, MemType.CPU_GPU) as freed,
         gpu.alloc(8 * producers, MemType.CPU_GPU) as taken, gpu.alloc(8, MemType.CPU_GPU) as began,
-    ):  # fmt: skip
+    ):
         free_items[1, 1, gpu](semaphore, 0, seen, freed).wait(60)  # loaded before another kernel waits for it
         take_and_fill[1, 1, gpu](semaphore, rings, 0, began, taken).wait(60)
         began.array[:] = 0

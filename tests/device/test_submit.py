@@ -34,7 +34,7 @@ HANDLERS = {
     "db": {"nic_handler": DB}, "bf": {"nic_handler": BF}, "proxy": {"nic_handler": PROXY},
     "no_dbr": {"send_dbr_mode": SendDbrModeExt.NO_DBR_HW}, "emulated": EMULATED,
     "proxy no_dbr": {"nic_handler": PROXY, "send_dbr_mode": SendDbrModeExt.NO_DBR_HW},
-}  # fmt: skip
+}
 
 
 def record_of(queue: ExportedQp) -> int:
@@ -69,7 +69,7 @@ def keys(pair: Pair) -> Call:
     return {
         "qp": pair.a, "raddr": pair.there.address, "rkey": pair.there_mr.rkey, "laddr": pair.here.address,
         "lkey": pair.here_mr.lkey,
-    }  # fmt: skip
+    }
 
 
 # --- handlers --------------------------------------------------------------------------------------------------------
@@ -90,7 +90,7 @@ def test_every_handler(plain: Pair, handler, collapsed):
                     "laddr": pair.here.address + nbytes * (i * threads + t),
                 } for t in range(threads)
             ] for i in range(rounds)
-        ]  # fmt: skip
+        ]
         program += [[{"what": "wait", "ref": rounds - 1, "qp": queue}] * threads]
         results = run(pair.gpu, program, sharing=sharing, scope=scope)
         total = rounds * threads
@@ -124,7 +124,7 @@ def submit(pair: Pair, how: int, rounds: int, *, sharing=EXCLUSIVE, code_opt=0, 
     """Run `submit_each` by one-warp blocks: the statuses of the first lanes."""
     return pair.run(
         submit_each, 32, rounds, how, sharing, code_opt, sync, grid=warps, block=pair.gpu.warp
-    )[:: pair.gpu.warp].tolist()  # fmt: skip
+    )[:: pair.gpu.warp].tolist()
 
 
 def arrived(pair: Pair, pieces: int) -> bool:
@@ -212,11 +212,11 @@ def test_operations_that_are_not_announced(plain: Pair):
     queue = made(pair)
     for sharing in (EXCLUSIVE, GPU):
         quiet = {"what": "signal", "sig_raddr": pair.there.address, "sig_rkey": pair.there_mr.rkey, "value": 1,
-                 "sig_laddr": pair.here.address, "sig_lkey": pair.here_mr.lkey}  # fmt: skip
+                 "sig_laddr": pair.here.address, "sig_lkey": pair.here_mr.lkey}
         program: list[list[Call]] = [
             [quiet | {"code_opt": device.SKIP_DB_RINGING}], [quiet | {"code_opt": device.SKIP_DB_RINGING}],
             [{"what": "poll_one", "ticket": queue.indices()["reserved"]}], [quiet], [{"what": "wait", "ref": 3}],
-        ]  # fmt: skip
+        ]
         results = run(pair.gpu, program, qp=queue, sharing=sharing).ravel().tolist()
         assert results[2:] == [EBUSY, results[1] + 1, OK]
     assert pair.there.array[:8].view(np.int64)[0] == 6
@@ -234,7 +234,7 @@ def test_posts_that_do_not_ask_for_room(plain: Pair, collapsed):
             program.append([keys(pair) | {
                 "what": "put", "nbytes": 8, "raddr": pair.there.address + at, "laddr": pair.here.address + at,
                 "code_opt": device.SKIP_AVAILABILITY_CHECK,
-            }])  # fmt: skip
+            }])
         program.append([{"what": "wait", "ref": len(program) - 1}])
     results = run(pair.gpu, program, qp=queue, sharing=EXCLUSIVE).ravel()
     assert not results[DEPTH :: DEPTH + 1].any()
@@ -256,7 +256,7 @@ def test_several_queues_at_once(plain: Pair, sharing, handler):
                 launch = submit_together[1, 1, pair.gpu](
                     table, producers, count, pair.there.address, pair.there_mr.rkey, pair.here.address,
                     pair.here_mr.lkey, nbytes, sharing, device.SYNC_GPU, 0, out,
-                )  # fmt: skip
+                )
                 assert launch.wait(60)
                 assert out.array.view(np.int64)[0] == OK
             assert np.array_equal(pair.there.array[: nbytes * count], pair.here.array[: nbytes * count])
@@ -276,7 +276,7 @@ def test_what_is_a_completion(plain: Pair):
         (0, 0, 0x00, OK), (0, 0, 0x01, EBUSY), (0, 1, 0x00, EBUSY), (0, 1 << 8, 0x00, EBUSY), (0, 0, 0xF0, EBUSY),
         (0, 0, 0xF1, EBUSY), (5, 5, 0x00, OK), (5, 5 + DEPTH, 0x00, EBUSY), (DEPTH - 1, DEPTH - 1, 0x00, OK),
         (5, 5, 0xD0, EIO), (5, 5, 0xE0, EIO), (5, 4, 0xD0, EBUSY), (DEPTH, DEPTH, 0x01, EBUSY),
-    ]  # fmt: skip
+    ]
     for index, named, op_own, status in cases:
         ring[:] = 0
         ring[:, 63] = 0xF1
@@ -305,7 +305,7 @@ def test_polling_a_collapsed_queue(plain: Pair):
         {"what": "poll_one", "ticket": 0}, {"what": "poll_one", "ticket": 1}, {"what": "wait", "ref": 4},
         {"what": "poll_one", "ticket": 3}, {"what": "poll_one", "ticket": 1 << 16}, {"what": "poll", "ticket": 0},
         post, post, {"what": "poll", "ticket": 2}, {"what": "wait_all"},
-    ]  # fmt: skip
+    ]
     for sharing in (EXCLUSIVE, GPU):
         base = queue.indices()["completed"]
         shifted = [
@@ -465,7 +465,7 @@ RINGING = ("ring", "record", "again", "note", "end", "note and hand on", "leave"
 @pytest.mark.parametrize(("kinds", "posts", "batch"), [
     ((False, False), 4, 1), ((False, True), 4, 1), ((True, True), 3, 1), ((False, False), 2, 2),
     ((False, False, False), 2, 1), ((False, False, True), 2, 1),
-])  # fmt: skip
+])
 def test_every_interleaving_of_posts(kinds, posts, batch):
     """Nothing is announced before it is filled, records and indices never go back, and in the end all is announced."""
     total = len(kinds) * posts * batch
@@ -506,7 +506,7 @@ class Queued:
         names = {
             WORDS["qp"] + DEV_QP.sq_ready_index: "ready", WORDS["side"] + DEV_SIDE.submit: "word",
             WORDS["qp"] + DEV_QP.sq_wqe_pi: "submitted", WORDS["record"]: "record", WORDS["register"]: "ring",
-        }  # fmt: skip
+        }
 
         def load(address: int, *_: int) -> int:
             return self.words.get(address, 0)
@@ -532,7 +532,7 @@ class Queued:
             "cas_acq_rel_gpu64": swap, "be32": int, "pack64": lambda low, _: low,
             **dict.fromkeys(("fence_sys", "fence_release_cta", "fence_release_gpu", "fence_release_sys",
                              "fence_acquire_gpu", "fence_acquire_cta"), lambda: None),
-        }  # fmt: skip
+        }
         module = vars(import_module("gpunetio.device.submit"))
         python: dict[str, Any] = dict(module)
         for name, value in module.items():
@@ -551,14 +551,14 @@ def test_a_thread_with_others_behind_it_hands_on_before_it_rings(behind):
         WORDS["qp"] + DEV_QP.sq_db: WORDS["register"], WORDS["qp"] + DEV_QP.nic_handler: int(DB),
         WORDS["qp"] + DEV_QP.sq_ready_index: first, WORDS["side"] + DEV_SIDE.submit: 2 * first,
         WORDS["qp"] + DEV_QP.sq_rsvd_index: first + 1 + behind,
-    }, [])  # fmt: skip
+    }, [])
     assert queue.post(first, first) == first
     end = first + 1
     rung = [("ring", end << 8), ("record", end), ("ring", end << 8)]
     if behind:
         assert queue.stores == [
             ("ready", end), ("word", 2 * end - 1), *rung, ("submitted", end), ("word", 2 * end)
-        ]  # fmt: skip
+        ]
     else:
         assert queue.stores == [*rung, ("submitted", end), ("word", 2 * end), ("ready", end)]
 
@@ -662,7 +662,7 @@ def test_a_ring_that_a_late_one_has_overwritten(plain: Pair):
 @pytest.mark.soft_nic
 @pytest.mark.parametrize(("producer", "rung"), [
     (0xFFFE, 0xFFFE), (0xFFFF, 0xFFFF), (0x10000, 0), (0x10001, 1), (0x1FFFF, 0xFFFF),
-])  # fmt: skip
+])
 def test_a_ring_is_repeated_with_16_bits(plain: Pair, monkeypatch, producer, rung):
     """As in the first word of a control segment, which has the WQE index in 16 bits (PRM, Doorbell)."""
     queue, calls = made(plain, send_dbr_mode=SendDbrModeExt.NO_DBR_HW), []

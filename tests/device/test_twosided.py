@@ -53,7 +53,7 @@ def quiet(caplog: pytest.LogCaptureFixture) -> None:
 KINDS = {
     "rc": {}, "uc": {"qp_type": QpType.UC}, "inline": {"cqe_inline": True},
     "uc inline": {"qp_type": QpType.UC, "cqe_inline": True},
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("scope", SCOPES, ids=SCOPES.get)
@@ -84,7 +84,7 @@ def test_messages(wide: Post, kind, scope):
                      "nbytes": 32} for n in range(threads)
                 ],
                 [{"what": "barrier"}] * threads,
-            ]  # fmt: skip
+            ]
         results = post.run(program, sharing=sharing, scope=scope)
         for half in (0, threads):
             tickets, _, sent, done, got, imms, at, *_ = results[9 * (half > 0) :]
@@ -192,7 +192,7 @@ def test_queues_without_receives(post: Post, quiet):
     calls = [
         post.receiving(b, 0), {"what": "recv_wait", "qp": b, "ticket": 0}, {"what": "recv_wait_all", "qp": b},
         {"what": "recv_next", "qp": b},
-    ]  # fmt: skip
+    ]
     assert post.alone(*calls) == [EINVAL] * 4
     assert post.alone(post.sending(a, 0, 8), {"what": "wait", "qp": a, "ref": 0}) == [0, EIO]
     error = a.last_error()
@@ -241,7 +241,7 @@ def test_an_empty_receive_takes_an_immediate(post: Post):
     calls = [
         {"what": "recv_wait", "qp": b, "ticket": 1}, {"what": "recv_bytes", "qp": b, "ticket": 0},
         {"what": "recv_imm", "qp": b, "ticket": 0}, {"what": "recv_imm", "qp": b, "ticket": 1},
-    ]  # fmt: skip
+    ]
     assert post.alone(*calls) == [0, 70, 0x80000001, 7]
     assert np.array_equal(post.place(5, 70), post.message(0, 70))
 
@@ -270,7 +270,7 @@ def test_mcst_behind_a_receive(post: Post, shared):
     calls = [
         post.receiving(b, 0), post.sending(a, 0, 40),
         {"what": "recv_wait", "qp": b, "ref": 0, "daddr": post.there.address, "dlkey": post.there_mr.lkey},
-    ]  # fmt: skip
+    ]
     assert post.alone(*calls, sharing=EXCLUSIVE) == [0, 0, 40]
     assert b.indices()["completed"] == 1
 
@@ -353,7 +353,7 @@ def test_a_shared_queue_serves_several(post: Post):
             calls += [
                 {"what": "recv_next", "qp": b}, {"what": "recv_slot", "qp": b, "ref": len(calls)},
                 {"what": "recv_bytes", "qp": b, "ref": len(calls)},
-            ]  # fmt: skip
+            ]
         results = post.alone(*calls)
         assert results[0::3] == list(range(len(mine)))
         assert results[1::3] == mine
@@ -431,7 +431,7 @@ def test_one_look(post: Post, shared, sharing):
     calls = [look[2], look[1], look[0], {"what": "recv_bytes", "qp": b, "ticket": 1}, post.receiving(b, 4)]
     assert post.alone(*calls, {"what": "recv_poll", "qp": b, "ticket": EINVAL}, sharing=sharing) == [
         EBUSY, OK, OK, 21, 4, EINVAL,
-    ]  # fmt: skip
+    ]
     assert b.indices()["receives_completed"] == 2
 
 
@@ -477,7 +477,7 @@ FAULTY: dict[str, tuple[Callable[[Post], Call], Syndrome, Syndrome]] = {
     "too short": (lambda post: {"nbytes": 10}, Syndrome.LOCAL_LENGTH, Syndrome.REMOTE_INVAL_REQ),
     "no key": (lambda post: {"lkey": 0}, Syndrome.LOCAL_PROT, Syndrome.REMOTE_OP),
     "out of bounds": (lambda post: {"laddr": post.there.address + NBYTES - 5}, Syndrome.LOCAL_PROT, Syndrome.REMOTE_OP),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("shared", [False, True], ids=["own", "shared"])
@@ -548,7 +548,7 @@ def test_deadlines(post: Post, sharing, shared):
     _, b = post.pair(4, timeout=0.1, **({"srq": srq} if shared else {}))
     waits: list[Call] = [
         {"what": "recv_wait", "qp": b, "ticket": 0}, {"what": "recv_next", "qp": b}, {"what": "recv_wait_all", "qp": b},
-    ]  # fmt: skip
+    ]
     started = time.monotonic()
     results = post.alone(post.receiving(b, 0), *waits, sharing=sharing)
     assert results == [0, ETIMEDOUT, ETIMEDOUT, EINVAL if shared else ETIMEDOUT]

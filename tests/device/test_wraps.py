@@ -26,7 +26,7 @@ LAP = 1 << 16
 STARTS = [
     pytest.param(0, id="16 bits", marks=pytest.mark.slow), pytest.param((1 << 24) - LAP, id="24 bits"),
     pytest.param((1 << 32) - LAP, id="32 bits"), pytest.param((1 << 48) - LAP, id="48 bits", marks=pytest.mark.slow),
-]  # fmt: skip
+]
 EXCLUSIVE, GPU, OK = device.EXCLUSIVE, device.GPU, device.OK
 
 

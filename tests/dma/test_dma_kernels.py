@@ -47,7 +47,7 @@ class Bench:
 
     def __init__(
         self, pd: PD, gpu: Gpu, depth: int = 64, timeout: float = 30.0, places: Sequence[MemType] = (SHARED, SHARED)
-    ):  # fmt: skip
+    ):
         self.pd, self.gpu = pd, gpu
         self.source, self.target = (gpu.alloc(ELEMENT * ELEMENTS, place) for place in places)
         self.data = (np.arange(ELEMENT * ELEMENTS) % 251).astype(np.uint8)
@@ -92,7 +92,7 @@ def program(dma, read, written, rows, count, out):
         ticket = dma_memcpy(
             dma, buf_get(read, ld64(row)), ld64(row + 8), buf_get(written, ld64(row + 16)), ld64(row + 24),
             ld64(row + 32),
-        )  # fmt: skip
+        )
         if ticket < 0:
             st64(out, ticket)
         i += block_dim()
@@ -104,7 +104,7 @@ def program(dma, read, written, rows, count, out):
 @pytest.mark.parametrize("places", [
     (SHARED, SHARED),
     *(pytest.param(places, marks=pytest.mark.slow) for places in ((SHARED, FAR), (FAR, SHARED), (FAR, FAR))),
-])  # fmt: skip
+])
 def test_random_programs_against_plain_python(make, places):
     """Copies of any length and alignment, enqueued by 1 to 8 threads: each to an element of its own."""
     bench, r = make(places=places), Random(11)
@@ -174,7 +174,7 @@ def bounds(dma, read, written, far, rows, count, out):
         st64(out + 8 * i, dma_memcpy(
             dma, buf_get(read, ld64(row)), ld64(row + 8), buf_get(written, ld64(row + 16)), ld64(row + 24),
             ld64(row + 32),
-        ))  # fmt: skip
+        ))
     st64(out + 8 * count, dma_memcpy(dma, buf_get(far, 0), 0, buf_get(written, 0), 0, 8))
     st64(out + 8 * count + 8, dma_commit(dma))
 
@@ -185,7 +185,7 @@ def test_what_is_outside_of_a_buf_is_refused(make):
         (0, 0, 0, 0, 0), (0, 0, 0, 0, -1), (0, 0, 0, 0, ELEMENT + 1), (0, 1, 0, 0, ELEMENT), (0, 0, 0, 1, ELEMENT),
         (0, -1, 0, 0, 8), (0, 0, 0, -1, 8), (0, ELEMENT, 0, 0, 1), (ELEMENTS, 0, 0, 0, 8), (0, 0, -1, 0, 8),
         (0, (1 << 63) - 4, 0, 0, 8), (0, 0, 0, 0, (1 << 31) + 1), (0, 0, 0, 0, (1 << 63) - 1),
-    ]  # fmt: skip
+    ]
     far = BufArray(bench.gpu, RemoteMemory(bench.here.address, ELEMENT, bench.here.rkey), 1, ELEMENT)
     found = bench.run(bounds, 1, far, bench.words(np.array(bad)), len(bad), results=len(bad) + 2)
     assert found == [EINVAL] * (len(bad) + 2)  # the last one: there is nothing to commit

@@ -303,5 +303,5 @@ def test_what_a_kernel_drives_has_no_tasks(pd):
     with (
         Gpu("host") as gpu, Dma(pd, gpu=gpu) as copies,
         pytest.raises(NotSupportedError, match=r"kernels of GPU .* drive DMA on soft0: it has no tasks"),
-    ):  # fmt: skip
+    ):
         copies.memcpy(b"1", bytearray(1)).submit()

@@ -43,7 +43,7 @@ def test_the_stack_of_gdb(tmp_path: Path) -> None:
         ran = subprocess.run(
             ["gdb", "--batch", "-p", str(program.pid), "-ex", "thread apply all backtrace 2"],
             capture_output=True, text=True, timeout=100, check=False,
-        )  # fmt: skip
+        )
         if "Operation not permitted" in ran.stderr:
             pytest.skip("gdb may not attach to processes here")
         return "\n".join(shown) in ran.stdout.replace(f"{tmp_path}/", "")
@@ -71,7 +71,7 @@ def test_a_breakpoint_stops_interpreted_code(tmp_path: Path) -> None:
     ran = subprocess.run(
         [sys.executable, file], env=environment(), input="p value + 1\nc\n", capture_output=True, text=True,
         timeout=100, check=False,
-    )  # fmt: skip
+    )
     assert "-> return 2 * value" in ran.stdout
     assert "(Pdb) 22" in ran.stdout
     assert "42" in ran.stdout.splitlines()[-1]

@@ -60,7 +60,7 @@ def test_the_whole_api_is_there(site):
     # `device` has a page written by hand.
     modules = {
         "cm", "core", "device", "dma", "errors", "eth", "flow", "match", "rdma", "rendezvous", "verbs", "__version__",
-    }  # fmt: skip
+    }
     shown = gpunetio, cm, core, dma, eth, flow, rdma, rendezvous, verbs
     public = {name for module in shown for name in module.__all__}
     assert public - modules <= last

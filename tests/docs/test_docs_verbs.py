@@ -40,5 +40,5 @@ def test_links_lead_somewhere():
     for page, anchor in re.findall(r"\]\(([^)#]+)#?([^)]*)\)", GUIDE.read_text()):
         target = (GUIDE.parent / page).read_text()
         headings = {re.sub(r"[^\w -]", "", line.lstrip("# ")).lower().replace(" ", "-") for line in target.splitlines()
-                    if line.startswith("#")}  # fmt: skip
+                    if line.startswith("#")}
         assert not anchor or anchor in headings, f"{page} has no heading {anchor}"

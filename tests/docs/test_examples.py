@@ -59,7 +59,7 @@ ON_A_GPU = {
 ELSEWHERE = {
     "all_to_all", "answer_pings", "balance_load", "count_flows", "cpp_put", "echo_udp", "forward_packets",
     "halo_exchange", "nccl_all_to_all", "nccl_dispatch", "torch_all_to_all",
-}  # fmt: skip
+}
 # Too large to be installed for every run of the tests.
 PACKAGES = {"cupy_put": "cupy", "torch_all_to_all": "torch", "torch_tensor": "torch"}
 
@@ -102,7 +102,7 @@ def test_each_says_how_to_run_it_and_what_it_needs(path):
     ("cuda_core_put", "cuda.core", "'.[cuda]'"), ("cupy_put", "cupy", "'.[cuda]' cupy-cuda13x"),
     ("cupy_put", "cuda.core", "'.[cuda]' cupy-cuda13x"), ("torch_tensor", "torch", "'.[torch]'"),
     ("torch_all_to_all", "torch", "'.[torch,cuda]'"),
-])  # fmt: skip
+])
 def test_what_is_missing_is_told_in_a_line(tmp_path, name, module, cure):
     (tmp_path / "cupy.py").touch()  # found, unless it is what is missing
     path = str(EXAMPLES / f"{name}.py")
@@ -111,7 +111,7 @@ def test_what_is_missing_is_told_in_a_line(tmp_path, name, module, cure):
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=100,
         env={**os.environ, "PYTHONPATH": path},
-    )  # fmt: skip
+    )
     assert done.returncode == 1
     assert done.stderr == f"no module {module}: pip install -e {cure}\n"
 
@@ -232,7 +232,7 @@ def test_answer_pings(started):
     end.send(
         ether / IP(src="10.9.0.2", dst="10.9.0.9") / ping, ether / IP(**here) / ICMP(type="echo-reply"),
         ether / IP(**here, flags="MF") / ping, ether / IP(**here) / ping, ether / asked.copy(),
-    )  # fmt: skip
+    )
     reply, found = Ether(end.hear()), Ether(end.hear())
     back = Ether(src=ether.dst, dst=ether.src)
     assert bytes(reply) == bytes(back / IP(**there) / ICMP(type="echo-reply", id=3, seq=7) / bytes(range(100)))
@@ -252,7 +252,7 @@ def test_echo_udp(started):
         ether / IP(src="10.9.0.2", dst="10.9.0.1", flags="MF") / UDP(sport=9, dport=7) / b"x",
         ether / here / UDP(sport=9, dport=7, len=40) / b"x",
         *(ether / here / UDP(sport=1000 + i, dport=7) / bytes(i) for i in range(200)),
-    )  # fmt: skip
+    )
     for i in range(200):
         back = IP(src="10.9.0.1", dst="10.9.0.2") / UDP(sport=7, dport=1000 + i) / bytes(i)
         assert end.hear() == bytes(Ether(src=ether.dst, dst=ether.src) / back)
@@ -310,7 +310,7 @@ def test_balance_load(started):
         wrong / IP(src="10.9.0.2", dst="10.9.0.1") / UDP(sport=80, dport=1024),
         wrong / IP(src="10.9.1.1", dst="10.9.0.1", ttl=1) / UDP(sport=5000, dport=80),
         wrong / IP(src="10.9.1.1", dst="10.9.0.1") / UDP(sport=5000, dport=80) / b"right",
-    )  # fmt: skip
+    )
     assert end.hear().endswith(b"right")
     tool.signal(signal.SIGINT)
     status, out, err = tool.end()
@@ -378,7 +378,7 @@ BACK_END = "10.9.0.2=02:00:00:00:00:02"
     (f"balance_load unix:x 10.9.0.1 80 {BACK_END} 10.9.0.3", "backend: invalid back_end value: '10.9.0.3'"),
     ("balance_load unix:x 10.9.0.1 80 10.9.0.2=02:00", "backend: invalid back_end value: '10.9.0.2=02:00'"),
     ("count_flows", "required: wire"), ("echo_udp unix:x", "required: address"), ("forward_packets", "required: wire"),
-])  # fmt: skip
+])
 def test_wrong_arguments_end_in_the_usage(arguments, wrong):
     name, *others = arguments.split()
     status, lines, err = run(name, *others)
@@ -393,7 +393,7 @@ def test_wrong_arguments_end_in_the_usage(arguments, wrong):
     (f"balance_load cable 10.9.0.1 80 {BACK_END}", "wire = 'cable': it must be one of"),
     ("count_flows cable", "wire = 'cable'"), ("echo_udp cable 10.9.0.1", "wire = 'cable'"),
     ("forward_packets unix:x cable", "wire = 'cable'"),
-])  # fmt: skip
+])
 def test_a_nic_that_cannot_be_opened_is_told_in_a_line(arguments, wrong):
     status, lines, err = run(*arguments.split())
     assert (status, lines, err.count("\n")) == (1, [], 1)
@@ -412,7 +412,7 @@ def all_to_all(*starter: str | Path, size: int) -> None:
     done = subprocess.run(
         [*starter, EXAMPLES / "all_to_all.py", "--target", "cpu"], capture_output=True, text=True, timeout=100,
         env={**os.environ, **root, "PYTHONPATH": path, "PYTHONWARNINGS": "error"},
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr
     for rank in range(size):
         assert f"rank {rank} of {size}: 4096 right numbers from each rank, by kernels on host" in done.stdout
@@ -489,7 +489,7 @@ def test_torch_all_to_all_with_a_rank_that_dies(port, monkeypatch):
 @pytest.mark.parametrize(("arguments", "wrong"), [
     ("--gpu twin --ranks 33", "--ranks 33: give 1 to 32"), ("--gpu twin --ranks 0", "--ranks 0: give 1 to 32"),
     ("--gpu twin --largest 7", "--largest is at least 8, and --steps and --launches are at least 1"),
-])  # fmt: skip
+])
 def test_torch_all_to_all_refuses_numbers_that_cannot_be(arguments, wrong):
     status, lines, err = run("torch_all_to_all", *arguments.split())
     assert (status, lines, err.splitlines()[-1]) == (2, [], f"torch_all_to_all.py: error: {wrong}")
@@ -501,7 +501,7 @@ def test_torch_all_to_all_refuses_numbers_that_cannot_be(arguments, wrong):
 @pytest.mark.parametrize(
     ("error", "status", "nbytes"), [(0, 0, 32768), (0, 0, 32767), (0, 0xFF, 32768), (719, 0, 32768)],
     ids=["right", "byte", "status", "error"],
-)  # fmt: skip
+)
 def test_cpp_put_fails_unless_all_is_right(monkeypatch, capsys, error, status, nbytes):
     """The shared object is replaced by a function that leaves what is to be judged."""
     monkeypatch.syspath_prepend(EXAMPLES)

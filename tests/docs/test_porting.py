@@ -56,7 +56,7 @@ def objects() -> Iterator[dict[str, object]]:
             gpu.create_semaphore(1), core.MemoryMap(pd, memory), dma.Dma(pd), errand.context, errand,
             rdma.Receive(end), rdma.Read(connection, remote, bytearray(8)), rdma.CompareSwap(connection, remote, 0, 0),
             rdma.SyncEventGet(connection, remote), end, connection,
-        ]  # fmt: skip
+        ]
         yield {kind.__name__: each for each in opened for kind in type(each).__mro__}
 
 
@@ -128,7 +128,7 @@ def test_attributes_of_attributes_are_not_written():
     "Qp", "QP.nothing", "QP.modify(attributes=)", "PD.create_qp(sq_wr=, size=)", "QpAttr.max_sge", "QpState.SQE",
     "CQ.entries(most=)", "QP.modify(attr)", "QP.modify(attr=, mask)", "close()", "with", "doca_verbs_qp_create",
     "put(address=)", "ops.copy(typingctx=)", "ops.st256", "put_warp",
-])  # fmt: skip
+])
 def test_what_is_not_there_is_found(objects, name):
     with pytest.raises(LookupError):
         resolve(name, objects)

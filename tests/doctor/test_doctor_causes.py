@@ -24,7 +24,7 @@ CLOSED = file(
 )
 NO_PEERMEM = (
     without(Kind.FOLDER, f"{MODULES}/nvidia_peermem"), file("/proc/modules", "nvidia 55726080 4 - Live 0x0\n"),
-)  # fmt: skip
+)
 USER = answer("user", value={"uid": 1000, "gid": 1000})
 CUDA = READY.recorded[Kind.QUESTION, ("cuda",)].value
 NODES = ("/dev/infiniband/uverbs0", "/dev/infiniband/uverbs1")
@@ -147,7 +147,7 @@ CAUSES = {
          command("nvidia-smi -q", "No devices were found\n", "exit status 6")],
         {"gpu-present": FAIL}, HARDWARE, "lspci -d 10de:",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", CAUSES)

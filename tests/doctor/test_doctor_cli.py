@@ -115,7 +115,7 @@ def test_redact(recorded, tmp_path):
     host = changed(
         READY, answer("system", value={"nodename": "node17", "release": "6.8.0", "python": "3.12.3"}),
         file("/proc/driver/nvidia/gpus/0000:ca:00.0/information", f"Model: NVIDIA A100\nGPU UUID: {UUID}\n"),
-    )  # fmt: skip
+    )
     plain = doctor("--replay", recorded(host), "--record", tmp_path / "p.json").output
     masked = doctor("--replay", recorded(host), "--record", tmp_path / "m.json", "--redact").output
     assert plain == masked

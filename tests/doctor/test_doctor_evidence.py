@@ -40,7 +40,7 @@ def test_a_matrix_that_is_exactly_as_wide_as_the_terminal_is_one_part():
     assert table(MATRIX, EXACT) == ["      mlx5_0  mlx5_1", "GPU0  PIX     NODE", "GPU1  SYS     PXB"]
     assert table(MATRIX, EXACT - 1) == [
         "      mlx5_0", "GPU0  PIX", "GPU1  SYS", "", "      mlx5_1", "GPU0  NODE", "GPU1  PXB",
-    ]  # fmt: skip
+    ]
 
 
 if __name__ == "__main__":  # writes the file anew, to be looked through

@@ -43,7 +43,7 @@ def test_lines_break_between_words_only():
 
 TROUBLES = [Trouble.NONE] * 12 + list(Trouble)  # mostly there is something to read
 READINGS = {kind: st.lists(st.tuples(values, st.sampled_from(TROUBLES)), min_size=1, max_size=4)
-            for kind, values in VALUES.items()}  # fmt: skip
+            for kind, values in VALUES.items()}
 
 
 @st.composite

@@ -26,7 +26,7 @@ DEVICE = READY.recorded[Kind.QUESTION, ("cuda",)].value["devices"][0]
 NO_DRIVER = (
     without(Kind.FILE, VERSION), without(Kind.FOLDER, "/sys/module/nvidia"), without(Kind.FILE, "/proc/modules"),
     folder("/sys/module", "kernel", "mlx5_core"),
-)  # fmt: skip
+)
 NO_PEERMEM = without(Kind.FOLDER, "/sys/module/nvidia_peermem")
 NO_GPU = (
     folder(PCI, "0000:b5:00.0", "0000:b5:00.1"),
@@ -136,7 +136,7 @@ CAUSES = [
         "visible-devices", FAIL, "CUDA_VISIBLE_DEVICES=7 hides it", "unset CUDA_VISIBLE_DEVICES"),
     ("renumbered", [answer("cuda", value={"driver_version": 13000, "devices": [ANOTHER, DEVICE]})],
         "visible-devices", WARN, "device 1", "name it 0000:ca:00.0"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(
@@ -213,7 +213,7 @@ def test_gpus_are_numbered_as_nvidia_smi_does():
     first = [
         folder(PCI, "0000:01:00.0", *devices), file(f"{PCI}/0000:01:00.0/vendor", "0x10de\n"),
         file(f"{PCI}/0000:01:00.0/class", "0x030200\n"),
-    ]  # fmt: skip
+    ]
     gpus = Machine(changed(READY, *first), Wanted()).all_gpus
     assert [(gpu.name, gpu.address) for gpu in gpus] == [("GPU0", "0000:ca:00.0"), ("GPU1", "0000:01:00.0")]
     gpus = Machine(changed(READY, *first, without(Kind.LINK, "/dev/nvidiactl")), Wanted()).all_gpus
@@ -263,7 +263,7 @@ ASKED = {"nvidia-smi -q", "nvidia-smi topo -m", "cuda"}
         ([*NO_MODULES, without(Kind.LINK, "/dev/nvidiactl")], set()),
         ([without(Kind.LINK, "/dev/nvidia-uvm")], ASKED - {"cuda"}),
     ],
-)  # fmt: skip
+)
 def test_nothing_is_asked_that_would_load_a_module_or_make_a_node(changes, expected):
     assert asked(*changes) & ASKED == expected
 
@@ -295,7 +295,7 @@ CUINIT = {
     2: "OUT_OF_MEMORY", 34: "STUB_LIBRARY", 46: "DEVICE_UNAVAILABLE", 100: "NO_DEVICE", 101: "INVALID_DEVICE",
     304: "OPERATING_SYSTEM", 802: "SYSTEM_NOT_READY", 803: "SYSTEM_DRIVER_MISMATCH",
     804: "COMPAT_NOT_SUPPORTED_ON_DEVICE", 999: "UNKNOWN",
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("error", "name"), CUINIT.items(), ids=CUINIT.values())
@@ -311,7 +311,7 @@ def test_the_file_of_a_library():
         "7ffc1b5f9000-7ffc1b61a000 rw-p 00000000 00:00 0 [stack]\n",
         "7f1e66c00000-7f1e66c2a000 r--p 00000000 08:01 12 /usr/lib/libcudart.so.13.0.48\n",
         "7f1e66e00000-7f1e66e2a000 r--p 00000000 08:01 77 /opt/my libs/libcuda.so.580.65.06\n",
-    ]  # fmt: skip
+    ]
     assert file_of("libcuda", maps) == "/opt/my libs/libcuda.so.580.65.06"
     assert file_of("libibverbs", maps) == ""
     with open("/proc/self/maps") as lines:
@@ -330,7 +330,7 @@ def test_only_another_library_than_the_module_takes_a_reboot(error):
         (CLOSED, "535.183.01"), (OPEN.format("x86_64", "565.57.01"), "565.57.01"),
         (OPEN.format("aarch64", "555.58"), "555.58"), ("NVRM version: ?\nGCC version:  gcc version 13.3.0\n", ""),
     ],
-)  # fmt: skip
+)
 def test_version(text, expected):
     host = changed(READY, file(VERSION, text), without(Kind.FILE, "/sys/module/nvidia/version"))
     assert version(Machine(host, Wanted()))[0] == expected
@@ -343,7 +343,7 @@ def test_version(text, expected):
         ({"pci_domain_id": -1, "pci_bus_id": 1, "pci_device_id": 0}, ""), ({}, ""),
         ({"pci_domain_id": 0, "pci_bus_id": "ca", "pci_device_id": True}, ""),
     ],
-)  # fmt: skip
+)
 def test_address(device, expected):
     assert address(device) == expected
 

@@ -19,7 +19,7 @@ PARAMS, OPTION = "/proc/driver/nvidia/params", 'options nvidia NVreg_RegistryDwo
 OVERRIDE = file(PARAMS, 'RmMsg: ""\nRegistryDwords: "PeerMappingOverride=1;"\n')
 NO_OVERRIDE = file(PARAMS, 'RmMsg: ""\nRegistryDwords: ""\n')
 INTEGRATED = answer("cuda", value={"devices": [{"integrated": 1} | dict.fromkeys(
-    ("pci_domain_id", "pci_device_id"), 0) | {"pci_bus_id": 0xCA}]})  # fmt: skip
+    ("pci_domain_id", "pci_device_id"), 0) | {"pci_bus_id": 0xCA}]})
 DOCKER = file("/.dockerenv", "")
 NO_PEERMEM = without(Kind.FOLDER, "/sys/module/nvidia_peermem")
 NO_CUDA = without(Kind.QUESTION, "cuda", trouble=Trouble.FAILED)
@@ -49,7 +49,7 @@ def product(name: str):
         ("6.2.0", Status.OK), ("6.18.44-fc-v595", Status.OK), ("10.0", Status.OK), ("6.1.0-44-amd64", Status.WARN),
         ("5.15.0-122-generic", Status.WARN), ("", Status.SKIP), ("six", Status.SKIP),
     ],
-)  # fmt: skip
+)
 def test_kernel(release, status):
     (finding,) = found("kernel", file("/proc/sys/kernel/osrelease", release + "\n"), NO_PEERMEM, NO_CUDA)
     assert finding.status is status
@@ -136,7 +136,7 @@ def test_an_old_kernel_with_nvidia_peermem():
         ("cpu-governor", [file(GOVERNOR, "powersave\n")], [WARN], "cpupower frequency-set -g performance"),
         ("cpu-governor", [without(Kind.FILE, GOVERNOR)], [SKIP], "does not scale"),
     ],
-)  # fmt: skip
+)
 def test_causes(check, changes, expected, words):
     findings = found(check, *changes)
     assert [finding.status for finding in findings] == expected

@@ -14,7 +14,7 @@ VIRTUAL = (
     file(f"{PCI}/{VF}/vendor", "0x15b3\n"), file(f"{PCI}/{VF}/device", "0x101e\n"),
     file(f"{PCI}/{VF}/class", "0x020000\n"), link(f"{PCI}/{VF}", f"{CARD[:-12]}{VF}"),
     link(f"{PCI}/{VF}/physfn", CARD),
-)  # fmt: skip
+)
 
 
 def machine(*changes, wanted: Wanted | None = None) -> Machine:
@@ -42,7 +42,7 @@ def test_a_software_device_is_no_card_though_it_shows_one():
     here = machine(
         folder(INFINIBAND, "mlx5_0", "mlx5_1", "rxe0"), link(f"{INFINIBAND}/rxe0/device", CARD),
         file(f"{INFINIBAND}/rxe0/parent", "ens6f0\n"),
-    )  # fmt: skip
+    )
     assert names(here) == [*PLAIN, ("rxe0", "")]
     assert here.nics[2].interfaces == ("ens6f0",)
 
@@ -61,7 +61,7 @@ def test_a_bond_stands_for_both_ports():
         folder(INFINIBAND, "mlx5_bond_0"), link(f"{INFINIBAND}/mlx5_bond_0/device", CARD),
         folder(f"{INFINIBAND}/mlx5_bond_0/device/net", "ens6f0"), folder(f"{PCI}/0000:b5:00.1/net", "ens6f1"),
         link(f"{NET}/ens6f0/master", "/sys/devices/virtual/net/bond0"),
-    )  # fmt: skip
+    )
     assert names(machine(*bond)) == [("mlx5_bond_0", "0000:b5:00.0"), ("0000:b5:00.1", "0000:b5:00.1")]
     both = link(f"{NET}/ens6f1/master", "/sys/devices/virtual/net/bond0")
     assert names(machine(*bond, both)) == [("mlx5_bond_0", "0000:b5:00.0")]

@@ -29,7 +29,7 @@ A100, H100, RTX = (
         [(0xF600_0000, 0xF6FF_FFFF, 0x40200), (0xE000_0000, 0xEFFF_FFFF, 0x14220C), (0, 0, 0),
          (0xF000_0000, 0xF1FF_FFFF, 0x14220C), (0, 0, 0), (0xE000, 0xE07F, 0x40101)],
     )
-)  # fmt: skip
+)
 CLOSED = file("/proc/driver/nvidia/version", "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.65.06  Sun Jul 27\n")
 NO_PEERMEM = without(Kind.FOLDER, "/sys/module/nvidia_peermem")
 OLD_PEERMEM = folder("/sys/module/nv_peer_mem", "version")
@@ -173,7 +173,7 @@ CAUSES = [
     ("library by GDRCOPY_PATH_L", [NO_GDRAPI, answer("environment", "GDRCOPY_PATH_L", value="/opt/gdr/"),
         answer("symbols", "/opt/gdr/libgdrapi.so.2", "gdr_open", value=["gdr_open"])], "gdrcopy", OK, "there", ""),
     ("the guide's modules", [NO_GDRDRV, file("/proc/modules", data("seed/lsmod.txt"))], "gdrcopy", OK, "there", ""),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(
@@ -247,7 +247,7 @@ def test_the_version_of_peermem():
     (finding,) = found("peermem")
     assert [(one.source, one.value) for one in finding.read][1:] == [
         ("/sys/module/nvidia_peermem/version", "580.65.06")
-    ]  # fmt: skip
+    ]
 
 
 def test_bar1_mib():
@@ -273,7 +273,7 @@ def test_bar1_mib_of_any_size(bits, wide, base):
         ("PeerMappingOverride=0x0;", False), ("PeerMappingOverride", False), ("NotPeerMappingOverride=1", False),
         ("PeerMappingOverride=on", False),
     ],
-)  # fmt: skip
+)
 def test_overrides(words, expected):
     assert overrides(words) is expected
 
@@ -284,7 +284,7 @@ def test_overrides(words, expected):
         ("", "PeerMappingOverride=1;"), ("peermappingoverride=0;", "PeerMappingOverride=1;"),
         ("A=1; B=0x2;", "A=1;B=0x2;PeerMappingOverride=1;"), ("A='$(x)';B", "PeerMappingOverride=1;"),
     ],
-)  # fmt: skip
+)
 def test_beside(words, expected):
     assert beside(words) == expected
 

@@ -109,7 +109,7 @@ CAUSES = {
     ),
     "card hangs": ([refused(NODE, "no answer within 5 s", Trouble.TIMEOUT)], "uverbs", FAIL, "does not open", "dmesg"),
     "card is dead": ([refused(NODE, "No such device", Trouble.FAILED)], "uverbs", FAIL, "does not open", "dmesg"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("cause", CAUSES)
@@ -125,7 +125,7 @@ def test_device_nodes_are_found_by_their_devices():
     findings = found("uverbs", file(names[0], "mlx5_1\n"), file(names[1], "mlx5_0\n"))
     assert [(f.nic, f.summary) for f in findings] == [
         ("mlx5_0", "/dev/infiniband/uverbs1 opens"), ("mlx5_1", "/dev/infiniband/uverbs0 opens"),
-    ]  # fmt: skip
+    ]
 
 
 def test_machine_without_nics():
@@ -153,11 +153,11 @@ JUNK = st.recursive(
         st.sampled_from(["file", "lacks", "lacks_optional", "uid", "group", "mode"]), some, max_size=4,
     ),
     max_leaves=6,
-)  # fmt: skip
+)
 GARBAGE = {
     Kind.FILE: st.binary(max_size=24), Kind.COMMAND: st.binary(max_size=64), Kind.LINK: st.text(max_size=24),
     Kind.FOLDER: st.lists(st.text(max_size=8), max_size=3), Kind.QUESTION: JUNK,
-}  # fmt: skip
+}
 
 
 @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
@@ -178,7 +178,7 @@ def test_another_file_system(tmp_path):
     for path, text in {
         f"{IB}/mlx5_0/fw_ver": "22.39.2048", "/sys/class/infiniband_verbs/uverbs0/ibdev": "mlx5_0",
         f"{CARD}/vendor": "0x15b3", f"{CARD}/device": "0x101d", f"{CARD}/class": "0x020000",
-    }.items():  # fmt: skip
+    }.items():
         (tmp_path / path[1:]).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path[1:]).write_text(text)
     (tmp_path / f"{IB}/mlx5_0/device"[1:]).symlink_to(tmp_path / CARD[1:])

@@ -123,7 +123,7 @@ CAUSES = {
         "nic-link-type", FAIL, "no Ethernet queues", "use a port of an Ethernet card",
     ),
     "no scheduling on InfiniBand": ([file(LAYER, "InfiniBand")], "accurate-send", SKIP, "only for Ethernet", ""),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("cause", CAUSES)
@@ -137,7 +137,7 @@ def test_causes(cause):
 def test_infiniband_port_serves_verbs():
     findings = found("nic-link-type", file(LAYER, "InfiniBand"), table(
         LINK_TYPE_P1="IB(1)", KEEP_ETH_LINK_UP_P1="False(0)", KEEP_IB_LINK_UP_P1="True(1)",
-    ))  # fmt: skip
+    ))
     assert [(f.status, f.nic) for f in findings] == [(FAIL, "mlx5_0"), (OK, "mlx5_0"), (OK, "mlx5_1")]
     assert findings[0].uses == {Use.ETHERNET}
     assert Use.ETHERNET not in (findings[1].uses or ())
@@ -208,7 +208,7 @@ def test_a_wanted_infiniband_port_is_left_alone():
     ("changes", "readiness"),
     [([command(QUERY, NIC_MODE)], Readiness.READY), (NO_TOOL, Readiness.UNKNOWN),
      ([command(QUERY, OF_ARM)], Readiness.NOT_READY)],
-)  # fmt: skip
+)
 def test_verdicts_hang_on_a_bluefields_mode(changes, readiness):
     assert report(*BLUEFIELD, MST, *changes).ready(Use.VERBS).readiness is readiness
 

@@ -119,7 +119,7 @@ NO_CONFIG = without(Kind.FILE, f"{FOLDER}/0000:b2:00.0/config")
         ("numa", [file(f"{GPU}/numa_node", "-1\n")], [OK, OK, OK], "node unknown"),
         ("numa", [file(f"{GPU}/local_cpulist", "\n")], [SKIP, OK, OK], "unknown"),
     ],
-)  # fmt: skip
+)
 def test_causes(check, changes, expected, words):
     findings = found(check, *changes)
     assert [finding.status for finding in findings] == expected
@@ -167,7 +167,7 @@ def test_the_guides_machine(text):
     assert finding.summary == "ACS redirects peer traffic at b2:01.0, b4:00.0, b5:08.0, …"
     assert finding.cure.splitlines()[1:] == [
         "for b in b2:01.0 b4:00.0 b5:08.0 b2:00.0", "do sudo setpci -s $b ECAP_ACS+0x6.w=0000; done",
-    ]  # fmt: skip
+    ]
 
 
 def test_each_gpu_has_its_own_bridges():

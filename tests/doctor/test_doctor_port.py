@@ -119,7 +119,7 @@ CAUSES = {
         [file(f"{PORT}/{name}", "7") for name in HINTS], "counters", WARN, f", +{len(LOSSES) - 2}", "watch -d",
     ),
     "no counters": ([without(Kind.FILE, f"{PORT}/{name}") for name in HINTS], "counters", SKIP, "no counters", ""),
-}  # fmt: skip
+}
 
 
 def test_ready_machine():
@@ -155,7 +155,7 @@ def test_one_active_port_of_a_nic_is_enough():
     changes = [
         *DOWN, folder("/sys/class/infiniband/mlx5_0/ports", "1", "2"), file(f"{second}/state", "4: ACTIVE"),
         file(f"{second}/link_layer", "Ethernet"), file(f"{second}/rate", "25 Gb/sec (1X EDR)"),
-    ]  # fmt: skip
+    ]
     first = found("port-state", *changes)[0]
     assert (first.status, first.summary) == (OK, "port 2 is ACTIVE, Ethernet, 25 Gb/sec (1X EDR)")
 
@@ -178,7 +178,7 @@ def test_a_link_does_not_matter_to_dma():
         (9000, 4096), (4192, 4096), (4191, 2048), (2144, 2048), (1500, 1024), (1120, 1024), (608, 512), (352, 256),
         (351, 0),
     ],
-)  # fmt: skip
+)
 def test_path_mtu(mtu, path):
     """The kernel takes 96 bytes off: include/rdma/ib_addr.h."""
     summary = found("mtu", file(f"{NET}/mtu", f"{mtu}\n"))[0].summary
@@ -190,7 +190,7 @@ def test_interface_of_the_best_gid_counts():
     changes = [
         file(f"{PORT}/gid_attrs/ndevs/3", "bond0"), file("/sys/class/net/bond0/mtu", "1500"),
         folder("/sys/class/net", "bond0", "ens6f0", "ens6f1"),
-    ]  # fmt: skip
+    ]
     assert found("mtu", *changes)[0].cure.startswith("sudo ip link set bond0 mtu 4200")
     assert statuses("mtu", *changes) == [WARN, OK]
 
@@ -203,7 +203,7 @@ def test_a_pod_has_its_own_gid(here, index, mtu):
         folder("/sys/class/net", "lo", "eth0", here), file(f"/sys/class/net/{here}/mtu", f"{mtu}"),
         file(f"{PORT}/gids/{index}", "0000:0000:0000:0000:0000:ffff:c000:0206"),
         *(file(f"{PORT}/gid_attrs/ndevs/{i}", here if i == index else there) for i in range(4)),
-    ]  # fmt: skip
+    ]
     assert found("gid", *changes)[0].summary == f"GID {index} is 192.0.2.6"
     assert found("mtu", *changes)[0].read[0].source == f"/sys/class/net/{here}/mtu"
     none = [file(f"{PORT}/gid_attrs/ndevs/{index}", there)]

@@ -50,7 +50,7 @@ def test_a_process_that_hangs():
     program = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint(json.dumps([os.getpid()]))\n{BEGUN}"
     program += "print(json.dumps({'pid': os.getpid()}), flush=True)\ntime.sleep(100)"
     found = watch([sys.executable, "-I", "-c", f"import json, os, sys, time\n{program}"],
-                  lambda step: 2.0 if step == "probe-uar" else 20.0)  # fmt: skip
+                  lambda step: 2.0 if step == "probe-uar" else 20.0)
     assert found["ended"] == "no answer within 2 s"
     with pytest.raises(ProcessLookupError):
         os.kill(found["said"][-1]["pid"], 0)
@@ -72,7 +72,7 @@ def test_a_process_that_hangs():
         (f"{BEGUN}os.close(1); time.sleep(100)", "no end within 5 s"),
         (f"{BEGUN}while True: print('x' * 10000)", "it printed more than 1 MiB"),
     ],
-)  # fmt: skip
+)
 def test_a_process_that_ends_otherwise(program, ended):
     """The probe that was under way has failed, and it is said how."""
     found = child(program, 5.0 if "close" in program else 20.0)
@@ -101,7 +101,7 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(
         st.sampled_from([*FINE, "begin", "said", "ended", "x"]), inner | st.sampled_from([*Status, *IDS]), max_size=6
     ),
-)  # fmt: skip
+)
 PRINTED = st.binary(max_size=200) | st.builds(lambda each: json.dumps(each).encode() + b"\n", JSON)
 
 
@@ -172,7 +172,7 @@ def test_a_software_nic_in_a_process_of_its_own(tmp_path):
     by_id = {id: [each.status for each in found if each.check.id == id] for id in IDS}
     assert by_id == {id: [SKIP] for id in IDS} | {
         "probe-open": [OK], "probe-loopback-host": [OK], "probe-loopback-gpu": [OK, OK],
-    }  # fmt: skip
+    }
     save(host.readings(), tmp_path / "recording")
     assert run_probes(Machine(load(tmp_path / "recording"), wanted)) == found
 

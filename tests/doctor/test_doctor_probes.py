@@ -98,7 +98,7 @@ def test_a_software_nic_with_a_gpu(request):
     rings = [OK if request.config.getoption("--gpu-engine") else SKIP]
     assert statuses(found) == ALL_WELL | {
         "probe-gpu": [OK], "probe-uar": [OK], "probe-dmabuf": [OK], "probe-umem": rings,
-    }  # fmt: skip
+    }
     assert "CUDA driver" in found["probe-dmabuf"][0].summary
     assert all("data in GPU memory" in text(finding) for finding in found["probe-loopback-gpu"])
 
@@ -168,7 +168,7 @@ def without_rights(self, queue):
         (to_nobody, "TRANSPORT_RETRY_EXC (0x15/", "wrong GID index"),
         (without_rights, "REMOTE_INVAL_REQ (0x12/", "path MTU"),
     ],
-)  # fmt: skip
+)
 def test_a_request_that_fails(device, monkeypatch, connect, name, cause):
     """Posted by the host, by the CPU proxy and by the kernel."""
     monkeypatch.setattr(rig.Way, "connect", connect)
@@ -273,7 +273,7 @@ def playing(monkeypatch):
         (probe_memory.umem, ("dmabuf",), ("UMEM of GPU",), WARN, "are in host memory"),
         (probe_memory.umem, (), ("reg_dmabuf_umem", "UMEM of GPU"), WARN, "are in host memory"),
     ],
-)  # fmt: skip
+)
 def test_ways_to_gpu_memory(playing, trial, cuda, card, status, words):
     """Each refusal is told, as is the way that worked."""
     playing.cuda.refused |= set(cuda)
@@ -430,7 +430,7 @@ NOTHING = bytes(16)
         ([(MAPPED, V1)], 0),
         ([(NOTHING, V2)], None),
     ],
-)  # fmt: skip
+)
 def test_which_gid_is_taken(table, chosen):
     card = Card()
     card.query_gid = lambda port, index: table[index][0] if index < len(table) else NOTHING  # type: ignore[method-assign]

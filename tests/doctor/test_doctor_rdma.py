@@ -34,7 +34,7 @@ CAUSES = {
         [without(Kind.FILE, "/opt/mellanox/doca/applications/VERSION"), without(Kind.COMMAND, "ofed_info", "-s")],
         "doca-version", SKIP, "neither is installed", "",
     ),
-}  # fmt: skip
+}
 
 
 def test_ready_machine():

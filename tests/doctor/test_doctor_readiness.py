@@ -16,7 +16,7 @@ def finding(status, check="one", gpu="", nic="", uses=EVERY_USE, essential=False
     made = Check(
         check, "area", "title", "why", "cure", "source", uses, False, essential, frozenset(settles.split()),
         lambda machine: iter(()),
-    )  # fmt: skip
+    )
     return Finding(status, "summary", gpu=gpu, nic=nic).of(made)
 
 
@@ -45,7 +45,7 @@ def verdict(*findings, use=Use.VERBS, pairs=PAIRS):
         ([finding(FAIL, "a", nic="mlx5_0"), finding(SKIP, "b", essential=True, nic="mlx5_1")],
             Verdict(UNKNOWN, "b (mlx5_1)")),
     ],
-)  # fmt: skip
+)
 def test_pairs(findings, expected):
     assert verdict(*findings) == expected
 
@@ -98,7 +98,7 @@ def test_texts_of_a_finding():
         ("set it, and a cold reboot", True, "set it, and a cold reboot"), ("sudo reboot", True, "sudo reboot"),
         ("BIOS; until the next reboot: setpci", True, "BIOS; until the next reboot: setpci (then reboot)"),
     ],
-)  # fmt: skip
+)
 def test_a_reboot_is_told_once(cure, reboot, told):
     one = Finding(FAIL, "summary", cure=cure, reboot=reboot).of(finding(OK).check)
     assert f"        cure    {told}" in lines_of(Report((one,), ()))
@@ -113,7 +113,7 @@ CARD = "/sys/bus/pci/devices/0000:b5:00.0"
         ([file(f"{CARD}/vendor", "0x14e4")], ("mlx5_1",)),  # Broadcom
         ([without(Kind.LINK, "/sys/class/infiniband/mlx5_0/device")], ("0000:b5:00.0", "mlx5_1")),
     ],
-)  # fmt: skip
+)
 def test_cards(changes, cards):
     """With one of these, RDMA Verbs is what one wants to know of."""
     assert sorted(report(*changes).cards) == sorted(cards)

@@ -77,7 +77,7 @@ def test_what_was_not_recorded():
         b'{"format": "gpunetio-doctor 1", "question": {"user": 0}}',
     ],
     ids=lambda content: content[-30:].decode(errors="replace"),
-)  # fmt: skip
+)
 def test_what_is_no_recording(tmp_path, content):
     path = tmp_path / "r.json"
     path.write_bytes(content)
@@ -204,7 +204,7 @@ KEPT = [
     "0000:ca:00.0", "00000000:CA:00.0", "0000:0000:0000:0000:0000:0000:0000:0000", "127.0.0.1", "580.65.06",
     "22.39.1002", "0x15b3", "MT_0000000359", "NVIDIA A100 80GB PCIe", "N/A", "Serial Number : N/A", "node170", "::1",
     "MLNX_OFED_LINUX-5.8-1.0.1.1:", "0x00000f0000000000 0x00000f1fffffffff 0x000000000014220c", "Product Name : X",
-]  # fmt: skip
+]
 NAMED = answer("system", value={"nodename": "node17.example.com"})
 
 
@@ -252,7 +252,7 @@ def test_keys_are_masked_too():
 def test_a_host_that_is_called_like_a_part_of_the_system(name):
     here = [answer("system", value={"nodename": name}), link("/sys/bus/pci/drivers/nvidia", "/sys/module/nvidia"),
             folder("/sys/class/infiniband", "mlx5_0"), file("/proc/modules", f"{name} 1 0"),
-            file("/sys/class/infiniband/mlx5_0/fw_ver", "22.39.1002")]  # fmt: skip
+            file("/sys/class/infiniband/mlx5_0/fw_ver", "22.39.1002")]
     assert redact(here) == here
 
 
@@ -267,7 +267,7 @@ def test_files_of_which_a_part_is_kept():
     status, boot, packed = redact([
         file("/proc/self/status", "Name:\tsecret\nPid:\t12\nCapEff:\t000001ffffffffff\n"),
         file("/boot/config-6.8.0", config), file("/proc/config.gz", gzip.compress(config.encode())),
-    ])  # fmt: skip
+    ])
     assert status.text == "CapEff:\t000001ffffffffff"
     assert boot.text == "CONFIG_PCI_P2PDMA=y\n# CONFIG_DMA_SHARED_BUFFER is not set"
     assert gzip.decompress(packed.value).decode() == boot.value.decode()
@@ -305,4 +305,4 @@ def test_the_file_of_a_recording_is_text(tmp_path):
     save([file("/a", b"\x00\xff"), file("/b", "tab\t\u00e9\n")], tmp_path / "r.json")
     assert json.loads((tmp_path / "r.json").read_bytes().decode("ascii"))["file"] == {
         "/a": {"hex": "00ff"}, "/b": "tab\té\n",
-    }  # fmt: skip
+    }

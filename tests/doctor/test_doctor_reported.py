@@ -36,7 +36,7 @@ RIGHT = {
     },
     "bf3-supernic": {"bluefield-mode": (OK, "NIC mode")},
     "gb200": {"topology": (OK, "has no slot"), "dmabuf": (WARN, "NVreg_GrdmaPciTopoCheckOverride=1")},
-}  # fmt: skip
+}
 
 
 def test_what_is_right(name, report):

@@ -89,7 +89,7 @@ def no_memory(trouble: Trouble):
         ("loopback", [file("/sys/class/net/lo/flags", "0x8\n")], [WARN], "sudo ip link set lo up"),
         ("loopback", [file("/sys/class/net/lo/flags", "up\n")], [SKIP], "cannot find out"),
     ],
-)  # fmt: skip
+)
 def test_causes(check, changes, expected, words):
     findings = found(check, *changes)
     assert [finding.status for finding in findings] == expected
@@ -106,7 +106,7 @@ def test_causes(check, changes, expected, words):
         (no_memory(Trouble.UNRECORDED), Readiness.UNKNOWN),
         (file("/sys/class/net/lo/flags", "0x8\n"), Readiness.READY),
     ],
-)  # fmt: skip
+)
 def test_ready_for_the_software_nic(change, readiness):
     assert report(change).ready(Use.SOFTWARE).readiness is readiness
 
@@ -159,7 +159,7 @@ def test_damaged_files_are_counted(tmp_path, monkeypatch):
     for name, contents in (
         ("cut-1.o", whole[:-1]), ("overwritten-1.sm_90.cubin", b"at" + whole[2:]), ("step-2.sm_90.ptx", b""),
         ("notes.txt", b""), (".whole-2.o.lock", b""), ("whole-2.o", whole),
-    ):  # fmt: skip
+    ):
         (folder / name).write_bytes(contents)
     found = LiveHost().ask("compiler_cache").value
     assert found["damaged"] == 3

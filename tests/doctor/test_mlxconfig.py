@@ -15,7 +15,7 @@ NIC_MODE = {
     "INTERNAL_CPU_PAGE_SUPPLIER": "EXT_HOST_PF(1)", "INTERNAL_CPU_ESWITCH_MANAGER": "EXT_HOST_PF(1)",
     "INTERNAL_CPU_IB_VPORT0": "EXT_HOST_PF(1)", "INTERNAL_CPU_OFFLOAD_ENGINE": "DISABLED(1)",
     "ACCURATE_TX_SCHEDULER": "True(1)", "REAL_TIME_CLOCK_ENABLE": "True(1)",
-}  # fmt: skip
+}
 NAMES = st.from_regex(r"[A-Z][A-Z0-9_]{0,30}", fullmatch=True)
 VALUES = st.one_of(
     st.integers(0, 2**40).map(str), st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,20}\([0-9]{1,3}\)", fullmatch=True)
@@ -28,7 +28,7 @@ VALUES = st.one_of(
         ("mst_status_connectx.txt", CONNECTX), ("mst_status_connectx_one_line.txt", CONNECTX),
         ("mst_status_bluefield.txt", BLUEFIELD),
     ],
-)  # fmt: skip
+)
 def test_mst_status(file, devices):
     assert parse_mst((SEED / file).read_text()) == devices
 
@@ -63,7 +63,7 @@ def test_table_with_one_column():
     )
     assert parse(text) == {
         "INTERNAL_CPU_MODEL": Setting("EMBEDDED_CPU(1)"), "INTERNAL_CPU_OFFLOAD_ENGINE": Setting("ENABLED(0)"),
-    }  # fmt: skip
+    }
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ def test_the_guides_gpu():
     assert values["Persistence Mode"] == "Enabled"
     assert [values[f"BAR1 Memory Usage/{name}"] for name in ("Total", "Used", "Free")] == [
         "131072 MiB", "1 MiB", "131071 MiB",
-    ]  # fmt: skip
+    ]
 
 
 def test_the_guides_small_bar1_has_no_gpu_of_its_own():

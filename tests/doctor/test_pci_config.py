@@ -26,7 +26,7 @@ from pci_rig import config
 # A root port: MSI-less, Express at 0x90, ACS at 0x148 behind an error report.
 _ROOT_PORT = config({0x40: (0x0D, b""), 0x90: (0x10, struct.pack("<HIH", 0x0142, 0x8000, 0x2157))}, {
     0x100: (0x0001, bytes(0x40)), 0x148: (0x000D, struct.pack("<HH", 0x005F, 0x001D)),
-})  # fmt: skip
+})
 
 
 def test_capabilities_are_found():
@@ -93,7 +93,7 @@ def test_a_function_that_is_off():
         {0x40: 0x40}, {0x40: 0x50, 0x50: 0x40}, {0x40: 0x20}, {0x40: 0xFC}
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_a_broken_list_ends(chain):
     broken = bytearray(config(dict.fromkeys(chain, (0x05, b"")), {}))
     for at, following in chain.items():

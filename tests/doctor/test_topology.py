@@ -44,7 +44,7 @@ SEED_TOPO_M = (SEED / "topo_m.txt").read_text()
         ("pci0000:c0/c0:02.0/c1:00.0",                             1, Distance.SYS),
         ("pci0000:b0/b0:03.0/bb:00.0",                             1, Distance.PHB),   # one host bridge all the same
     ],
-)  # fmt: skip
+)
 def test_each_class(where, numa, expected):
     here = machine(built(gpu(GPU), nic("mlx5_0", where, numa)))
     assert matrix(here) == {"GPU0": {"GPU0": SELF, "mlx5_0": expected}}
@@ -86,7 +86,7 @@ def test_what_sysfs_hides():
     (finding,) = found("topology", pci, without(Kind.COMMAND, "nvidia-smi", "topo", "-m"))
     assert (finding.status, finding.summary) == (
         Status.SKIP, "sysfs does not show where GPU0 (0000:ca:00.0) is plugged in"
-    )  # fmt: skip
+    )
 
 
 def test_what_sysfs_hides_nvidia_smi_tells():
@@ -132,7 +132,7 @@ def test_an_integrated_gpu_has_no_distance_that_matters():
         (("mlx5_2", "mlx5_10"),           ("mlx5_2", "mlx5_10"), "mlx5_2"),
         ((),                              (),                   None),
     ],
-)  # fmt: skip
+)
 def test_best_nic_of_equals(cards, down, best):
     """Of those as near: one with an active port, then by name."""
     ports = {name: "1: DOWN" if name in down else "4: ACTIVE" for name in cards}
@@ -158,7 +158,7 @@ def test_best_nic_is_the_nearest_and_of_the_same_numa_node():
 def test_natural():
     assert sorted(["mlx5_10", "mlx5_2", "mlx5_bond_0", "mlx4_0"], key=natural) == [
         "mlx4_0", "mlx5_2", "mlx5_10", "mlx5_bond_0",
-    ]  # fmt: skip
+    ]
 
 
 STEPS = st.lists(st.integers(0, 2), min_size=1, max_size=7)
@@ -207,7 +207,7 @@ def test_a_real_matrix():
     assert len(cells) == 17 * 17
     assert [cells["GPU4", name] for name in ("GPU0", "GPU4", "mlx5_10", "mlx5_14", "mlx5_bond_0")] == [
         "NV18", "X", "SYS", "PXB", "NODE",
-    ]  # fmt: skip
+    ]
 
 
 def test_a_matrix_of_an_older_driver():
@@ -217,7 +217,7 @@ def test_a_matrix_of_an_older_driver():
 
 
 @given(st.dictionaries(st.sampled_from([f"NIC{i}" for i in range(6)]), st.from_regex(r"mlx5_[0-9]{2}", fullmatch=True),
-                       min_size=1), st.data())  # fmt: skip
+                       min_size=1), st.data())
 def test_parsing_what_was_printed(legend, data):
     names = ["GPU0", *legend]
     cells = {(a, b): data.draw(st.sampled_from([*Distance, "NV4", "X"])) for a in names for b in names}
@@ -295,7 +295,7 @@ def test_nvidia_smi_differs():
     assert finding.summary == "to mlx5_0: PIX in sysfs, NODE in nvidia-smi, and 1 more differ"
     assert [(one.source, one.value) for one in finding.read[1:]] == [
         ("GPU0 to mlx5_0", "sysfs: PIX, nvidia-smi: NODE"), ("GPU0 to mlx5_1", "sysfs: PIX, nvidia-smi: NODE"),
-    ]  # fmt: skip
+    ]
     assert "lspci -tv" in finding.cure
     (finding,) = found(
         "topology-agrees", command("nvidia-smi topo -m", SEED_TOPO_M), wanted=Wanted(nic="mlx5_1")

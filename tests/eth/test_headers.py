@@ -139,7 +139,7 @@ def test_a_tcp_offset_that_cannot_be_is_none(words):
     IP(flags="MF") / UDP(), IP(frag=3) / UDP(), IPv6(dst="::1") / IPv6ExtHdrFragment(m=1) / UDP(),
     IPv6(dst="::1") / IPv6ExtHdrFragment(offset=9) / UDP(), IP(version=5) / UDP(), IP(ihl=4) / UDP(),
     IP(len=29) / UDP(), IP(len=19) / UDP(), IPv6(dst="::1", plen=9) / UDP(), ARP(),
-])  # fmt: skip
+])
 def test_packets_without_an_l4_header(packet):
     data = bytes(Ether() / packet)
     assert headers.l4_of(placed(data), len(data)) == NOTHING

@@ -19,7 +19,7 @@ PACKETS = [
     Ether() / Dot1Q() / IP(src="10.1.2.3", options=[IPOption_NOP()] * 3) / TCP(options=[("NOP", None)] * 5) / b"abc",
     Ether() / IP6 / UDP(sport=5, dport=6) / bytes(range(20)),
     Ether() / IP6 / IPv6ExtHdrDestOpt() / TCP(sport=5, dport=6) / bytes(range(11)),
-]  # fmt: skip
+]
 
 
 @kernel
@@ -61,7 +61,7 @@ def test_kernels_see_and_change_headers(gpu: Gpu, before: int):
     with (
         gpu.alloc(SLOT * count + 8, MemType.CPU_GPU) as memory, gpu.alloc(8 * count, MemType.CPU_GPU) as lengths,
         gpu.alloc(128, MemType.CPU_GPU) as sums, gpu.alloc(8 * WORDS * count, MemType.CPU_GPU) as out,
-    ):  # fmt: skip
+    ):
         frames = [bytes(packet) for packet in PACKETS]
         rows = memory.array[before : before + SLOT * count].reshape(count, SLOT)
         for row, frame in zip(rows, frames, strict=True):

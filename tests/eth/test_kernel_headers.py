@@ -45,7 +45,7 @@ class Station:
         launch = send_headers[1, 1, self.gpu](
             self.txq, count, self.head, len(head) if header_bytes is None else header_bytes, self.region.address,
             self.region.lkey, nbytes, mss, 1, device.EXCLUSIVE, self.out,
-        )  # fmt: skip
+        )
         assert launch.wait(60)
         return self.out.array.view("<i8")[:count].tolist()
 
@@ -111,7 +111,7 @@ def test_packets_around_the_ring(gpu, undo):
 
 @pytest.mark.parametrize(("l4", "more", "mss", "words"), [
     (UDP(), b"", 1000, "TCP"), (TCP(), b"x", 1000, "TCP"), (TCP(), b"", 1461, "1514"),
-])  # fmt: skip
+])
 def test_what_the_nic_refuses(gpu, undo, l4, more, mss, words):
     """No TCP, more than headers, or beyond the MTU: the queue says why, and starts again."""
     station = Station(gpu, undo)

@@ -83,7 +83,7 @@ def test_the_cpu_frees_the_slots(gpu, undo):
     launch = send_each[1, 1, gpu](
         near.txq, count, memory.device_address, near.pd.register(memory).lkey, 60, every, device.GPU, device.THREAD,
         device.DEFAULT, tickets,
-    )  # fmt: skip
+    )
     events, deadline = [], time.monotonic() + 60
     while len(events) < count // every and time.monotonic() < deadline:
         events += near.txq.wait_events(1)

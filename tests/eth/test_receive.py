@@ -95,12 +95,12 @@ def test_memory_that_is_gone_moves_the_queue_to_err_and_reset_brings_it_back(ctx
     ({"nbytes": 63}, "nbytes = 63: a packet of .* may have 64"), ({"offset": 4033}, "needs 64 bytes from offset 4033"),
     ({"offset": -1}, "offset = -1"), ({"region": "readonly"}, "lacks LOCAL_WRITE"),
     ({"region": "other"}, "belongs to PD"), ({"region": b"bytes"}, "must be of type MR"), ({"nbytes": 1.5}, "nbytes"),
-])  # fmt: skip
+])
 def test_buffers_that_are_refused(ctx, pd, post, words):
     regions = {
         "right": pd.register(HostMemory(4096)), "readonly": pd.register(HostMemory(4096), Access.LOCAL_READ),
         "other": ctx.create_pd().register(HostMemory(4096)),
-    }  # fmt: skip
+    }
     with eth.RegularRxq(pd, 1, 64) as rxq:
         given = post.pop("region", "right")
         with pytest.raises(InvalidValueError, match=words):
@@ -215,7 +215,7 @@ def test_reset_leaves_packets_that_are_held(ctx, pd):
 @pytest.mark.parametrize("burst, packet, error, words", [
     (0, 64, InvalidValueError, "max_burst = 0"), (1, 63, InvalidValueError, "max_packet = 63"),
     (1 << 16, 64, NotSupportedError, "32768 receives at most"), (1, 1 << 15, InvalidValueError, "max_packet = 32768"),
-])  # fmt: skip
+])
 def test_sizes_that_are_refused(ctx, pd, kind, burst, packet, error, words):
     with pytest.raises(error, match=words):
         kind(pd, burst, packet)

@@ -70,7 +70,7 @@ def test_a_receive_queue_begins_at_its_first_place(ctx, pd, gpu, max_packet):
 
 @pytest.mark.parametrize("options", [
     {}, {"nic_handler": NicHandler.CPU_PROXY}, {"completion_on_gpu": False},
-], ids=["gpu", "proxy", "completions on the CPU"])  # fmt: skip
+], ids=["gpu", "proxy", "completions on the CPU"])
 def test_a_send_queue_begins_at_its_first_block(ctx, pd, gpu, options):
     frame = bytes(Ether(dst=nic_of(ctx).mac.hex(":"))).ljust(NBYTES, b"\7")
     memory, out = gpu.alloc(4096, MemType.CPU_GPU), gpu.alloc(64 * 8, MemType.CPU_GPU)

@@ -92,7 +92,7 @@ def test_the_structure_says_what_was_created(ctx, pd, gpu):
         cq = DEV_CQ.at(at(rxq.device_address, DEV_ETH_RXQ.size), DEV_ETH_RXQ.cq)
         assert (cq["cq_num"], cq["cqe_num"], cq["cqe_mask"], cq["cqe_daddr"]) == (
             rxq.cq.cqn, 4096, 4095, rxq.cq.ring_address
-        )  # fmt: skip
+        )
         assert rxq.indices() == {"received": 0, "too_long": 0, "given_back": 0}
         assert rxq.last_error() is None
         row["err_index"], row["err_syndrome"], row["err_vendor"] = 7, 4, 12
@@ -129,13 +129,13 @@ def test_packets_lie_in_memory_of_the_user(ctx, pd, gpu):
     ({"buffer": "other"}, ["belongs to PD", "register the memory in"]),
     ({"buffer": bytearray(1 << 16)}, ["buffer", "or a region (MR)"]),
     ({"buffer": 12345}, ["buffer", "or a region (MR)"]),
-])  # fmt: skip
+])
 def test_a_buffer_that_does_not_fit_is_refused(ctx, pd, gpu, options, words):
     regions = {
         "small": pd.register(HostMemory(1 << 15)), "right": pd.register(HostMemory(1 << 16)),
         "readonly": pd.register(HostMemory(1 << 16), Access.LOCAL_READ),
         "other": ctx.create_pd().register(HostMemory(1 << 16)),
-    }  # fmt: skip
+    }
     given = options["buffer"]
     options = options | {"buffer": regions[given] if isinstance(given, str) else given}
     refused(ctx, gpu, InvalidValueError, words, lambda: eth.CyclicRxq(gpu, pd, 1024, 64, **options))
@@ -145,7 +145,7 @@ def test_a_key_of_another_nic_is_refused(ctx, pd, gpu):
     with verbs.open("soft1") as other:
         region = other.create_pd().register(HostMemory(1 << 16))
         refused(ctx, gpu, InvalidValueError, ["belongs to another context"],
-                lambda: eth.CyclicRxq(gpu, pd, 1024, 64, buffer=region))  # fmt: skip
+                lambda: eth.CyclicRxq(gpu, pd, 1024, 64, buffer=region))
 
 
 def refused(ctx, gpu, error, words, call) -> None:
@@ -167,26 +167,26 @@ def refused(ctx, gpu, error, words, call) -> None:
     (1 << 25, 64, NotSupportedError, ["max_burst = 33554432", "16777216 packets"]),
     (1 << 16, 9000, NotSupportedError, ["max_burst = 65536", "32768 packets"]),
     (1.5, 64, InvalidValueError, ["max_burst", "whole number"]),
-])  # fmt: skip
+])
 def test_sizes_that_the_device_cannot_have(ctx, pd, gpu, burst, packet, error, words):
     refused(ctx, gpu, error, words, lambda: eth.CyclicRxq(gpu, pd, burst, packet))
 
 
 def test_rings_in_gpu_memory_need_a_gpu(ctx, pd, gpu):
     refused(ctx, gpu, NotSupportedError, ["CUDA_DMABUF", "host memory only"],
-            lambda: eth.CyclicRxq(gpu, pd, 1024, 64, mem_reg_type=MemRegType.CUDA_DMABUF))  # fmt: skip
+            lambda: eth.CyclicRxq(gpu, pd, 1024, 64, mem_reg_type=MemRegType.CUDA_DMABUF))
 
 
 @pytest.mark.parametrize("port, words", [
     ({"wire": "udp"}, ["carries", "Ethernet"]), ({"link_layer": LinkLayer.INFINIBAND}, ["InfiniBand"]),
-])  # fmt: skip
+])
 def test_ports_without_ethernet(gpu, port, words):
     with verbs.open("soft0", port=PortConfig(**port)) as ctx:
         pd = ctx.create_pd()
         for make in (
             lambda: eth.CyclicRxq(gpu, pd, 1024, 64), lambda: eth.RegularRxq(pd, 4, 64), lambda: eth.CpuTxq(pd),
             lambda: eth.EthTxq(gpu, pd, 64), lambda: eth.EthTxq(gpu, pd, 64, wait_on_time=True),
-        ):  # fmt: skip
+        ):
             refused(ctx, gpu, NotSupportedError, words, make)
         with pytest.raises(NotSupportedError):
             eth.query_caps(ctx)

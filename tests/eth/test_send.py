@@ -167,7 +167,7 @@ def test_segmentation_is_asked_for_as_the_device_has_it(ctx, pd, monkeypatch):
         for wrong, error, words in (
             ({"headers": bytes(65)}, TooBigError, "65 bytes of headers"), ({"mss": 0}, InvalidValueError, "mss = 0"),
             ({"nbytes": 0}, TooBigError, "nbytes = 0"), ({"nbytes": 1 << 17}, InvalidValueError, "131072 bytes"),
-        ):  # fmt: skip
+        ):
             packet = eth.Packet(**{"region": out.region, "nbytes": 100, "headers": headers, "mss": 1000} | wrong)
             with pytest.raises(error, match=words):
                 txq.post([packet])
@@ -216,7 +216,7 @@ class Doorbells:
     ({"region": "other", "nbytes": 64}, InvalidValueError, "belongs to PD"),
     ({"region": "closed", "nbytes": 64}, BadStateError, "is closed"),
     ({"region": None, "nbytes": 64}, InvalidValueError, "region = None"),
-])  # fmt: skip
+])
 def test_packets_that_are_refused(ctx, pd, packet, error, words):
     out, gone = Out(pd), pd.register(HostMemory(4096))
     gone.close()

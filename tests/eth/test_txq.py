@@ -52,7 +52,7 @@ def test_the_structure_says_what_was_created(pd, gpu, depth, blocks):
         assert (q["sq_num"], q["sq_num_shift8"], q["nic_handler"]) == (txq.sqn, txq.sqn << 8, NicHandler.GPU_SM_DB)
         assert (q["sq_wqe_daddr"], q["sq_dbrec"], q["sq_db"]) == (
             txq.sq_address, txq.dbr_address + 4, txq.doorbell_register
-        )  # fmt: skip
+        )
         assert (t["signal_mask"], t["cs_flags"], t["wait_mask"]) == (blocks // 4 - 1, 0, 0)
         assert t["max_lso"] == txq.caps.max_lso > 65535
         assert (c["cqe_daddr"], c["cqe_num"], c["cqe_mask"]) == (txq.cq.ring_address, blocks, blocks - 1)
@@ -71,7 +71,7 @@ def test_the_structure_says_what_was_created(pd, gpu, depth, blocks):
     (64, {"timeout": 0}, InvalidValueError, "timeout = 0"),
     (64, {"timeout": float("nan")}, InvalidValueError, "timeout = nan"),
     (64, {"queue_memory": "moon"}, InvalidValueError, "queue_memory = 'moon'"),
-])  # fmt: skip
+])
 def test_what_cannot_be_created(ctx, pd, gpu, depth, options, error, words):
     before = [one for one in ctx.users if "TRANSPORT_DOMAIN" not in str(one)]
     with pytest.raises(error, match=words):

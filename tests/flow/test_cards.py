@@ -18,7 +18,7 @@ from stand_in import StandIn, nics_of_cards
 UDP_FRAME, ARP_FRAME = bytes(Ether() / IP(dst="1.2.3.4") / UDP(dport=53)), bytes(Ether() / ARP())
 CREATED = (
     "mlx5dv_create_flow_matcher", "mlx5dv_create_flow", "mlx5dv_create_steering_anchor", "mlx5dv_devx_obj_create",
-)  # fmt: skip
+)
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def test_rules_on_a_card(card):
         root.update_miss(DROP)
         assert flows.met([bytes(Ether() / IP(dst="1.2.3.4")), bytes(Ether() / IP(dst="1.2.3.5")), ARP_FRAME]) == [
             (Fate.DROP, 0, 0), (Fate.MISS, 0, 0), (Fate.MISS, 0, 0)
-        ]  # fmt: skip
+        ]
         nic = card.nic("mlx5_0")
         assert nic.control.flow_tables.root
     assert {name: card.calls[name] for name in CREATED[:3]} == dict.fromkeys(CREATED[:3], 1)

@@ -44,26 +44,26 @@ OF_TAGS: list[tuple[Match, Change]] = [
     (match.second_vlan(), put(Dot1Q, type=0x88A8)), (match.second_vlan(6), put(Dot1Q, 2, vlan=5)),
     (match.second_vlan(prio=2), put(Dot1Q, 2, prio=3)), (match.second_vlan(cfi=1), put(Dot1Q, 2, dei=0)),
     (match.eth(ether_type=0x0800), put(Dot1Q, 2, type=0x0801)),
-]  # fmt: skip
+]
 OF_V4: list[tuple[Match, Change]] = [
     (match.ipv4(src="10.1.2.3"), put(IP, src="10.1.2.2")), (match.ipv4(src="10.0.0.0/8"), put(IP, src="11.1.2.3")),
     (match.ipv4(dst="10.4.5.6"), put(IP, dst="10.4.5.7")), (match.ipv4(dst="10.4.5.0/24"), put(IP, dst="10.4.4.6")),
     (match.ipv4(dscp=46), put(IP, tos=0xBD)), (match.ipv4(ecn=1), put(IP, tos=0xBA)),
     (match.ipv4(ttl=9), put(IP, ttl=8)), (match.whole(), put(IP, flags="MF")), (match.whole(), put(IP, frag=1)),
-]  # fmt: skip
+]
 OF_V6: list[tuple[Match, Change]] = [
     (match.ipv6(src="fd00::1"), put(IPv6, src="fd00::3")), (match.ipv6(src="fd00::/64"), put(IPv6, src="fd01::1")),
     (match.ipv6(dst="fd00::2"), put(IPv6, dst="8000::2")), (match.ipv6(dscp=46), put(IPv6, tc=0xBD)),
     (match.ipv6(ecn=1), put(IPv6, tc=0xBA)), (match.ipv6(hop_limit=9), put(IPv6, hlim=10)),
-]  # fmt: skip
+]
 OF_UDP: list[tuple[Match, Change]] = [
     (match.udp(src=1000), put(UDP, sport=1001)), (match.udp(dst=53), put(UDP, dport=52)),
     (match.udp(dst=(0x30, 0xFFF0)), put(UDP, dport=0x45)),
-]  # fmt: skip
+]
 OF_TCP: list[tuple[Match, Change]] = [
     (match.tcp(src=1000), put(TCP, sport=1256)), (match.tcp(dst=80), put(TCP, dport=336)),
     (match.tcp(flags=TcpFlag.SYN), put(TCP, flags="A")), (match.tcp(flags=0x12), put(TCP, flags="SAP")),
-]  # fmt: skip
+]
 
 CASES: dict[str, tuple[Packet, list[tuple[Match, Change]]]] = {
     "udp": (
@@ -88,7 +88,7 @@ CASES: dict[str, tuple[Packet, list[tuple[Match, Change]]]] = {
          (match.vlan(prio=3, service=True), put(Dot1AD, prio=2)),
          (match.second_vlan(6, service=True), put(Dot1AD, type=0x8100))],
     ),
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +127,7 @@ def test_what_lies_behind_other_tags_is_not_matched(flows):
         (match.udp(dst=53), []), (match.ipv4(), []), (match.eth(ether_type=0x800), []), (match.vlan(7), []),
         (match.eth(ether_type=0x8100), [three]), (match.eth(ether_type=0x9100), [other]),
         (match.second_vlan(6), [three]), (match.eth(dst="02:00:00:00:00:02"), [three, other]),
-    ):  # fmt: skip
+    ):
         with flows.port.steer(found, to=queue):
             fates = flows.met([bytes(three), bytes(other)])
         assert [fate[0] == Fate.TIR for fate in fates] == [three in wanted, other in wanted], found

@@ -62,11 +62,11 @@ MAC = {"dmac_47_16": (0x02000000, 0xFFFFFFFF), "dmac_15_0": (7, 0xFFFF)}
         (match.ipv4() & match.udp() & match.whole(), {**V4, **UDP, **WHOLE}),
     ],
     ids=lambda found: str(found) if isinstance(found, Match) else "",
-)  # fmt: skip
+)
 def test_fields(found, expected):
     assert fields(found) == expected
     assert found.enable == ((1 if set(expected) - {"outer_second_cvlan_tag", "outer_second_vid"} else 0)
-                            | (2 if "outer_second_vid" in expected else 0))  # fmt: skip
+                            | (2 if "outer_second_vid" in expected else 0))
 
 
 def test_values_of_entries():
@@ -122,7 +122,7 @@ def test_contradictions(first, second, field):
         (lambda: match.vlan(4096), r"vid = 4096: it must be 0 to 4095"),
         (lambda: match.ipv4(ttl=-1), r"ttl = -1: it must be 0 to 255"),
     ],
-)  # fmt: skip
+)
 def test_refused_values(make, words):
     with pytest.raises(InvalidValueError, match=words):
         make()

@@ -42,7 +42,7 @@ FIELDS = [
     lambda n: match.udp(), lambda n: match.udp(dst=(n & 1, 1)), lambda n: match.udp(dst=(n & 2, 2)),
     lambda n: match.everything(), lambda n: match.ipv4(ttl=n) & match.udp(),
     lambda n: match.ipv6(hop_limit=n) & match.udp(dst=n),
-]  # fmt: skip
+]
 
 
 @given(st.integers(0, 1 << 32))

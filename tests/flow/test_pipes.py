@@ -62,13 +62,13 @@ def test_pipes_of_a_packet_processing_program(flows):
     data = tcp(sport=1000, dport=80)
     assert flows.met([ICMP_FRAME, tcp("S"), tcp("FR"), data, arp]) == [
         taken(gpu_icmp), taken(cpu), taken(cpu), taken(cpu), MISS
-    ]  # fmt: skip
+    ]
     assert flows.met([UDP_FRAME])[0][1] in {queue.number for queue in gpu_udp}
     known = match.ipv4(src="10.0.0.1", dst="10.0.0.2") & match.tcp(src=1000, dst=80)
     with connections.add(known) as rule:
         assert flows.met([data, tcp("S", sport=1000, dport=80), tcp(sport=1001, dport=80)]) == [
             taken(gpu_tcp), taken(cpu), taken(cpu)
-        ]  # fmt: skip
+        ]
         assert rule.counter == (1, len(data))
     assert flows.met([data]) == [taken(cpu)]
     assert (connections.missed.packets, root.missed.packets) == (3, 1)
@@ -84,7 +84,7 @@ def test_the_longest_prefix(flows):
     expected = {
         "10.1.2.3": "10.1.2.3/32", "10.1.2.4": "10.1.2.0/24", "10.1.3.3": "10.1.0.0/16", "10.2.2.3": "10.2.0.0/16",
         "10.3.2.3": "10.0.0.0/8", "11.1.2.3": "0.0.0.0/0",
-    }  # fmt: skip
+    }
     frames = [bytes(L2 / IP(dst=address) / UDP()) for address in expected]
     assert flows.met(frames) == [taken(queues[network]) for network in expected.values()]
 
@@ -134,7 +134,7 @@ def test_pipes_that_do_not_fit(flows):
         ({}, "a BASIC pipe takes a match, a CONTROL pipe none"),
         ({"kind": CONTROL, "match": match.udp()}, "a BASIC pipe takes a match, a CONTROL pipe none"),
         ({"kind": 7}, "kind = 7"), ({"match": 53}, "match = 53 is of type int"),
-    ):  # fmt: skip
+    ):
         with pytest.raises(InvalidValueError, match=words):
             port.create_pipe("wrong", **arguments)
     root = port.create_pipe("root", CONTROL, root=True)
@@ -211,7 +211,7 @@ def spec(rng: random.Random) -> Spec:
         tests.append(
             lambda f: f.get("ip_version") == 4 and in_src(number(f["src_ipv4_src_ipv6"]))
             and in_dst(number(f["dst_ipv4_dst_ipv6"]))
-        )  # fmt: skip
+        )
     elif version == 6:
         limit = rng.choice((1, 64))
         parts.append(match.ipv6(hop_limit=limit))

@@ -60,7 +60,7 @@ def test_rules_lead_packets_and_count_them(flows):
         port.steer(match.everything(), to=DROP, priority=60)
         assert flows.met([*frames, udp(7, src="10.9.9.9")]) == [
             taken(first), taken(first), DROPPED, DROPPED, DROPPED, taken(second, 9)
-        ]  # fmt: skip
+        ]
         kernel = port.steer(match.eth(ether_type=0x0806), to=KERNEL)
         assert flows.met([frames[3]]) == [MISS]
         assert dns.counter == (4, 2 * (len(frames[0]) + len(frames[1])))
@@ -100,7 +100,7 @@ def test_vlan_tags_and_addresses(flows):
     frames = [
         bytes(L2 / Dot1Q(vlan=5) / IP() / UDP(dport=53)), bytes(L2 / Dot1Q(vlan=6) / IP() / UDP(dport=53)), udp(53),
         bytes(L2 / IP() / TCP(flags="S")), bytes(L2 / IPv6() / TCP(flags="SA")), bytes(L2 / IP() / TCP(flags="A")),
-    ]  # fmt: skip
+    ]
     assert flows.met(frames) == [taken(tagged), MISS, MISS, taken(station), taken(station), MISS]
 
 
@@ -150,7 +150,7 @@ def test_refused_queues(flows):
     for to, words in (
         ([], "Rss of 0 queues"), ([queue, queue], "Rss names a queue twice"), (5, "to = 5: a rule leads to a receive"),
         ("rxq", "to = 'r': a rule leads to a receive queue"), (flows.ctx, "a rule leads to a receive queue"),
-    ):  # fmt: skip
+    ):
         with pytest.raises(InvalidValueError, match=words):
             flows.port.steer(match.udp(), to=to)
     for key in (b"short", bytes(40)):
@@ -187,7 +187,7 @@ def test_arguments(flows):
     for arguments, words in (
         ({"priority": 62}, "priority = 62: it must be 0 to 61"), ({"priority": -1}, "priority = -1"),
         ({"tag": 1 << 24}, "tag = 16777216: it must be 0 to 16777215"),
-    ):  # fmt: skip
+    ):
         with pytest.raises(InvalidValueError, match=words):
             flows.port.steer(match.udp(), to=queue, **arguments)
     with pytest.raises(InvalidValueError, match="a packet that is dropped gets no tag"):
@@ -230,7 +230,7 @@ def test_many_users_are_not_all_listed(flows):
 @pytest.mark.parametrize("opcode", [
     Opcode.SET_FLOW_TABLE_ENTRY, Opcode.CREATE_FLOW_GROUP, Opcode.CREATE_FLOW_TABLE, Opcode.CREATE_TIR,
     Opcode.CREATE_RQT, Opcode.ALLOC_FLOW_COUNTER,
-])  # fmt: skip
+])
 def test_nothing_is_half_made_after_a_refusal(flows, opcode, monkeypatch):
     queues, port, provider = [flows.rq(), flows.rq()], flows.port, flows.ctx.provider
     port.counters._free.clear()

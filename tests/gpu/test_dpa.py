@@ -163,7 +163,7 @@ def test_kernels_write_in_both_directions(bench: Bench, mode):
             put, b, here.address + half, here_mr.rkey, there.address + half, there_mr.lkey, nbytes, rounds,
             threads=threads,
         ),
-    ]  # fmt: skip
+    ]
     assert [bench.end(started) for started in both] == [[0] * threads] * 2
     assert np.array_equal(there.array[:half], here.array[:half])
     assert np.array_equal(here.array[half:], before[half:])
@@ -336,7 +336,7 @@ def test_attributes_that_contradict_each_other(bench: Bench):
             (InvalidValueError, "without dpa: give it too, or external_umem, .* of your own", {"dpa": None}),
             *((InvalidValueError, f"without {name}: give (all three|both)", {**external, name: None})
               for name in external),
-        ):  # fmt: skip
+        ):
             wanted = {"dpa": bench.dpa, "sq_wr": SLOTS, "rq_wr": RECEIVES, **bench.completions(), **attr}
             with pytest.raises(error, match=match):
                 bench.pd.create_qp(**wanted)
@@ -388,7 +388,7 @@ def test_a_dpa_closes_what_was_made_for_it(bench: Bench):
     for call in (
         lambda: bench.dpa.alloc(8), lambda: bench.dpa.create_completion(8), lambda: qp.get_dpa_handle(bench.dpa),
         lambda: until_told[1, 1, bench.dpa](0, 0), lambda: bench.dpa.last_error(qp),
-    ):  # fmt: skip
+    ):
         with pytest.raises(BadStateError, match="is closed"):
             call()
 
@@ -448,7 +448,7 @@ def test_two_sided_functions_on_a_gpu(bench: Bench, gpu: Gpu):
     for body, args in (
         (post, (b, there.address, there_mr.lkey, 100, 1, out)), (send, (a, here.address, here_mr.lkey, 100, 1, out)),
         (take, (b, 0, out)),
-    ):  # fmt: skip
+    ):
         assert body[1, 1, gpu](*args).wait(60)
     assert out.read().view(np.int64)[0] == 100
     assert np.array_equal(there.array[:100], here.array[:100])

@@ -31,7 +31,7 @@ def test_a_worker_executes_a_command(gpu):
     with (
         gpu.alloc(WORKER.size) as worker, gpu.alloc(4096, MemType.CPU_GPU) as row,
         gpu.alloc(4096, MemType.CPU_GPU) as prepared, gpu.alloc(4096, MemType.CPU_GPU) as out,
-    ):  # fmt: skip
+    ):
         prepared.array[:] = np.random.default_rng(11).integers(1, 256, 4096, np.uint8)
         assert two_turns[1, 1, gpu](worker, row, prepared, nbytes, out).wait(60)
         done, idle, executed, now = out.array.view(np.int64)[:4].tolist()

@@ -22,7 +22,7 @@ from gpunetio.errors import (
     NotFoundError,
     NotSupportedError,
     TimedOutError,
-)  # fmt: skip
+)
 from gpunetio.formats.cqe import Syndrome
 from gpunetio.formats.device_structs import DEV_CQ, DEV_QP
 from gpunetio.gpu import export as export_module
@@ -86,7 +86,7 @@ def test_memory_kinds_on_a_gpu_without_gdrcopy(gpu, caplog):
 
 @pytest.mark.parametrize(("nbytes", "kind", "alignment"), [
     (0, 2, 64), (-1, 2, 64), (64, 2, 48), (64, 2, -8), (64, 3, 64), (1.5, 2, 64), (64, "GPU", 64), (64, 2, None),
-])  # fmt: skip
+])
 def test_impossible_allocations(gpu, nbytes, kind, alignment):
     with pytest.raises(InvalidValueError):
         gpu.alloc(nbytes, kind, alignment)

@@ -30,7 +30,7 @@ from nic_rig import (
     error_of,
     inline,
     raddr,
-)  # fmt: skip
+)
 from pair import make_pair
 from repository import environment
 
@@ -161,7 +161,7 @@ class Bare:
     def __init__(self, address: int, nbytes: int):
         self.__cuda_array_interface__ = {
             "shape": (nbytes,), "typestr": "|u1", "data": (address, False), "version": 3,
-        }  # fmt: skip
+        }
 
 
 # --- other libraries' memory -----------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from gpunetio import (
     SendDbrModeExt,
     device,
     verbs,
-)  # fmt: skip
+)
 from gpunetio.errors import DriverError, NotSupportedError
 from nic_rig import until
 from queue_kernels import count_when_complete, puts, puts_in_turn, receive

@@ -73,7 +73,7 @@ EMULATE = {"emulate_no_dbr_ext": True}
     ({}, {"queue_memory": "cpu_gpu"}, PROXY, "its queues are in CPU_GPU memory"),
     (EMULATE, {"queue_memory": "cpu_gpu"}, PROXY, "its queues are in CPU_GPU memory"),
     ({}, {"queue_memory": "cpu_gpu", "nic_handler": DB}, DB, "as asked"),
-])  # fmt: skip
+])
 def test_what_is_taken(pair: Pair, log, attributes, options, taken, why):
     emulates = attributes == EMULATE or options.get("send_dbr_mode") is EMULATED
     if emulates and pair.gpu.target == "cuda" and options.get("queue_memory") != "cpu_gpu":
@@ -98,7 +98,7 @@ def test_what_is_taken(pair: Pair, log, attributes, options, taken, why):
     ({}, {"send_dbr_mode": 3}, "send_dbr_mode = 3: it is one of VALID_DBR"),
     ({}, {"nic_handler": 3}, "nic_handler = 3: it is one of AUTO"),
     ({}, {"queue_memory": "host"}, "queue_memory = 'host': it is one of auto, gpu, cpu_gpu"),
-])  # fmt: skip
+])
 def test_what_is_refused(pair: Pair, attributes, options, match):
     qp = queue_pair(pair, **attributes)
     with pytest.raises(InvalidValueError, match=match):
@@ -118,7 +118,7 @@ def test_blueflame_needs_a_page_of_its_kind(pair: Pair):
     ("create_qp", {"depth": 0}, "0 slots is not possible"),
     ("create_qp", {"depth": 1 << 17}, "the device holds at most"),
     ("create_qp", {"depth": "many"}, "depth = 'many' is of type str"),
-])  # fmt: skip
+])
 def test_queues_that_cannot_be_made(pair: Pair, create, options, match):
     before = len(pair.gpu._memory)
     with pytest.raises(InvalidValueError, match=match):
@@ -132,7 +132,7 @@ def test_queues_that_cannot_be_made(pair: Pair, create, options, match):
     ({"send_dbr_mode": QpSendDbrMode.NO_DBR_EXT}, NO_DBR, UarAllocationType.NONCACHE_DEDICATED),
     ({"send_dbr_mode": HW, "nic_handler": DB}, NO_DBR, UarAllocationType.NONCACHE_DEDICATED),
     ({"nic_handler": BF}, BF, UarAllocationType.BLUEFLAME),
-])  # fmt: skip
+])
 def test_queues_that_are_made(pair: Pair, options, handler, uar):
     with pair.gpu.create_qp(pair.pd, 5, **options) as queue:
         assert (queue.nic_handler, queue.qp.uar.kind, queue.cq.uar) == (handler, uar, queue.qp.uar)

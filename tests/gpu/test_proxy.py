@@ -56,7 +56,7 @@ def record_of(queue) -> int:
 @given(
     st.lists(st.integers(0, (1 << 63) - 1), min_size=1, max_size=5),
     st.integers(0, (1 << 24) - 1), st.booleans(), st.booleans(),
-)  # fmt: skip
+)
 def test_what_is_forwarded(producers, qpn, early, recorded):
     """Record and register in the words of the PRM: big-endian, the index's 16 bits, the QPN shifted by 8."""
     word, register, record = np.zeros(1, np.int64), np.zeros(8, np.uint8), np.full(4, 0xEE, np.uint8)
@@ -161,7 +161,7 @@ def test_by_hand(proxied: Pair):
     """`progress` does what a service does, and says whether there was anything to do."""
     with proxied.gpu.create_qp(
         proxied.pd, 16, nic_handler=NicHandler.CPU_PROXY, proxy_service=False
-    ) as queue, proxied.gpu.alloc(64, MemType.CPU_GPU) as out:  # fmt: skip
+    ) as queue, proxied.gpu.alloc(64, MemType.CPU_GPU) as out:
         queue.connect(queue)
         assert queue.service is None
         assert not queue.progress()
@@ -257,7 +257,7 @@ def test_emulated_records_of_an_array(proxied: Pair):
             emulate_no_dbr_ext=True,
         )
         for _ in range(count)
-    ]  # fmt: skip
+    ]
     where = "cpu_gpu" if gpu.target == "cuda" else None  # where the CPU sees the indices
     handler = NicHandler.GPU_SM_DB if where else NicHandler.AUTO
     with (

@@ -194,7 +194,7 @@ def test_the_offset_is_what_a_wait_request_needs(gpu):
                 waiting = count_when_complete[1, 1, gpu](
                     group.companion, group.main.cq.cqn, number, memory.address + 2048, mr.rkey,
                     memory.address + 3072, mr.lkey, done,
-                )  # fmt: skip
+                )
                 if count > 1:
                     assert puts[1, 1, beside](group.main, *keys, 8, count - 1, 1, out).wait(60)
                 assert not waiting.wait(0.02)

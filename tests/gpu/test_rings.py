@@ -141,7 +141,7 @@ def taken(text: str, handler: NicHandler = DB, why: str = "kernels ring the door
     (("dmabuf", "UMEM of GPU"), HOST, [no_dmabuf(NO_FD), no_peermem(NO_UMEM), *mapped("in CPU_GPU memory")]),
     (("reg_dmabuf_umem", "UMEM of GPU"), HOST,
      [no_dmabuf(NO_DMABUF_UMEM), no_peermem(NO_UMEM), *mapped("in CPU_GPU memory")]),
-])  # fmt: skip
+])
 def test_which_way_is_taken(stage: Stage, log, refused, lies_in, told):
     """The log tells each way that failed, why, and the one taken; nothing of what failed is left."""
     others = stage.gpu.create_qp(stage.pd, 4)
@@ -175,7 +175,7 @@ def test_the_whole_chain_is_told_as_the_documents_say(stage: Stage, log):
     (("doorbell_register",), "refused doorbell_register"),
     (("subscribe",), "refused subscribe"),
     (("dmabuf", "UMEM of GPU", CREATE_QP), "CREATE_QP: refused 1280"),
-])  # fmt: skip
+])
 @pytest.mark.parametrize("create", ["create_qp", "create_qp_group"])
 def test_what_fails_leaves_nothing_and_others_go_on(stage: Stage, create, refused, match):
     others = stage.gpu.create_qp(stage.pd, 4)
@@ -216,7 +216,7 @@ def test_memory_of_the_gpu_that_is_used_up_is_a_way_that_fails(stage: Stage, log
         stage.gpu.create_qp(stage.pd, 4)
     assert lines(log)[:4] == [
         no_dmabuf(OUT_OF_MEMORY), no_peermem(OUT_OF_MEMORY), *mapped("in CPU_GPU memory"),
-    ]  # fmt: skip
+    ]
 
 
 def test_what_the_device_keeps_stays_allocated(stage: Stage):
@@ -238,7 +238,7 @@ def test_what_the_device_keeps_stays_allocated(stage: Stage):
     (MemRegType.CUDA_DMABUF, ("dmabuf",), None, f"{NOT_MAPPED} with dmabuf mode: {NO_FD}"),
     (MemRegType.CUDA_DMABUF, ("reg_dmabuf_umem",), None, f"{NOT_MAPPED} with dmabuf mode: {NO_DMABUF_UMEM}"),
     (MemRegType.CUDA_PEERMEM, ("UMEM of GPU",), None, f"{NOT_MAPPED} with nvidia-peermem mode: {NO_UMEM}"),
-])  # fmt: skip
+])
 @pytest.mark.parametrize("create", ["create_qp", "create_qp_group"])
 def test_a_way_that_was_asked_for_is_not_replaced(stage: Stage, log, create, asked, refused, lies_in, error):
     before = stage.held()
@@ -319,7 +319,7 @@ def record_in(queue) -> RingMemory:
     ({"send_dbr_mode": HW}, NO_DBR, DMABUF),
     ({"send_dbr_mode": QpSendDbrMode.NO_DBR_EXT}, NO_DBR, DMABUF),
     ({"nic_handler": PROXY}, PROXY, HOST),
-])  # fmt: skip
+])
 def test_who_writes_the_record_decides_where_it_is(stage: Stage, options, handler, record):
     before = stage.held()
     with stage.gpu.create_qp(stage.pd, 4, **options) as queue:

@@ -13,7 +13,7 @@ from gpunetio.device import (
     sem_take,
     st64,
     st_release64,
-)  # fmt: skip
+)
 from gpunetio.enums import MemType
 from gpunetio.errors import BadStateError, InvalidValueError
 from gpunetio.formats.eth_device import DEV_SEMAPHORE, SEMAPHORE_ITEM
@@ -75,7 +75,7 @@ def test_info_of_any_type_lies_in_memory_of_its_own():
 @pytest.mark.parametrize("items, options, words", [
     (0, {}, "items = 0"), (-1, {}, "items = -1"), (2.5, {}, "items = 2.5"), (1, {"info": object}, "info = object"),
     (1, {"info": "V0"}, "one byte or more"), (1, {"memory": 7}, "memory = 7"),
-])  # fmt: skip
+])
 def test_what_cannot_be_created(items, options, words):
     with Gpu("host") as gpu:
         with pytest.raises(InvalidValueError, match=words):

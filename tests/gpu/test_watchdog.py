@@ -214,7 +214,7 @@ def test_an_error_that_a_kernel_has_seen(quick: Pair):
     assert error is not None
     assert (error.index, error.syndrome, error.vendor_syndrome, error.state) == (
         0, Syndrome.REMOTE_ACCESS, Reason.RKEY_UNKNOWN, QpState.ERR,
-    )  # fmt: skip
+    )
     assert "no memory region of the peer" in error.cause or "rkey" in error.cause
     assert "Likely cause" in error.cause
     assert str(error).startswith("WQE 0 failed: REMOTE_ACCESS (syndrome 0x13, vendor 0x0a), the QP is in ERR: soft0: ")

@@ -34,7 +34,7 @@ def test_the_launch_fails_and_the_process_goes_on(handler):
     child = subprocess.run(
         [sys.executable, CHILD, handler], capture_output=True, text=True, timeout=100, check=False,
         env=environment(PYTHONPATH=str(RIGS)),
-    )  # fmt: skip
+    )
     assert child.returncode == 0, child.stderr[-3000:]
     page, *said = child.stdout.splitlines()
     no_memory = ", where it has no memory, or no right to it"
@@ -54,7 +54,7 @@ def test_the_launch_fails_and_the_process_goes_on(handler):
         error("store", 1, 0, page + no_memory), "load True",
         error("meet", 2, 1, f"0x0{no_memory}"),
         "[0] True",
-    ]  # fmt: skip
+    ]
     assert len(re.findall("Fatal Python error: Segmentation fault", child.stderr)) == (handler == "after")
 
 
@@ -84,7 +84,7 @@ def test_the_fault_of_another_thread_ends_the_process(tmp_path):
     ran = subprocess.run(
         [sys.executable, "-X", "faulthandler", "another.py"], cwd=tmp_path, env=environment(), capture_output=True,
         text=True, timeout=100, check=False,
-    )  # fmt: skip
+    )
     assert ran.returncode == -signal.SIGSEGV
     assert ran.stderr.count("Fatal Python error: Segmentation fault") == 1
     assert "string_at" in ran.stderr

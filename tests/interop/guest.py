@@ -23,7 +23,7 @@ HERE = Path(__file__).parent
 REPOSITORY = HERE.parents[1]  # what the guest has as /share
 OURS = (  # runs Python there with this package, from the source, and keeps what it compiles
     "env", "PYTHONPATH=/share/src:/share/tests/interop", "PYTHONPYCACHEPREFIX=/tmp/pycache", "python3",
-)  # fmt: skip
+)
 BOTH_ROLES = [("ours", "theirs"), ("theirs", "ours")]  # server and client; each start of Python there takes seconds
 LINK_MTU = {1024: 1500, 4096: 9000}  # by path MTU
 BUILD, BOOT, START = 600.0, 60.0, 120.0  # seconds; our side compiles when it starts for the first time
@@ -162,7 +162,7 @@ class Party:
         """Bytes of its memory."""
         step = 4096
         parts = (self.call("read", offset=at, nbytes=min(step, offset + nbytes - at))["data"]
-                 for at in range(offset, offset + nbytes, step))  # fmt: skip
+                 for at in range(offset, offset + nbytes, step))
         return bytes.fromhex("".join(parts))
 
     def verify(self, what: str = "") -> None:
@@ -210,7 +210,7 @@ class Guest:
             HERE / "run_guest.sh", *files, "-S", str(REPOSITORY), "-M", str(LINK_MTU[path_mtu]),
             "-N", self.namespace, "-o", self.logs, "-t", str(LIFE), "-P", str(os.getpid()),
             "--", "exec python3 peer.py",
-        ]  # fmt: skip
+        ]
         with (self.logs / "run.log").open("wb") as log:
             # In a session of its own: what interrupts or kills the tests leaves it to tidy up behind them.
             self._process = subprocess.Popen(
@@ -290,7 +290,7 @@ class Guest:
             run(*f"qdisc add dev eth0 parent 1:3 handle 30: netem limit 100000 loss {loss:%}".split())
             for number, (protocol, match) in enumerate(zip(("ip", "ipv6"), ports, strict=True), 1):
                 run(*f"filter add dev eth0 parent 1: protocol {protocol} pref {number} u32".split(), *match,
-                    "flowid", "1:3")  # fmt: skip
+                    "flowid", "1:3")
             yield
             found = re.search(r"netem.*dropped (\d+)", run(*["-s", "qdisc", "show", "dev", "eth0"]), re.DOTALL)
             if not found or found[1] == "0":

@@ -80,7 +80,7 @@ def nothing_of_devx(rig: Rig) -> None:
         ("srq_type CONTIGUOUS", lambda: pd.create_srq(4, srq_type=SrqType.CONTIGUOUS, external_datapath=True)),
         ("sq_address", lambda: qp.sq_address), ("doorbell_register", lambda: qp.doorbell_register),
         ("ring_address", lambda: cq.ring_address), ("dbr_address", lambda: srq.dbr_address),
-    ):  # fmt: skip
+    ):
         said = str(refused(what, NotSupportedError, call))
         true(f"{said!r} names {what} and a cure", what in said and "ConnectX" in said)
     same("devices with DEVX", ctx.has_devx, False)

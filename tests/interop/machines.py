@@ -47,7 +47,7 @@ class Machines:
         self.guest = self._start(
             str(HERE / "run_guest.sh"), *given, "-N", self.namespace, "-u", str(self.cable), "-t", "500",
             "-P", str(os.getpid()), "--", script, log="guest",
-        )  # fmt: skip
+        )
         self.until(self.cable.exists, "the guest's cable")
 
     def _start(self, *argv: str, log: str) -> subprocess.Popen[bytes]:

@@ -40,11 +40,11 @@ STATE = {QpState.RST: "RESET", **{state: state.name for state in QpState if stat
 OPCODE = {
     "SEND": rig.SEND, "SEND_IMM": rig.SEND_IMM, "WRITE": rig.WRITE, "WRITE_IMM": rig.WRITE_IMM,
     "READ": rig.READ, "CS": rig.CS, "FA": rig.FA, "MASKED_FA": rig.MASKED_FA,
-}  # fmt: skip
+}
 COMPLETED = {
     rig.SEND: "SEND", rig.SEND_IMM: "SEND", rig.WRITE: "RDMA_WRITE", rig.WRITE_IMM: "RDMA_WRITE",
     rig.READ: "RDMA_READ", rig.CS: "COMP_SWAP", rig.FA: "FETCH_ADD", rig.MASKED_FA: "MASKED_FETCH_ADD",
-}  # fmt: skip
+}
 ARRIVED = {rig.RESP_SEND: "RECV", rig.RESP_SEND_IMM: "RECV", rig.RESP_WRITE_IMM: "RECV_RDMA_WITH_IMM"}
 STATUS = {
     0: "SUCCESS",
@@ -95,7 +95,7 @@ class SoftEnd(End):
         return {
             "qp": here.qpn, "psn": here.psn, "gid": here.gid.hex(), "lid": here.lid, "mtu": here.mtu,
             "address": self.address, "rkey": self.buffer.key, "size": len(self.memory),
-        }  # fmt: skip
+        }
 
     def connect(
         self,

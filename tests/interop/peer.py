@@ -48,7 +48,7 @@ STATUS = {
         "REM_INV_REQ_ERR", "REM_ACCESS_ERR", "REM_OP_ERR", "RETRY_EXC_ERR", "RNR_RETRY_EXC_ERR", "REM_ABORT_ERR",
         "FATAL_ERR", "GENERAL_ERR",
     )
-}  # fmt: skip
+}
 EVENT = {getattr(e, name): name.removeprefix("IBV_EVENT_") for name in dir(e) if name.startswith("IBV_EVENT_")}
 
 
@@ -82,7 +82,7 @@ class RxeEnd(End):
         return {
             "qp": self.qpn, "psn": self.psn, "gid": self.gid.hex(), "lid": 0, "mtu": mtu,
             "address": self.address, "rkey": self.mr.rkey, "size": len(self.memory),
-        }  # fmt: skip
+        }
 
     def connect(
         self,

@@ -10,7 +10,7 @@ from guest import Failed, Guest, Remote
 pytestmark = [
     pytest.mark.interop, pytest.mark.root, pytest.mark.timeout(600),
     pytest.mark.parametrize("guest", [1024], indirect=True, ids=["mtu1024"]),
-]  # fmt: skip
+]
 
 LOSS = 0.05
 FOR_EVER = 60  # seconds: less than a session's patience
@@ -84,7 +84,7 @@ def test_clients_of_a_persistent_server(guest: Guest) -> None:
         done = guest.ours().call(
             "tool", name="rping", timeout=PATIENCE,
             arguments=["-c", "-a", Guest.ADDRESS, "-p", "7175", "-v", "-V", "-C", str(2 + number)],
-        )  # fmt: skip
+        )
         assert done["status"] == 0, done["output"]
         assert len(pings(done["output"], "ping data: ")) == 2 + number
     guest.session("c").run("sh", "-c", "kill $(cat /tmp/rping)", timeout=10)

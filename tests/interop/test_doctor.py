@@ -11,7 +11,7 @@ from repository import DATA
 pytestmark = [
     pytest.mark.interop, pytest.mark.root, pytest.mark.timeout(600),
     pytest.mark.parametrize("guest", [1024], indirect=True, ids=["mtu1024"]),
-]  # fmt: skip
+]
 
 RECORDED = DATA / "doctor" / "machines" / "soft_roce.json"
 FILE = "/tmp/doctor.json"

@@ -41,7 +41,7 @@ def play(namespace: str, cable: Path, gid: int) -> subprocess.CompletedProcess[s
          *addresses, "-g", str(OURS[gid]), "-c", "-m", "1024", "-n", str(COUNT), "-s", str(NBYTES),
          harness.Guest.ADDRESS],
         capture_output=True, text=True, timeout=200, check=False,
-    )  # fmt: skip
+    )
 
 
 def test_pingpong_over_qemus_socket(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from protocol import listening
 pytestmark = [
     pytest.mark.interop, pytest.mark.root, pytest.mark.timeout(600),
     pytest.mark.parametrize("guest", [1024], indirect=True, ids=["mtu1024"]),
-]  # fmt: skip
+]
 
 PROGRAM = (*OURS, "-m", "gpunetio")
 SLOW = 60.0  # seconds for a command there: the first one compiles the package to bytecode
@@ -55,7 +55,7 @@ NOT_SUPPORTED = {
     "cq_of_an_external_data_path": "external_datapath",
     "memcpy_copies": "memcpy", "memcpy_between_regions": "memcpy", "memcpy_outside_of_a_region": "memcpy",
     "memcpy_needs_its_queue_pair": "memcpy",
-}  # fmt: skip
+}
 
 
 def test_no_compiler(guest: Guest) -> None:

@@ -8,7 +8,7 @@ from guest import BOTH_ROLES, OURS, Failed, Guest
 pytestmark = [
     pytest.mark.interop, pytest.mark.root, pytest.mark.timeout(600),
     pytest.mark.parametrize("guest", [1024], indirect=True, ids=["mtu1024"]),
-]  # fmt: skip
+]
 
 PROGRAM = [*OURS, "-m", "gpunetio"]
 NIC = ["-n", "rxe0"]

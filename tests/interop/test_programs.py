@@ -20,7 +20,7 @@ PROGRAMS = (
     "ib_write_bw -n 100 -s 65536", "ib_write_lat -n 50", "ib_read_bw -n 50 -s 8192 -o 16", "ib_read_lat -n 50 -o 16",
     "ib_send_bw -n 100", "ib_send_lat -n 50", "ib_atomic_bw -n 50 -o 16", "ibv_rc_pingpong -n 50 -c",
     "ibv_ud_pingpong -n 50 -s 512",
-)  # fmt: skip
+)
 
 pytestmark = [pytest.mark.interop, pytest.mark.parametrize("guest", [1024], indirect=True, ids=["mtu1024"])]
 
@@ -47,7 +47,7 @@ def start(guest: Guest, command: list[str]) -> subprocess.Popen[str]:
     return subprocess.Popen(
         ["ip", "netns", "exec", guest.namespace, *run, *command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         text=True, env=environment(),
-    )  # fmt: skip
+    )
 
 
 def end(process: subprocess.Popen[str]) -> str:

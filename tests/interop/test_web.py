@@ -48,7 +48,7 @@ def test_a_guest_gets_pages_from_a_kernel(undo, tmp_path):
     server = machines.start(
         "-u", "-m", "gpunetio", "packet_processing", "-g", "host", "-n", "soft0", "-q", "1", "-s",
         "--wire", f"unix:{machines.cable}", "--address", OURS, "--pages", str(folder), log="server",
-    )  # fmt: skip
+    )
     machines.until(lambda: READY in machines.said("server"), "the server")
     machines.finish(server, "server")
     console = machines.said("guest")

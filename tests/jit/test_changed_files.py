@@ -48,7 +48,7 @@ def test_what_has_not_changed_is_found_where_it_is(file: Path, edit: str) -> Non
 
 @pytest.mark.parametrize("old, new", [
     ("x + 1", "x - 1"), ("x + 1", "x + 2"), ("def first", "def other"), ("first(x) * 10", "(("),
-])  # fmt: skip
+])
 def test_what_has_changed_is_not_compiled(file: Path, old: str, new: str) -> None:
     """It would be kept under the name of what was imported, and the next program would load it."""
     module = imported(file)

@@ -72,7 +72,7 @@ def test_a_long_table_of_elifs(imported):
 @pytest.mark.parametrize("body", [
     "    return " + "+".join(["a"] * 900), "    return " + "".join(f"{n} if a == {n} else " for n in range(400)) + "0",
     "    if a == 0:\n        return 0\n" + "".join(f"    elif a == {n}:\n        return {n}\n" for n in range(1, 900)),
-], ids=["operators", "conditions", "elifs"])  # fmt: skip
+], ids=["operators", "conditions", "elifs"])
 def test_what_nests_too_deeply(imported, body):
     f = imported(FUNCTION + body + "\n    return 1\n").f
     with pytest.raises(CompileError, match=TOO_DEEP):
@@ -100,7 +100,7 @@ def test_a_tuple_that_doubles(imported, double):
 @pytest.mark.parametrize("constant, value", [
     ("1 << 10**12", 1 << 10**12 % 64),  # shifts count modulo 64
     ("3 ** N", as_signed(pow(3, 10**9, 1 << 64))), ("1 // (1 << 10**10)", 1), ("-7 % (1 << 10**10)", 0),
-])  # fmt: skip
+])
 def test_constants_that_python_would_not_end_to_compute(imported, constant, value):
     """They have 64 bits, also before they are computed."""
     f = imported(f"N = 10**9\n{FUNCTION}    return a + ({constant})\n").f
@@ -150,7 +150,7 @@ def test_many_parameters_and_variables(imported):
         "@device_function\ndef f(" + ", ".join(f"a{n}" for n in range(300)) + "):\n"
         + "".join(f"    v{n} = a{n % 300} + {n}\n" for n in range(3000))
         + "    return " + " ^ ".join(f"v{n}" for n in range(0, 3000, 10)) + "\n"
-    )  # fmt: skip
+    )
     expected = 0
     for n in range(0, 3000, 10):
         expected ^= n % 300 * 5 + n

@@ -43,7 +43,7 @@ def place(pair: Pair) -> tuple[int, ...]:
     """The queue and the memory at its ends, as integers."""
     return (
         pair.a.device_address, pair.there.address, pair.there_mr.rkey, pair.here.address, pair.here_mr.lkey,
-    )  # fmt: skip
+    )
 
 
 def test_bitcode(pair: Pair) -> None:

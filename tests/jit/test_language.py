@@ -50,7 +50,7 @@ def scale(out, given, factor):
 
 @pytest.mark.parametrize("dtype, factor", [
     (np.float32, 1.1), (np.float32, np.float32(1.1)), (np.float64, 1.1), (np.float64, np.float32(1.1)), (np.int32, 3.0),
-])  # fmt: skip
+])
 def test_floats(gpu: Gpu, shown: Show, dtype: Any, factor: Any) -> None:
     """A float32 with a float is a float; constants take the type of the other side (NumPy 2's rule, NEP 50)."""
     given, out = shown(np.arange(100).astype(dtype)), shown(np.zeros(100, np.float32))
@@ -128,7 +128,7 @@ FUNCTIONS = [
     math.sin, math.cos, math.tan, math.asin, math.acos, math.atan, math.sinh, math.cosh, math.tanh, math.asinh,
     math.acosh, math.atanh, math.exp, math.exp2, math.expm1, math.log, math.log2, math.log10, math.log1p, math.cbrt,
     math.erf, math.erfc, math.sqrt, math.fabs, math.floor, math.ceil, math.trunc,
-]  # fmt: skip
+]
 
 
 @kernel
@@ -141,7 +141,7 @@ def all_functions(out, given):
         math.fabs(-x), math.floor(-y), math.ceil(y), math.trunc(-y), math.pow(y, x), math.atan2(x, y),
         math.hypot(x, y), math.fmod(y, x),
         math.copysign(y, -x), math.isnan(x), math.isinf(x / 0.0), math.isfinite(x), math.pi * x,
-    ):  # fmt: skip
+    ):
         out[at] = value
         at += 1  # noqa: SIM113  # kernels have no enumerate()
 
@@ -204,7 +204,7 @@ def refuse(number, out):
 
 @pytest.mark.parametrize("number, error, message", [
     (-1, AssertionError, "below"), (4, IndexError, "above"), (2, AssertionError, ""), (1, None, ""),
-])  # fmt: skip
+])
 def test_exceptions(gpu: Gpu, number: int, error: Any, message: str) -> None:
     """The message is the constant one, and a note says where it is from. The next launch is as any other."""
     with gpu.alloc(8, MemType.CPU_GPU) as out:

@@ -60,7 +60,7 @@ def decoded_lines(file: Path, source: str = Path(__file__).name) -> list[tuple[i
     """Return address and line of what readelf finds of a source."""
     said = subprocess.run(
         ["readelf", "--debug-dump=decodedline", file], capture_output=True, text=True, check=True
-    ).stdout  # fmt: skip
+    ).stdout
     shown = re.findall(rf"^(?:\S*/)?{re.escape(source)}\s+(\d+)\s+(?:0x)?([0-9a-f]+)\s", said, re.MULTILINE)
     return sorted((int(address, 16), int(line)) for line, address in shown)
 
@@ -82,7 +82,7 @@ def test_functions_are_those_that_readelf_finds(tmp_path: Path) -> None:
     inside = [
         (address, line) for address, line in decoded_lines(tmp_path / "outer.o")
         if entry.offset <= address < entry.offset + entry.size
-    ]  # fmt: skip
+    ]
     assert sorted({(address, line) for address, file, line in entry.lines if file == __file__}) == sorted(set(inside))
 
 
@@ -100,7 +100,7 @@ def test_names_for_perf() -> None:
     ran = subprocess.run(
         [sys.executable, "-c", PROGRAM], env=environment(**{perf.SWITCH: "1"}), capture_output=True, text=True,
         timeout=100, check=False,
-    )  # fmt: skip
+    )
     assert ran.returncode == 0, ran.stderr
     process, address = ran.stdout.split()
     file = Path(f"/tmp/perf-{process}.map")
@@ -155,7 +155,7 @@ def test_perf_shows_lines(tmp_path: Path) -> None:
         return subprocess.run(
             list(map(str, command)), env=environment(**{perf.SWITCH: "1"}), capture_output=True, text=True,
             timeout=100, check=False, cwd=tmp_path,
-        )  # fmt: skip
+        )
 
     if shutil.which("perf") is None or run("perf", "record", "-e", "cpu-clock", "-o", samples, "true").returncode:
         pytest.skip("needs perf (linux-perf), and the right to sample")

@@ -240,7 +240,7 @@ def test_the_process_ends(tmp_path):
     )
     poisoned = environment(
         PYTHONMALLOC="malloc", MALLOC_PERTURB_="255", GLIBC_TUNABLES="glibc.malloc.tcache_count=0"
-    )  # fmt: skip
+    )
     ran = subprocess.run([sys.executable, tmp_path / "program.py"], env=poisoned, timeout=100, check=False)
     assert ran.returncode == 0
 

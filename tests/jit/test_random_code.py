@@ -36,7 +36,7 @@ def arguments(floats: bool) -> list[tuple[Any, ...]]:
         return pairs
     return [(*pair, value, np.float32(other)) for pair, (value, other) in zip(
         pairs, itertools.cycle([(0.0, 1.5), (-2.75, 3.0), (1e300, -1e30), (math.inf, 0.1), (math.nan, -0.0)])
-    )]  # fmt: skip
+    )]
 
 
 def disagreements(made: ModuleType) -> list[str]:

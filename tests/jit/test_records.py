@@ -46,7 +46,7 @@ AS_NUMPY = np.dtype({
     "names": ["byte", "b16", "b32", "b64", "l16", "l32", "l64", "i32", "i64"],
     "formats": ["u1", ">u2", ">u4", ">i8", "<u2", "<u4", "<i8", "<i4", "<i8"],
     "offsets": [0, 1, 3, 7, 15, 17, 21, 29, 33], "itemsize": 80,
-})  # fmt: skip
+})
 MAC = slice(41, 47)
 
 
@@ -70,7 +70,7 @@ class CqInC(ctypes.Structure):
         ("cqe_daddr", ctypes.c_void_p), ("cq_num", ctypes.c_uint32), ("cqe_num", ctypes.c_uint32),
         ("dbrec", ctypes.c_void_p), ("cqe_ci", ctypes.c_uint64), ("cqe_mask", ctypes.c_uint32),
         ("cqe_size", ctypes.c_uint8), ("cqe_rsvd", ctypes.c_uint64), ("mem_type", ctypes.c_int),
-    )  # fmt: skip
+    )
 
 
 def test_offsets_are_those_of_the_structure_in_c():
@@ -86,7 +86,7 @@ def test_a_record_is_an_address_and_an_entry():
     assert isinstance(row, int)
     assert row + All.b32 == memory.ctypes.data + 3
     assert All.entry.offsets == {"byte": 0, "b16": 1, "b32": 3, "b64": 7, "l16": 15, "l32": 17, "l64": 21, "i32": 29,
-                                 "i64": 33, "mac": 41, "rest": 67}  # fmt: skip
+                                 "i64": 33, "mac": 41, "rest": 67}
     assert row.b16 == All.entry.at(memory)["b16"] == 0x0102
     row.b16 = 0x1_ABCD
     assert memory[:4].tolist() == [0, 0xAB, 0xCD, 3]
@@ -116,7 +116,7 @@ def test_a_view_of_the_entry_is_of_the_same_type():
     ("a: I64 = 0; b: U16 = 6", "Wrong.b begins at byte 6, inside a, which ends at byte 8"),
     ("a: I64 = 12", "Wrong.a ends at byte 20, and the record has 16 bytes"),
     ("size: I64 = 0", "Wrong.size: every record has something of this name"),
-])  # fmt: skip
+])
 def test_wrong_declarations(fields, message):
     with pytest.raises(TypeError, match=message):
         exec(f"class Wrong(Record, size=16):\n    {fields}", dict(globals()))
@@ -347,7 +347,7 @@ QP, OTHER = r"a structure \(VerbsQp\)", r"a structure \(Other\)"
     (returns_one_of_two, r"returns an integer in a tuple, as its annotation says, not a tuple of 2"),
     (returns_nothing, r"returns an integer, as its annotation says, not nothing"),
     (two_types, rf"found is ({OTHER} or an integer|an integer or {OTHER}) here"),
-], ids=lambda one: getattr(one, "__name__", ""))  # fmt: skip
+], ids=lambda one: getattr(one, "__name__", ""))
 def test_mistakes(function: DeviceFunction, message: str):
     with pytest.raises(CompileError, match=message):
         function.compile()
@@ -424,7 +424,7 @@ def test_a_type_checker_finds_wrong_fields_and_records(tmp_path: Path):
     done = subprocess.run(
         [sys.executable, "-m", "pyright", "-p", tmp_path, "--pythonpath", sys.executable, "--outputjson"],
         capture_output=True, text=True, timeout=100, check=False,
-    )  # fmt: skip
+    )
     told = json.loads(done.stdout)["generalDiagnostics"]
     lines = PROGRAM.splitlines()
     wrong = dict.fromkeys(lines[one["range"]["start"]["line"]].strip() for one in told)

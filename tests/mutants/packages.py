@@ -39,7 +39,7 @@ PACKAGES = {
     "testing": ("verbs/conformance", "testing_plugin/*", "cli/*"),
     "uverbs": ("uverbs/*", "testing_plugin/*"),
     "verbs": ("verbs/*", "gpu/*", "cm/*"),
-}  # fmt: skip
+}
 
 
 def modules_of(package: str) -> list[Path]:

@@ -53,7 +53,7 @@ def run(tree: Path, limit: float, *arguments: str) -> int | None:
         process = subprocess.Popen(
             [sys.executable, *arguments], cwd=tree, env=environment, start_new_session=True,
             stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
-        )  # fmt: skip
+        )
     try:
         return process.wait(limit)
     except subprocess.TimeoutExpired:

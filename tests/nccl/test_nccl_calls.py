@@ -177,7 +177,7 @@ def test_a_gpu_whose_memory_the_cpu_does_not_reach(path, version, nic, monkeypat
     ((0, 0, 1, 0, 256, 2, 1), rig.INVALID_ARGUMENT, "create_context: trafficClass = 256"),
     ((0, 0, 1, 0, -1, 0, 1), rig.INVALID_USAGE, "create_context: backendVersion = 0: this plugin knows 1 and 2"),
     ((0, 0, 1, 0, -1, 3, 1), rig.INVALID_USAGE, "create_context: backendVersion = 3"),
-])  # fmt: skip
+])
 def test_sizes_and_versions(alone, config, result, why):
     with refused(result, why):
         alone.plugin.create_context(alone.coll, *config)
@@ -191,7 +191,7 @@ def test_sizes_and_versions(alone, config, result, why):
     ("version", 13, "version 13: it must be an integer from 14 to 14"),
     ("qps", [{}] * 2, "qps .*: it must be a list of 3 queue pairs"),
     ("qps", [{}] * 4, "qps .*: it must be a list of at most 3 objects"),
-])  # fmt: skip
+])
 def test_a_rank_that_calls_with_other_values(alone, monkeypatch, name, value, why):
     """The group is not made on any rank, and the next call works."""
     with monkeypatch.context() as patched:
@@ -230,7 +230,7 @@ def test_objects_of_another_kind_and_closed_ones(alone):
     (NoMemoryError("no room"), rig.SYSTEM_ERROR, "devices: no room"),
     (BadStateError("closed"), rig.INVALID_USAGE, "devices: closed"),
     (PeerError("gone"), rig.REMOTE_ERROR, "devices: gone"),
-])  # fmt: skip
+])
 def test_no_exception_gets_to_c(monkeypatch, raised, result, line):
     def fail(self: Calls, count: int) -> None:
         raise raised
@@ -269,7 +269,7 @@ def test_closing_the_communicator_closes_all(path):
     ("devices", (None,)), ("getProperties", (0, None)), ("getGinProperties", (None,)),
     ("listen", (None, 0, None, None)), ("connect", (None, None, 1, 0, 1, None)),
     ("createContext", (1, None, None, None)), ("regMrSym", (1, 1, 1, 1, 0, None, None)), ("queryLastError", (1, None)),
-])  # fmt: skip
+])
 def test_null(nccl, name, arguments):
     with refused(rig.INVALID_ARGUMENT, r"\w+: \w+ is NULL"):
         nccl.call(name, *arguments)
@@ -384,7 +384,7 @@ def test_a_caller_with_another_key(nccl, monkeypatch):
     threads = [
         threading.Thread(target=lambda coll=coll: windows.append(nccl.register(coll, ctypes.addressof(room), 64)))
         for coll in found.values()
-    ]  # fmt: skip
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:

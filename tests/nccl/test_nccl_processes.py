@@ -56,7 +56,7 @@ def carry(ranks: Sequence[subprocess.Popen[str]], said: list[list[str]]) -> None
 
 def run(
     version: int, backend: int, kernels: Path | str, ranks: int = 2, nic: str = ""
-) -> list[tuple[int, str, str]]:  # fmt: skip
+) -> list[tuple[int, str, str]]:
     """Status, remaining output and stderr of each rank."""
     env = environment(
         GPUNETIO_NCCL_GPU="host", GPUNETIO_NCCL_TIMEOUT="20", GPUNETIO_QUIET="1", GPUNETIO_NCCL_DEVICE=nic
@@ -67,7 +67,7 @@ def run(
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env,
         )
         for rank in range(ranks)
-    ]  # fmt: skip
+    ]
     said: list[list[str]] = [[] for _ in started]
     bootstrap = threading.Thread(target=carry, args=(started, said), daemon=True)
     bootstrap.start()
@@ -78,7 +78,7 @@ def run(
         return [
             (rank.returncode, f"{mine[-1]}\n{rank.stdout.read()}".strip(), rank.stderr.read())
             for mine, rank in zip(said, started) if rank.stdout and rank.stderr
-        ]  # fmt: skip
+        ]
     finally:
         for rank in started:
             rank.kill()
@@ -87,7 +87,7 @@ def run(
 
 @pytest.mark.parametrize("version, backend", [
     *(pytest.param(version, 1, marks=pytest.mark.slow) for version in (11, 13, 14)), (14, 2),
-])  # fmt: skip
+])
 def test_two_ranks(kernels, version, backend):
     """Puts, values, signals and counters, by kernels that know only NCCL's structures."""
     assert run(version, backend, kernels(version)) == [(0, "", "")] * 2

@@ -71,7 +71,7 @@ def test_a_call_after_pythons_end(tmp_path):
 @pytest.mark.parametrize("library, why", [
     ("", "the program has no Python, and gpunetio's has no shared library"),
     ("/nowhere/libpython.so", "Python cannot be loaded: /nowhere/libpython.so: cannot open"),
-])  # fmt: skip
+])
 def test_no_python_library(program, monkeypatch, tmp_path, library, why):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(python, "shared_library", lambda: library or None)

@@ -22,7 +22,7 @@ OUTPUTS = {  # the others: 16
     Opcode.QUERY_HCA_CAP: 272, Opcode.QUERY_ROCE_ADDRESS: 48, Opcode.QUERY_QP: 272, Opcode.QUERY_RMP: 272,
     Opcode.QUERY_FLOW_TABLE: 64, Opcode.QUERY_FLOW_GROUP: 1024, Opcode.QUERY_FLOW_TABLE_ENTRY: 832,
     Opcode.QUERY_FLOW_COUNTER: 32,
-}  # fmt: skip
+}
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def test_unknown_opcode(device, mailbox):
     device.refuses(
         lambda: device.provider.general_cmd(mailbox, 16), Status.BAD_OP, CommandSyndrome.UNKNOWN_OPCODE,
         f"opcode {number} failed",
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize("opcode", INPUTS, ids=lambda opcode: opcode.name)
@@ -69,7 +69,7 @@ def test_no_room_for_an_answer_is_an_error_of_the_call(device):
         device.refuses(
             lambda room=room: device.provider.general_cmd(mailbox, room),
             Status.BAD_OUTPUT_LEN, CommandSyndrome.SHORT_OUTPUT, "QUERY_HCA_CAP failed",
-        )  # fmt: skip
+        )
 
 
 def test_more_room_than_needed(device):
@@ -125,11 +125,11 @@ def test_query_hca_cap(device, current):
     assert told == told | {
         "hca_cap_2": 1, "log_max_qp_sz": 15, "log_max_cq_sz": 22, "rts2rts_qp_dscp": 1, "gid_table_size": 1,
         "port_type": 1, "rc": 1, "uc": 1, "max_wqe_sz_sq": 1024, "max_wqe_sz_rq": 512, "sctr_data_cqe": 1,
-    }  # fmt: skip
+    }
     assert query(CapClass.ROCE, contexts.ROCE_CAP) == {
         "roce_version": 4, "r_roce_dest_udp_port": 4791, "r_roce_max_src_udp_port": 0xFFFF,
         "r_roce_min_src_udp_port": 0xC000, "roce_address_table_size": 16,
-    }  # fmt: skip
+    }
     assert query(CapClass.GENERAL_2, contexts.CMD_HCA_CAP_2)["send_dbr_mode_no_dbr_ext"] == 1
 
 
@@ -138,7 +138,7 @@ def test_query_hca_cap_of_an_unknown_class(device):
     device.refuses(
         lambda: device.provider.general_cmd(mailbox, 4112), Status.BAD_PARAM, CommandSyndrome.UNKNOWN_OP_MOD,
         "QUERY_HCA_CAP failed", "capability class 0x13 does not exist",
-    )  # fmt: skip
+    )
 
 
 def query_roce(device, index: int) -> dict[str, Any]:
@@ -216,7 +216,7 @@ def test_umem_of_an_odd_size(device):
     device.refuses(
         lambda: device.cq({"dbr_umem_id": umem, "dbr_addr": 0x800}), Status.BAD_PARAM, CommandSyndrome.UMEM_RANGE,
         "the CQ doorbell record: [0x800, +0x8) is outside UMEM", "which has 0x807 bytes",
-    )  # fmt: skip
+    )
 
 
 def test_destroy_cq(device):
@@ -238,7 +238,7 @@ def test_destroy_of_a_cq_in_use(device, end):
     device.refuses(
         lambda: device.provider.devx_obj_destroy(handle), Status.RESOURCE_BUSY, CommandSyndrome.IN_USE,
         "DESTROY_CQ failed", f"CQ {cqn:#x} is used by QP {qpn:#x}",
-    )  # fmt: skip
+    )
     device.provider.devx_obj_destroy(qp)
     device.provider.devx_obj_destroy(handle)
 
@@ -251,7 +251,7 @@ def test_create_qp(device):
     queues = {
         "no_sq": 0, "log_sq_size": 5, "cqn_snd": send, "rq_type": 0, "log_rq_size": 4, "log_rq_stride": 2,
         "cqn_rcv": receive, "user_index": 0xABCDEF, "send_dbr_mode": 1, "dbr_addr": 0x8010, "cs_res": 1,
-    }  # fmt: skip
+    }
     _, qpn = device.qp(queues)
     row, nic, base = device.nic.qps[qpn], device.nic, device.memory.address
     assert (row["qpn"], row["state"], row["pdn"], row["rights"]) == (qpn, RST, device.pd, 0)
@@ -317,7 +317,7 @@ def test_create_qp_refused(device, qpc, fields, status, syndrome, words):
 
 @pytest.mark.parametrize("field, value, end", [
     ("cs_res", 2, {"rq_type": 0}), ("cs_req", 0x22, {"no_sq": 0, "log_sq_size": 4}),
-])  # fmt: skip
+])
 def test_room_for_payload_in_completions(device, field, value, end):
     """64 bytes of it take entries of 128 bytes. Only the CQ that carries it counts."""
     (_, narrow), (_, wide) = device.cq(), device.cq({"cqe_sz": 1}, cq_umem_offset=0x2000)
@@ -326,7 +326,7 @@ def test_room_for_payload_in_completions(device, field, value, end):
         lambda: device.qp({field: value, carrier: narrow, other: wide, **end}), Status.BAD_PARAM,
         CommandSyndrome.SCATTER_TO_CQE, "CREATE_QP failed",
         f"{field} {value:#x} puts 64 bytes", f"CQ {narrow:#x} has entries of 64 bytes, and needs those of 128",
-    )  # fmt: skip
+    )
     _, qpn = device.qp({field: value, carrier: wide, other: narrow, **end})
     assert device.nic.qps[qpn][field] == value
     device.qp({field: value})  # without that queue there is nothing to carry
@@ -367,7 +367,7 @@ def test_a_receive_pool_stays_ready(device):
     wq = {
         "pd": device.pd, "log_wq_sz": 4, "log_wq_stride": 5, "wq_umem_valid": 1, "wq_umem_id": device.umem,
         "dbr_umem_valid": 1, "dbr_umem_id": device.umem, "dbr_addr": 0x8000,
-    }  # fmt: skip
+    }
     mailbox = cmd.CREATE_RMP_IN.pack(opcode=Opcode.CREATE_RMP, ctx={"state": 1, "wq": wq})
     _, out = device.provider.devx_obj_create(bytes(mailbox), 16)
     rmpn = cmd.CREATE_RMP_OUT.get(out, "rmpn")
@@ -460,7 +460,7 @@ def test_full_tables(small):
         "UMEM": (2, lambda: provider.reg_umem(memory.address, 64, Access.LOCAL_WRITE), provider.dereg_umem),
         "UAR page": (2, lambda: provider.alloc_uar(UarAllocationType.BLUEFLAME), provider.free_uar),
         "memory key": (7, key, provider.dereg_mr),
-    }  # fmt: skip
+    }
     for kind, (room, take, give) in pairs.items():
         for _ in range(3):
             numbers = [take() for _ in range(room)]
@@ -535,7 +535,7 @@ def test_parents_are_busy_while_children_live(device):
     for call, number in (
         (provider.dealloc_pd, device.pd), (free_page, device.page.page_id), (provider.dereg_umem, umem),
         (provider.dereg_mr, mr.handle),
-    ):  # fmt: skip
+    ):
         with pytest.raises(NotFoundError, match=f"{number:#x}"):
             call(number)
     assert [len(t) for t in (device.nic.pds, device.nic.umems, device.nic.uar_pages, device.nic.mkeys)] == [0] * 4

@@ -31,7 +31,7 @@ def device() -> Iterator[Device]:
 MOVES = {
     Opcode.RST2INIT_QP: (RST, INIT), Opcode.INIT2INIT_QP: (INIT, INIT), Opcode.INIT2RTR_QP: (INIT, RTR),
     Opcode.RTR2RTS_QP: (RTR, RTS), Opcode.RTS2RTS_QP: (RTS, RTS),
-}  # fmt: skip
+}
 GOOD = {  # contexts that each of them takes
     Opcode.RST2INIT_QP: {PATH: {"vhca_port_num": 1}},
     Opcode.INIT2RTR_QP: {"mtu": 5, PATH: {"rgid_rip": GID}},
@@ -56,7 +56,7 @@ def test_every_transition_from_every_state(device, state, opcode):
         device.refuses(
             move, Status.BAD_QP_STATE, CommandSyndrome.QP_STATE,
             f"{opcode.name}: QP {qp[1]:#x} is in {state.name}, not in {before.name}",
-        )  # fmt: skip
+        )
         assert device.state(qp) == state
 
 
@@ -82,11 +82,11 @@ def test_query_after_each_transition(device):
     path = {
         "tclass": 1, "rlid": 2, "sl": 3, "stat_rate": 4, "rgid_rip": GID, "hop_limit": 6, "src_addr_index": 1,
         "rmac_47_32": 8, "rmac_31_0": 9, "grh": 1, "udp_sport": 0xC123, "dscp": 11, "flow_label": 0xFFFFF,
-    }  # fmt: skip
+    }
     second = {
         "state": RTR, "next_rcv_psn": 0xABCDE, "remote_qpn": qp[1], "log_msg_max": 30, "mtu": 2, "min_rnr_nak": 17,
         "log_rra_max": 4,
-    }  # fmt: skip
+    }
     device.rtr(qp, path, **{name: value for name, value in second.items() if name != "state"}, rre=1, retry_count=3)
     assert now(**second) == second
     assert now(**first | second) == first | second
@@ -98,7 +98,7 @@ def test_query_after_each_transition(device):
     assert (row["remote_row"], row["wire"]) == (device.nic.qps.row_address(qp[1]), 0)
 
     third = {"state": RTS, "next_send_psn": 0x12345, "retry_count": 6, "rnr_retry": 5, "log_sra_max": 3,
-             "log_ack_req_freq": 2}  # fmt: skip
+             "log_ack_req_freq": 2}
     device.rts(qp, {"ack_timeout": 13}, **{name: value for name, value in third.items() if name != "state"}, rwe=0)
     assert now(**first | second | third) == first | second | third
     assert device.query(qp[1])[PATH]["ack_timeout"] == 13
@@ -118,7 +118,7 @@ def test_messages_of_more_than_a_gigabyte(device):
     device.init(qp)
     device.refuses(
         lambda: device.rtr(qp, log_msg_max=31), Status.BAD_PARAM, CommandSyndrome.MSG_MAX, "log_msg_max 31 is above 30",
-    )  # fmt: skip
+    )
     device.rtr(qp, log_msg_max=0)
     assert device.nic.qps[qp[1]]["msg_max"] == 1
 
@@ -150,7 +150,7 @@ OPTIONAL = {  # bit → fields that it makes a command carry
     OptParam.PKEY_INDEX: {PATH: {"pkey_index": 0}}, OptParam.PORT_NUM: {PATH: {"vhca_port_num": 1}},
     OptParam.MIN_RNR_NAK: {"min_rnr_nak": 9}, OptParam.SGID_INDEX: {PATH: {"src_addr_index": 1}},
     OptParam.DSCP: {PATH: {"dscp": 33}},
-}  # fmt: skip
+}
 ALLOWED = {
     Opcode.RST2INIT_QP: "",
     Opcode.INIT2INIT_QP: "RRE RWE RAE PKEY_INDEX PORT_NUM",
@@ -172,7 +172,7 @@ def test_optional_parameters(device, opcode, bit):
         device.refuses(
             lambda: device.modify(opcode, qp, bit, qpc), Status.BAD_PARAM, CommandSyndrome.OPT_PARAM,
             f"{opcode.name} cannot carry optional parameters {int(bit):#x}", bit.name,
-        )  # fmt: skip
+        )
         return
     device.modify(opcode, qp, bit, qpc)
     context = device.query(qp[1])
@@ -207,7 +207,7 @@ def test_unknown_optional_parameters(device, bit):
     device.refuses(
         lambda: device.modify(Opcode.RTS2RTS_QP, qp, 1 << bit | OptParam.RRE), Status.BAD_PARAM,
         CommandSyndrome.OPT_PARAM, f"RTS2RTS_QP cannot carry optional parameters {1 << bit:#x}",
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize(("opcode", "state"), [(Opcode.INIT2INIT_QP, INIT), (Opcode.RTS2RTS_QP, RTS)])
@@ -217,7 +217,7 @@ def test_extended_optional_parameters(device, opcode, state):
     device.refuses(
         lambda: device.modify(opcode, qp, qpc_ext=1, opt_param_mask_95_32=1 << 4),
         Status.BAD_PARAM, CommandSyndrome.OPT_PARAM, f"{1 << 36:#x}",
-    )  # fmt: skip
+    )
     device.modify(opcode, qp, qpc_ext=0, opt_param_mask_95_32=1 << 4)  # then the field is not there
     device.modify(opcode, qp, qpc_ext=1)
 
@@ -242,14 +242,14 @@ def test_mmo_in_the_extension(device, created):
 def test_mmo_is_refused(device):
     short = bytes(QPC_EXT.size - 1)
     device.refuses(lambda: device.qp(qpc_ext=1, pas=short), Status.BAD_INPUT_LEN, CommandSyndrome.SHORT_INPUT,
-                   "CREATE_QP with qpc_ext takes 464 bytes, the input has 463")  # fmt: skip
+                   "CREATE_QP with qpc_ext takes 464 bytes, the input has 463")
     device.refuses(lambda: device.qp({"st": 1}, qpc_ext=1, pas=QPC_EXT.pack(mmo=1)), Status.BAD_PARAM,
-                   CommandSyndrome.SERVICE_TYPE, "mmo on a queue pair of service type 1")  # fmt: skip
+                   CommandSyndrome.SERVICE_TYPE, "mmo on a queue pair of service type 1")
     uc = device.qp({"st": 1})
     device.init(uc)
     fields = {"qpc_ext": 1, "opt_param_mask_95_32": 1 << 3, "qpc_data_ext": {"mmo": 1}}
     device.refuses(lambda: device.modify(Opcode.INIT2INIT_QP, uc, **fields), Status.BAD_PARAM,
-                   CommandSyndrome.SERVICE_TYPE, "mmo on a queue pair of service type 1")  # fmt: skip
+                   CommandSyndrome.SERVICE_TYPE, "mmo on a queue pair of service type 1")
 
 
 @pytest.mark.parametrize(
@@ -289,7 +289,7 @@ def test_bad_source_address(device, index):
     device.refuses(
         lambda: device.modify(Opcode.RTS2RTS_QP, qp, OptParam.SGID_INDEX, {PATH: {"src_addr_index": index}}),
         Status.BAD_INDEX, CommandSyndrome.NO_SUCH_GID, words,
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.host_memory
@@ -326,7 +326,7 @@ def test_engine_that_does_not_answer(device, monkeypatch):
         device.cq, device.qp, lambda: device.modify(Opcode.QP_2RST, qp), lambda: device.modify(Opcode.QP_2ERR, qp),
         lambda: device.modify(Opcode.RTS2RTS_QP, qp, OptParam.RRE, {"rre": 1}),
         lambda: device.provider.devx_obj_destroy(qp[0]),
-    ):  # fmt: skip
+    ):
         device.refuses(call, Status.INTERNAL_ERR, CommandSyndrome.ENGINE_TIMEOUT, "the engine is stuck")
     monkeypatch.undo()
     device.modify(Opcode.QP_2RST, qp)

@@ -17,7 +17,7 @@ CREATED = {
     Opcode.ALLOC_Q_COUNTER,
     Opcode.CREATE_TIS, Opcode.CREATE_SQ, Opcode.CREATE_RQ, Opcode.CREATE_RQT, Opcode.CREATE_TIR,
     Opcode.CREATE_FLOW_TABLE, Opcode.CREATE_FLOW_GROUP, Opcode.SET_FLOW_TABLE_ENTRY, Opcode.ALLOC_FLOW_COUNTER,
-}  # fmt: skip
+}
 TWICE = {Opcode.SET_FLOW_TABLE_ENTRY}  # creates and modifies, by op_mod
 PLACES = {(0x48, 24), (0x58, 8), (0xF8, 8)}  # of an object's number in mailboxes: bit offset, width
 TABLE, GROUP = {"table_id": (0xA8, 24)}, {"table_id": (0xA8, 24), "group_id": (0xC0, 32)}
@@ -31,7 +31,7 @@ NAMES = {  # what names objects of steering, in the input and in the answer: bit
     Opcode.ALLOC_FLOW_COUNTER: ({}, {"flow_counter_id": (0x40, 32)}),
     Opcode.QUERY_FLOW_COUNTER: ({"flow_counter_id": (0xE0, 32)}, {}),
     Opcode.DEALLOC_FLOW_COUNTER: ({"flow_counter_id": (0x40, 32)}, {}),
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +93,7 @@ def test_mailboxes_of_steering_name_their_object(commands):
             parts.append(bytes(map(sum, zip(
                 *(numbered(struct, place, numbers[name]) for name, place in places.items()), bytes(struct.size),
                 strict=True,
-            ))))  # fmt: skip
+            ))))
             expected |= numbers
         assert command.named(*parts) == expected, command.opcode
 

@@ -47,7 +47,7 @@ from nic_rig import (
     pause,
     reports_of,
     until,
-)  # fmt: skip
+)
 
 KIB, MIB = 1 << 10, 1 << 20
 PLACES = ("host", "pinned", "far")
@@ -347,7 +347,7 @@ def test_commands_wait_for_what_is_on_its_way(one, how, operation):
     {
         "dereg source": here.mr.close, "dereg target": there.mr.close, "error": one.a.qp.to_error,
         "reset": one.a.qp.reset, "destroy": one.a.qp.close, "error of the peer": one.b.qp.to_error,
-    }[how]()  # fmt: skip
+    }[how]()
     assert row["hangs"] == 0
     timer.join()
     image = there.bytes.copy()

@@ -43,7 +43,7 @@ class TurnEngine(Engine):
     def post(
         self, op: int, row: int, prepared: np.ndarray | None = None, state: int = 0, timeout: float = 10.0,
         worker: int = 0,
-    ) -> None:  # fmt: skip
+    ) -> None:
         data = b"" if prepared is None else prepared.tobytes()
         self._staging.array[: len(data)] = np.frombuffer(data, np.uint8)
         post_command(self._address, op, row, self._staging.address, len(data), state)

@@ -63,7 +63,7 @@ def striding(
     return {
         "wq_type": wq_type, "log_wqe_num_of_strides": strides_log - MIN_STRIDES_LOG & 0xF,
         "log_wqe_stride_size": stride_log - MIN_STRIDE_LOG, "two_byte_shift_en": pad,
-    }  # fmt: skip
+    }
 
 
 class Direct:
@@ -220,7 +220,7 @@ def test_memory_that_the_queue_may_not_write(make, segment, reason, words, strid
     cqes = end.cq.take()
     assert [(opcode(cqe), syndrome(cqe)) for cqe in cqes] == [
         (CqeOpcode.RESP_ERR, PROTECTION), (CqeOpcode.RESP_ERR, FLUSHED)
-    ]  # fmt: skip
+    ]
     assert end.rq.state == ERR
     until(lambda: words in caplog.text, "the log says why")
     assert f"RQ {end.rq.made.number:#x}, receive at index 0" in caplog.text
@@ -369,7 +369,7 @@ FRAMES = [
     ("no udp sum", L2 / IP() / UDP(chksum=0) / b"x", L2_OK | L3_OK, V4 | UDP_),
     ("tcp sum", L2 / V6_PAIR / TCP(chksum=1, flags="S"), L2_OK | L3_OK, V6 | TCP_),
     ("udp length", L2 / IP() / UDP(len=900) / b"x", L2_OK | L3_OK, V4 | UDP_),
-]  # fmt: skip
+]
 
 
 def ones_sum(data: bytes) -> int:
@@ -423,7 +423,7 @@ def test_vlan_tags(make, keep):
     inner = IP() / UDP(sport=7) / b"payload"
     frames = [
         bytes(L2 / tag / inner), bytes(L2 / inner), bytes(L2 / Dot1AD(vlan=9) / inner), bytes(L2 / tag / tag / inner)
-    ]  # fmt: skip
+    ]
     plain = [bytes(L2 / inner), bytes(L2 / inner), frames[2], bytes(L2 / tag / inner)]
     for n in range(4):
         end.rq.post(end.buffer.at(n * 512, 512))
@@ -500,14 +500,14 @@ def test_a_striding_queue_is_as_its_model(make):
     @given(
         strides_log=st.integers(3, 5), stride_log=st.integers(6, 8), pad=st.booleans(), log=st.integers(1, 3),
         steps=st.lists(st.tuples(st.integers(0, 3), st.integers(14, 1100)), min_size=1, max_size=30),
-    )  # fmt: skip
+    )
     def run(strides_log: int, stride_log: int, pad: bool, log: int, steps: list[tuple[int, int]]) -> None:
         model = Model(1 << strides_log, 1 << stride_log, 2 * pad)
         each = model.strides * model.stride
         end = Direct(
             make, log=log, wqe=STRIDING_WQE, wq=striding(strides_log, stride_log, pad=int(pad)),
             nbytes=sum(more for more, _ in steps) * each + 64,
-        )  # fmt: skip
+        )
         got = []
         for n, (more, size) in enumerate(steps):
             for _ in range(min(more, (1 << log) - model.free)):

@@ -32,7 +32,7 @@ class Cyclic:
         ring = {
             "wq_type": WqType.CYCLIC_STRIDING, "log_wqe_num_of_strides": 4 - MIN_STRIDES_LOG & 0xF,
             "log_wqe_stride_size": 8 - MIN_STRIDE_LOG,
-        }  # fmt: skip
+        }
         self.rq = Rq(make, self.cq, log=2, wqe=STRIDING_WQE, wq=ring)
         for _ in range(WQES):
             nbytes = STRIDES * STRIDE
@@ -76,7 +76,7 @@ def test_many_laps(scope):
                 launch = receive_all[1, 4 if scope == device.BLOCK else 1, gpu](
                     queue.structure.address, burst, burst, scope, attrs.address + 32 * done,
                     target.address + 64 * done, out,
-                )  # fmt: skip
+                )
                 assert launch.wait(110)
                 assert out.array.view(np.int64)[:2].tolist() == [burst, burst]
             done += burst

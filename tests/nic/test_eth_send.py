@@ -97,7 +97,7 @@ def spoiled(packet: Any, damage: dict[Any, dict[str, int]]) -> bytes:
 
 
 L3 = [IP(src="192.0.2.1", dst="192.0.2.2"), IP(src="10.0.0.1", dst="10.9.8.7", options=b"\1\1\1\0"),
-      IPv6(src="2001:db8::1", dst="2001:db8::2")]  # fmt: skip
+      IPv6(src="2001:db8::1", dst="2001:db8::2")]
 L4 = [UDP(sport=1, dport=2), TCP(sport=3, dport=4, options=[("MSS", 1460)])]
 
 
@@ -141,7 +141,7 @@ def test_a_sum_of_zero(port):
         IPv6() / b"x", b"\1\2\3\4",
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_nothing_to_compute(port, packet):
     """Fragments, other protocols and damaged headers have no checksum of TCP or UDP that could be computed."""
     frame = bytes(port.l2 / packet)

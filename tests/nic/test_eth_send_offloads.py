@@ -25,7 +25,7 @@ from eth_send_rig import (
     stamp,
     wait_cq,
     wait_time,
-)  # fmt: skip
+)
 from gpunetio import PortConfig, verbs
 from gpunetio.formats.cqe import CqeOpcode, Syndrome
 from gpunetio.formats.ethernet_queues import QueueState, TimestampFormat
@@ -215,7 +215,7 @@ def test_wait_too_far(port):
 
 @pytest.mark.parametrize("segment, opmod", [
     (wait_time(0, operation=2), TIME), (wait_time(0, mask=1), TIME), (wait_time(0), WaitMode.DATA), (wait_time(0), 9),
-])  # fmt: skip
+])
 def test_wait_refused(port, segment, opmod):
     port.sq.post(segment, opcode=WAIT, opmod=opmod)
     fails(port, Syndrome.LOCAL_QP_OP, Reason.WAIT_MODE)

@@ -115,7 +115,7 @@ def test_the_row_of_an_sq(ctx, make):
     made = make.sq(
         cq.number, tis.number, {"log_wq_sz": 7, "wq_umem_offset": 128}, user_index=77, min_wqe_inline_mode=1,
         allow_multi_pkt_send_wqe=1, cd_master=1,
-    )  # fmt: skip
+    )
     row = nic.sqs[made.number]
     assert (row["qpn"], row["state"], row["user_index"], row["pdn"]) == (made.number, RST, 77, make.pd.pdn)
     assert (row["tis"], row["send_cq"]) == (nic.tiss.row_address(tis.number), nic.cqs.row_address(cq.number))
@@ -145,7 +145,7 @@ def test_the_row_of_an_rq(ctx, make, wq_type, log_stride):
     made = make.rq(
         cq.number, {"wq_type": wq_type, "log_wq_stride": log_stride, "log_wq_sz": 3}, counter_set_id=counter.number,
         user_index=9,
-    )  # fmt: skip
+    )
     row = nic.rqs[made.number]
     assert (row["rqn"], row["state"], row["user_index"], row["pdn"]) == (made.number, RST, 9, make.pd.pdn)
     assert (row["cq"], row["srq"]) == (nic.cqs.row_address(cq.number), 0)
@@ -163,7 +163,7 @@ def test_the_row_of_a_striding_rq(ctx, make, wq_type, strides_log):
     wq = {
         "wq_type": wq_type, "log_wq_stride": 5, "log_wqe_num_of_strides": strides_log - 9 & 0xF,
         "log_wqe_stride_size": strides_log % 8, "two_byte_shift_en": strides_log & 1,
-    }  # fmt: skip
+    }
     row = nic_of(ctx).rqs[make.rq(make.cq().number, wq).number]
     assert (row["strides"], row["stride_bytes"]) == (1 << strides_log, 64 << strides_log % 8)
     assert row["padding"] == 2 * (strides_log & 1)
@@ -197,7 +197,7 @@ def test_the_rows_of_tirs_and_of_a_table(ctx, make):
     assert (direct["rq"], direct["rqt"], direct["hash_fn"]) == (nic.rqs.row_address(second), 0, 0)
     without = nic.tirs[make.hashed(
         domain, table, rx_hash_fn=0, rx_hash_toeplitz_key=bytes(40), rx_hash_field_selector_outer={}
-    ).number]  # fmt: skip
+    ).number]
     assert (without["rqt"], without["hash_fn"], without["fields"]) == (nic.rqts.row_address(table), 0, 0)
 
 
@@ -224,12 +224,12 @@ def test_capabilities(ctx):
         "log_max_rqt": 10, "log_max_rqt_size": 11, "log_max_tir": 12, "log_max_tis_per_sq": 0, "log_max_wq_sz": 15,
         "striding_rq": 1, "ext_stride_num_range": 1, "log_min_stride_sz_rq": 6, "log_max_stride_sz_rq": 13,
         "sq_ts_format": 2, "rq_ts_format": 0, "wait_on_time": 1,
-    }  # fmt: skip
+    }
     offloads = capabilities(ctx, CapClass.ETHERNET_OFFLOADS)
     assert {name: value for name, value in offloads.items() if value} == {
         "wqe_inline_mode": 2, "self_lb_en_modifiable": 1, "csum_cap": 1, "wqe_vlan_insert": 1, "max_lso_cap": 18,
         "enhanced_multi_pkt_send_wqe": 1,
-    }  # fmt: skip
+    }
 
 
 @pytest.mark.parametrize("kind", ["SQ", "RQ"])
@@ -270,7 +270,7 @@ def test_a_port_without_ethernet(config, why, monkeypatch):
             "transport domain": make.domain, "Q counter": make.counter, "TIS": lambda: make.tis(1),
             "SQ": lambda: make.sq(cq, 1), "RQ": lambda: make.rq(cq), "RQT": lambda: make.rqt([1]),
             "TIR": lambda: make.direct(1, 1),
-        }  # fmt: skip
+        }
         for kind, call in creations.items():
             refuses(
                 ctx, call, Status.BAD_SYS_STATE, Because.NO_ETHERNET, f"{kind}s need an Ethernet port: {why}"
@@ -416,7 +416,7 @@ def test_create_rq_refused(ctx, make, context, wq, status, syndrome, words):
         (2, 8, {"rqt_actual_size": 4}, Status.BAD_INPUT_LEN, Because.SHORT_INPUT,
          "an RQT of 4 entries takes 288 bytes, the input has 280"),
     ],
-)  # fmt: skip
+)
 def test_create_rqt_refused(ctx, make, entries, most, context, status, syndrome, words):
     rqn = make.rq(make.cq().number).number
     call: Callable[[], Any] = lambda: make.rqt([rqn] * entries, most, **context)  # noqa: E731
@@ -510,7 +510,7 @@ def test_states(ctx, make, kind, now):
         refuses(
             ctx, lambda told=told: move(queue, told, RDY), Status.BAD_RES_STATE, Because.QUEUE_STATE,
             f"{kind} {queue.number:#x} is in state {now.name} ({int(now)}), not in {int(told)} as the mailbox says",
-        )  # fmt: skip
+        )
     for wanted in (RST, RDY, ERR, 2, 4):
         queue = queue_in(now)
         if (now, wanted) in ALLOWED:
@@ -519,7 +519,7 @@ def test_states(ctx, make, kind, now):
             refuses(
                 ctx, lambda queue=queue, wanted=wanted: move(queue, now, wanted), Status.BAD_RES_STATE,
                 Because.QUEUE_STATE, f"from {now.name} to state {int(wanted)}; {now.name} leads to {now.name} (",
-            )  # fmt: skip
+            )
 
 
 def test_modify_of_a_queue_that_does_not_exist(ctx, make):
@@ -541,7 +541,7 @@ def test_modify_sq_takes_no_bits(ctx, make):
         refuses(
             ctx, lambda mask=mask: queue.modify(Opcode.MODIFY_SQ, modify_bitmask=mask), BAD_PARAM, Because.MODIFY_MASK,
             f"bitmask {mask:#x}: bits {mask:#x} cannot be modified, only the state",
-        )  # fmt: skip
+        )
 
 
 def test_modify_rq(ctx, make):
@@ -601,7 +601,7 @@ def test_modify_rqt(ctx, make):
         table.modify(
             Opcode.MODIFY_RQT, bitmask=mask, ctx={"rqt_actual_size": len(rqns) if size is None else size},
             rq_num=rq_list(rqns),
-        )  # fmt: skip
+        )
 
     modify([second.number] * 2, mask=0)
     assert listed_in(table) == [first.number] * 4
@@ -655,18 +655,18 @@ def test_modify_tir(ctx, make):
     refuses(
         ctx, lambda: modify(ModifyTir.INDIRECT_TABLE, indirect_table=NOWHERE), BAD_RESOURCE, Because.NO_SUCH_RQT,
         "there is no RQT 0x3ff",
-    )  # fmt: skip
+    )
     refuses(
         ctx, lambda: modify(ModifyTir.INDIRECT_TABLE, direct, indirect_table=second.number), BAD_PARAM,
         Because.DISP_TYPE, "disp_type 0",
-    )  # fmt: skip
+    )
     refuses(
         ctx, lambda: modify(ModifyTir.HASH, direct, rx_hash_fn=2), BAD_PARAM, Because.RX_HASH, "a DIRECT TIR has one RQ"
     )
     refuses(
         ctx, lambda: modify(ModifyTir.HASH, rx_hash_field_selector_inner={"selected_fields": 1}), BAD_PARAM,
         Because.UNSUPPORTED_FIELD, "tunnels",
-    )  # fmt: skip
+    )
 
 
 def test_a_q_counter_is_read_and_cleared(ctx, make):
@@ -705,7 +705,7 @@ def test_what_is_used_is_not_destroyed(ctx, make):
     for call in (
         lambda: provider.dealloc_pd(make.pd.pdn), lambda: provider.free_uar(make.uar.page),
         lambda: provider.dereg_umem(make.umem.umem_id),
-    ):  # fmt: skip
+    ):
         with pytest.raises(InUseError, match="is still used by"):
             call()
     direct.close()
@@ -779,7 +779,7 @@ def test_full_tables(monkeypatch):
     for module, name in (
         (transport_domain, "TRANSPORT_DOMAIN"), (q_counter, "Q_COUNTER"), (tis, "TIS"), (sq, "SQ"), (rq, "RQ"),
         (rqt, "RQT"), (tir, "TIR"),
-    ):  # fmt: skip
+    ):
         monkeypatch.setattr(module, f"MAX_{name}", 4)
     with verbs.open("soft5") as ctx:
         make = Maker(ctx)
@@ -791,7 +791,7 @@ def test_full_tables(monkeypatch):
             "TIS": (2, lambda: make.tis(domain.number)), "SQ": (3, lambda: make.sq(cq, numbers["tis"].number)),
             "RQ": (2, lambda: make.rq(cq)), "RQT": (2, lambda: make.rqt([numbers["rq"].number])),
             "TIR": (3, lambda: make.hashed(domain.number, numbers["rqt"].number)),
-        }  # fmt: skip
+        }
         for kind, (room, create) in creations.items():
             for _ in range(2):
                 made = [create() for _ in range(room)]

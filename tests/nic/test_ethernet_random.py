@@ -162,7 +162,7 @@ class EthernetPrograms(RuleBasedStateMachine):
             lambda: queue.made.modify(
                 Opcode[f"MODIFY_{queue.kind}"], **{f"{queue.kind.lower()}_state": now}, ctx={"state": wanted}
             ),
-        )  # fmt: skip
+        )
         if accepted:
             queue.state = wanted
 
@@ -177,7 +177,7 @@ class EthernetPrograms(RuleBasedStateMachine):
         rq.made.modify(
             Opcode.MODIFY_RQ, rq_state=rq.state, modify_bitmask=ModifyRq.COUNTER_SET_ID,
             ctx={"state": rq.state, "counter_set_id": number},
-        )  # fmt: skip
+        )
         rq.uses = [one for one in rq.uses if one.kind != "Q counter"] + ([counter] if counter else [])
         rq.told["counter_set_id"] = number
 
@@ -195,7 +195,7 @@ class EthernetPrograms(RuleBasedStateMachine):
                 Opcode.MODIFY_RQT, bitmask=ModifyRqt.RQN_LIST, ctx={"rqt_actual_size": len(rqs)},
                 rq_num=rq_list(map(self.number, rqs)),
             ),
-        )  # fmt: skip
+        )
         if accepted:
             table.uses, table.listed, table.told["rqt_actual_size"] = list(there), there, len(there)
 
@@ -212,7 +212,7 @@ class EthernetPrograms(RuleBasedStateMachine):
             lambda: tir.made.modify(
                 Opcode.MODIFY_TIR, bitmask=ModifyTir.INDIRECT_TABLE, ctx={"indirect_table": self.number(table)}
             ),
-        )  # fmt: skip
+        )
         if accepted and table is not None:
             tir.uses, tir.told["indirect_table"] = [tir.uses[0], table], table.number
 

@@ -66,7 +66,7 @@ def test_the_miss_of_a_table_can_be_changed(flows):
     refuses(
         lambda: flows.execute(**destroy), Status.RESOURCE_BUSY, CommandSyndrome.IN_USE,
         f"flow table {other:#x} is used by flow table {table:#x}",
-    )  # fmt: skip
+    )
     flows.execute(Opcode.MODIFY_FLOW_TABLE, table_id=table, modify_field_select=1)
     assert "table_miss_id" not in context(flows, table)
     flows.execute(**destroy)
@@ -76,7 +76,7 @@ def test_the_miss_of_a_table_can_be_changed(flows):
                 Opcode.MODIFY_FLOW_TABLE, table_id=table, modify_field_select=select
             ),
             Status.BAD_PARAM, CommandSyndrome.FLOW_TABLE, f"modify_field_select {select:#x}", "MISS_TABLE_ID (1)",
-        )  # fmt: skip
+        )
 
 
 @pytest.mark.parametrize("kind", [1, 2, 3, 4, 5, 6, 7, 8, 9, 255])
@@ -86,11 +86,11 @@ def test_only_tables_for_reception(flows, kind):
         (Opcode.CREATE_FLOW_TABLE, {}), (Opcode.QUERY_FLOW_TABLE, {"table_id": table}),
         (Opcode.DESTROY_FLOW_TABLE, {"table_id": table}), (Opcode.SET_FLOW_TABLE_ROOT, {"table_id": table}),
         (Opcode.CREATE_FLOW_GROUP, {"table_id": table}), (Opcode.SET_FLOW_TABLE_ENTRY, {"table_id": table}),
-    ):  # fmt: skip
+    ):
         refuses(
             lambda opcode=opcode, fields=fields: flows.execute(opcode, table_type=kind, **fields),
             Status.BAD_PARAM, CommandSyndrome.FLOW_TABLE, f"table_type {kind}", "NIC_RX (0)",
-        )  # fmt: skip
+        )
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_contexts_of_tables(flows, fields, words):
     refuses(
         lambda: flows.execute(Opcode.CREATE_FLOW_TABLE, flow_table_context=fields),
         Status.BAD_PARAM, CommandSyndrome.FLOW_TABLE, words,
-    )  # fmt: skip
+    )
 
 
 def test_a_table_behind_another_has_a_higher_level(flows):
@@ -118,7 +118,7 @@ def test_a_table_behind_another_has_a_higher_level(flows):
         refuses(
             lambda level=level: flows.table(level=level, miss=low), Status.BAD_PARAM, CommandSyndrome.FLOW_LEVEL,
             "table_miss_id", f"level 3, which must be above {level}",
-        )  # fmt: skip
+        )
     refuses(lambda: flows.table(miss=99), Status.BAD_RESOURCE, CommandSyndrome.NO_SUCH_FLOW_TABLE, "flow table 0x63")
     table = flows.table(level=4)
     change = {"table_miss_action": 1, "table_miss_id": low}
@@ -127,7 +127,7 @@ def test_a_table_behind_another_has_a_higher_level(flows):
             Opcode.MODIFY_FLOW_TABLE, table_id=table, modify_field_select=1, flow_table_context=change
         ),
         Status.BAD_PARAM, CommandSyndrome.FLOW_LEVEL, "table_miss_id",
-    )  # fmt: skip
+    )
 
 
 def test_no_other_vport(flows):
@@ -135,7 +135,7 @@ def test_no_other_vport(flows):
         refuses(
             lambda fields=fields: flows.execute(Opcode.CREATE_FLOW_TABLE, **fields),
             Status.BAD_PARAM, CommandSyndrome.FLOW_TABLE, "there is no other vport",
-        )  # fmt: skip
+        )
 
 
 def test_tables_that_do_not_exist(flows):
@@ -143,12 +143,12 @@ def test_tables_that_do_not_exist(flows):
         Opcode.QUERY_FLOW_TABLE, Opcode.MODIFY_FLOW_TABLE, Opcode.DESTROY_FLOW_TABLE, Opcode.SET_FLOW_TABLE_ROOT,
         Opcode.CREATE_FLOW_GROUP, Opcode.QUERY_FLOW_GROUP, Opcode.DESTROY_FLOW_GROUP, Opcode.SET_FLOW_TABLE_ENTRY,
         Opcode.QUERY_FLOW_TABLE_ENTRY, Opcode.DELETE_FLOW_TABLE_ENTRY,
-    ):  # fmt: skip
+    ):
         for number in (0, 7):
             refuses(
                 lambda opcode=opcode, number=number: flows.execute(opcode, table_id=number),
                 Status.BAD_RESOURCE, CommandSyndrome.NO_SUCH_FLOW_TABLE, f"flow table {number:#x}",
-            )  # fmt: skip
+            )
 
 
 def test_the_root(flows):
@@ -157,7 +157,7 @@ def test_the_root(flows):
     refuses(
         lambda: flows.execute(Opcode.DESTROY_FLOW_TABLE, table_id=one), Status.RESOURCE_BUSY, CommandSyndrome.IN_USE,
         "is used by the root of NIC_RX",
-    )  # fmt: skip
+    )
     flows.root(other)
     flows.execute(Opcode.DESTROY_FLOW_TABLE, table_id=one)
     flows.root(0)
@@ -168,7 +168,7 @@ def test_the_root(flows):
     refuses(
         lambda: flows.execute(Opcode.SET_FLOW_TABLE_ROOT, underlay_qpn=5, table_id=other),
         Status.BAD_PARAM, CommandSyndrome.FLOW_TABLE, "underlay_qpn 0x5",
-    )  # fmt: skip
+    )
 
 
 def test_all_tables_in_use(flows):
@@ -226,12 +226,12 @@ def test_groups_do_not_overlap(flows):
         refuses(
             lambda start=start, end=end: flows.group(table, start, end), Status.BAD_INDEX, CommandSyndrome.FLOW_GROUP,
             f"start_flow_index {start}, end_flow_index {end}", f"group {group:#x}", "10 to 20",
-        )  # fmt: skip
+        )
     for start, end in ((0, 32), (32, 32), (5, 4)):
         refuses(
             lambda start=start, end=end: flows.group(table, start, end), Status.BAD_INDEX, CommandSyndrome.FLOW_GROUP,
             "indices 0 to 31",
-        )  # fmt: skip
+        )
     flows.group(table, 0, 9)
     flows.group(table, 21, 31)
     assert len({*flows.nic.control.flow_tables.known[table].groups}) == 3
@@ -241,7 +241,7 @@ UNMATCHABLE = [
     *(("outer_headers", name) for name in ("l4_type", "ipv4_ihl")),
     *(("misc_parameters", name) for name in flow.FTE_MATCH_SET_MISC.fields if not name.startswith("outer_second")),
     ("inner_headers", "udp_dport"), ("misc_parameters_2", "metadata_reg_c_0"), ("misc_parameters_3", "icmp_type"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("part", "name"), UNMATCHABLE)
@@ -251,7 +251,7 @@ def test_what_cannot_be_matched_is_refused_by_name(flows, part, name):
     refuses(
         lambda: flows.group(table, 0, 1, criteria), Status.BAD_PARAM, CommandSyndrome.FLOW_MATCH, f"{part}.{name}",
         "ft_field_support",
-    )  # fmt: skip
+    )
 
 
 def test_what_a_group_cannot_be(flows):
@@ -267,21 +267,21 @@ def test_what_a_group_cannot_be(flows):
         refuses(
             lambda bit=bit: flows.group(table, 0, 1, enable=bit | OUTER), Status.BAD_PARAM, CommandSyndrome.FLOW_MATCH,
             f"match_criteria_enable {bit | 1:#x}",
-        )  # fmt: skip
+        )
     refuses(
         lambda: flows.group(table, 0, 1, match(PORT), MISC), Status.BAD_PARAM, CommandSyndrome.FLOW_MATCH,
         "outer_headers.udp_dport has a mask", "lacks OUTER_HEADERS (1)",
-    )  # fmt: skip
+    )
     for name in ("group_type", "match_definer_id", "source_eswitch_owner_vhca_id_valid"):
         refuses(
             lambda name=name: flows.execute(Opcode.CREATE_FLOW_GROUP, table_id=table, **{name: 1}),
             Status.BAD_PARAM, CommandSyndrome.FLOW_GROUP, f"{name} 1 is not supported",
-        )  # fmt: skip
+        )
     for opcode in (Opcode.QUERY_FLOW_GROUP, Opcode.DESTROY_FLOW_GROUP):
         refuses(
             lambda opcode=opcode: flows.execute(opcode, table_id=table, group_id=5),
             Status.BAD_RESOURCE, CommandSyndrome.NO_SUCH_FLOW_GROUP, f"flow table {table:#x} has no group 0x5",
-        )  # fmt: skip
+        )
 
 
 def test_masks_are_limited(flows):
@@ -291,7 +291,7 @@ def test_masks_are_limited(flows):
     refuses(
         lambda: flows.group(table, 100, 100, masks[-1]), Status.NO_RESOURCES, CommandSyndrome.FLOW_MATCH,
         f"{MAX_MASKS} different masks",
-    )  # fmt: skip
+    )
     flows.group(table, 101, 101, masks[0])
     flows.execute(Opcode.DESTROY_FLOW_GROUP, table_id=table, group_id=groups[7])
     flows.group(table, 100, 100, masks[-1])
@@ -303,7 +303,7 @@ def test_users_before_what_they_use(flows):
     refuses(
         lambda: flows.execute(Opcode.DESTROY_FLOW_TABLE, table_id=table), Status.RESOURCE_BUSY, CommandSyndrome.IN_USE,
         f"flow table {table:#x} has 1 group",
-    )  # fmt: skip
+    )
     behind, counter = flows.table(level=1), flows.counter()
     flows.set(table, group, 4, to=(TABLE, behind), counter=counter)
     entry = f"entry 4 of flow table {table:#x}"
@@ -315,7 +315,7 @@ def test_users_before_what_they_use(flows):
         refuses(
             lambda opcode=opcode, fields=fields: flows.execute(opcode, **fields),
             Status.RESOURCE_BUSY, CommandSyndrome.IN_USE, words,
-        )  # fmt: skip
+        )
     flows.delete(table, 4)
     flows.execute(Opcode.DEALLOC_FLOW_COUNTER, flow_counter_id=counter)
     flows.execute(Opcode.DESTROY_FLOW_GROUP, table_id=table, group_id=group)
@@ -343,7 +343,7 @@ def test_an_entry_is_what_it_was_set_to(flows):
     expected = {
         "group_id": group, "flow_tag": 0xABCDEF, "action": 12, "destination_list_size": 1, "flow_counter_list_size": 1,
         "match_value": value,
-    }  # fmt: skip
+    }
     assert {name: context[name] for name in expected} == expected
     assert items == bytes([1, *behind.to_bytes(3, "big"), 0, 0, 0, 0]) + counter.to_bytes(4, "big") + bytes(4)
 
@@ -368,7 +368,7 @@ def test_parts_of_an_entry_are_changed(flows):
     refuses(
         lambda: change(EntryModify.ACTION, action=FlowAction.DROP), Status.BAD_PARAM, CommandSyndrome.FLOW_ACTION,
         "flow_counter_list_size 1: action 0x2, which lacks COUNT (8), takes 0",
-    )  # fmt: skip
+    )
     refuses(lambda: change(0x10), Status.BAD_PARAM, CommandSyndrome.FLOW_ACTION, "modify_enable_mask 0x10")
     assert query(flows, table, 0) == before
     change(EntryModify.ACTION | EntryModify.COUNTERS | EntryModify.DEST_LIST, action=FlowAction.DROP)
@@ -383,23 +383,23 @@ def test_places_of_entries(flows):
         refuses(
             lambda index=index: flows.set(table, group, index), Status.BAD_INDEX, CommandSyndrome.FLOW_INDEX,
             f"flow_index {index}", "4 to 6",
-        )  # fmt: skip
+        )
     flows.set(table, group, 5)
     refuses(
         lambda: flows.set(table, group, 5), Status.BAD_INDEX, CommandSyndrome.FLOW_INDEX, "has an entry already",
         "op_mod 1",
-    )  # fmt: skip
+    )
     refuses(
         lambda: flows.set(table, group + 1, 4), Status.BAD_RESOURCE, CommandSyndrome.NO_SUCH_FLOW_GROUP,
         f"no group {group + 1:#x}",
-    )  # fmt: skip
+    )
     refuses(
         lambda: flows.set(table, group, 4, op_mod=2), Status.BAD_PARAM, CommandSyndrome.UNKNOWN_OP_MOD, "op_mod 2",
         "SET_FLOW_TABLE_ENTRY",
-    )  # fmt: skip
+    )
     for call in (
         lambda: flows.set(table, group, 4, op_mod=1), lambda: flows.delete(table, 4), lambda: query(flows, table, 4),
-    ):  # fmt: skip
+    ):
         refuses(call, Status.BAD_RESOURCE, CommandSyndrome.NO_SUCH_FLOW_ENTRY, f"flow table {table:#x} has no entry 4")
 
 
@@ -410,7 +410,7 @@ def test_values_outside_the_mask(flows):
         refuses(
             lambda value=value: flows.set(table, group, 0, value), Status.BAD_PARAM, CommandSyndrome.FLOW_MATCH,
             f"match_value: outer_headers.{name} has bits outside the mask",
-        )  # fmt: skip
+        )
 
 
 @pytest.mark.parametrize("bit", [1 << n for n in range(16) if 1 << n not in (2, 4, 8)])
@@ -421,7 +421,7 @@ def test_actions_that_there_are_not(flows, bit):
     refuses(
         lambda: flows.set(table, group, 0, action=bit | FlowAction.DROP), Status.BAD_PARAM,
         CommandSyndrome.FLOW_ACTION, name or f"{bit}", "only DROP (2), FWD_DEST (4), COUNT (8)",
-    )  # fmt: skip
+    )
 
 
 def test_actions_that_make_no_sense(flows):
@@ -435,21 +435,21 @@ def test_actions_that_make_no_sense(flows):
         ({"action": FlowAction.DROP, "to": to}, "destination_list_size 1: action 0x2, which lacks FWD_DEST"),
         ({"action": FlowAction.DROP | FlowAction.COUNT}, "flow_counter_list_size 0"),
         ({"action": FlowAction.DROP, "counter": counter}, "flow_counter_list_size 1"),
-    ):  # fmt: skip
+    ):
         refuses(
             lambda fields=fields: flows.set(table, group, 0, **fields), Status.BAD_PARAM, CommandSyndrome.FLOW_ACTION,
             words,
-        )  # fmt: skip
+        )
     lists = {"destination_list_size": 2, "action": FlowAction.FWD_DEST}
     mailbox = {"table_id": table, "flow_context": {"group_id": group, **lists}}
     refuses(
         lambda: flows.execute(Opcode.SET_FLOW_TABLE_ENTRY, bytes(16), **mailbox), Status.BAD_PARAM,
         CommandSyndrome.FLOW_ACTION, "destination_list_size 2",
-    )  # fmt: skip
+    )
     refuses(
         lambda: flows.execute(Opcode.SET_FLOW_TABLE_ENTRY, bytes(15), **mailbox), Status.BAD_INPUT_LEN,
         CommandSyndrome.SHORT_INPUT, "takes 848 bytes and has 847",
-    )  # fmt: skip
+    )
     assert not flows.nic.control.flow_tables.known[table].groups[group].entries
 
 
@@ -460,25 +460,25 @@ def test_destinations(flows):
         refuses(
             lambda kind=kind: flows.set(table, group, 0, to=(kind, 1)), Status.BAD_PARAM,
             CommandSyndrome.FLOW_DESTINATION, f"destination_type {kind}", "FLOW_TABLE (1) or a TIR (2)",
-        )  # fmt: skip
+        )
     refuses(
         lambda: flows.set(table, group, 0, to=(DestinationType.FLOW_TABLE, 99)), Status.BAD_RESOURCE,
         CommandSyndrome.NO_SUCH_FLOW_TABLE, "0x63",
-    )  # fmt: skip
+    )
     refuses(
         lambda: flows.set(table, group, 0, to=(TIR, 99)), Status.BAD_RESOURCE, CommandSyndrome.NO_SUCH_TIR,
         "there is no TIR 0x63",
-    )  # fmt: skip
+    )
     for target in (low, table):
         refuses(
             lambda target=target: flows.set(table, group, 0, to=(TABLE, target)), Status.BAD_PARAM,
             CommandSyndrome.FLOW_LEVEL, "destination_id", "level 5, which must be above 5",
-        )  # fmt: skip
+        )
     flows.set(table, group, 0, to=(TABLE, low), ignore_flow_level=1)
     refuses(
         lambda: flows.set(table, group, 1, context={"extended_destination": 1}), Status.BAD_PARAM,
         CommandSyndrome.FLOW_DESTINATION, "extended_destination",
-    )  # fmt: skip
+    )
 
 
 # --- counters
@@ -498,24 +498,24 @@ def test_counters(flows):
         refuses(
             lambda number=number, count=count: flows.counts(number, num_of_counters=count), Status.BAD_RESOURCE,
             CommandSyndrome.NO_SUCH_FLOW_COUNTER,
-        )  # fmt: skip
+        )
     refuses(
         lambda: flows.execute(Opcode.DEALLOC_FLOW_COUNTER, flow_counter_id=first + 1), Status.BAD_RESOURCE,
         CommandSyndrome.NO_SUCH_FLOW_COUNTER, "inside a bulk",
-    )  # fmt: skip
+    )
     flows.execute(Opcode.DEALLOC_FLOW_COUNTER, flow_counter_id=first)
     refuses(lambda: flows.counts(first), Status.BAD_RESOURCE, CommandSyndrome.NO_SUCH_FLOW_COUNTER)
     for fields in ({"flow_counter_bulk": 3}, {"flow_counter_bulk_log_size": 1}):
         refuses(
             lambda fields=fields: flows.counter(**fields), Status.BAD_PARAM, CommandSyndrome.FLOW_COUNTER,
             "may have one bit",
-        )  # fmt: skip
+        )
     bulks = [flows.counter(flow_counter_bulk=0x80) for _ in range(3)]
     assert len({bulk // 16384 for bulk in bulks}) == 3
     refuses(
         lambda: flows.counter(flow_counter_bulk=0x80), Status.NO_RESOURCES, CommandSyndrome.TABLE_FULL,
         "no 16384 free flow counters",
-    )  # fmt: skip
+    )
 
 
 # --- as objects of DEVX
@@ -535,7 +535,7 @@ def test_objects_of_devx(ctx):
         Opcode.SET_FLOW_TABLE_ENTRY, table_id=table, flow_index=6,
         flow_context={"group_id": group, "action": FlowAction.DROP | FlowAction.COUNT, "flow_counter_list_size": 1},
         list=counter.number.to_bytes(4, "big") + bytes(4), uses=[counter],
-    )  # fmt: skip
+    )
     assert entry.number == 6
     assert entry.query()["flow_context"]["action"] == 10
     assert group.query()["end_flow_index"] == 7

@@ -94,14 +94,14 @@ def put_in_place(monkeypatch: pytest.MonkeyPatch, machine: Machine, worker: int 
         "near_work_queue_at": lambda address: machine.queue, "lane_or_0": lambda: 0, "lanes_here": lambda: 1,
         "be64": swapped, "announced": announced, "_is_newer": forwarding._is_newer.py_func,
         "_forward_register": forwarding._forward_register.py_func,
-    }.items():  # fmt: skip
+    }.items():
         monkeypatch.setattr(forwarding, name, stand_in)
 
 
 @given(
     first=st.integers(0, PI_MASK), rings=st.integers(0, 8),
     between=st.lists(st.tuples(st.integers(0, 3), st.booleans()), max_size=40),
-)  # fmt: skip
+)
 @example(first=0, rings=2, between=[(0, False), (0, False), (2, False)])
 def test_no_ring_is_lost_or_taken_for_a_later_one(first, rings, between):
     """Not even if the older one of two is found last, and the line has both announced and taken."""

@@ -135,15 +135,15 @@ class Storm:
         rule(
             match.vlan(5), lambda f: f.get("cvlan_tag") and f["first_vid"] == 5 and not f.get("svlan_tag"),
             tagged.rxq, tagged.take,
-        )  # fmt: skip
+        )
         rule(match.udp(dst=53), lambda f: f.get("udp_dport") == 53, dns.rxq, dns.take)
         rule(
             match.ipv4(src="10.9.0.9") & match.udp(dst=4791),
             lambda f: f.get("udp_dport") == 4791 and f["src_ipv4_src_ipv6"] == bytes(12) + bytes((10, 9, 0, 9)),
             roce.rxq, roce.take,
-        )  # fmt: skip
+        )
         rule(match.ipv6(hop_limit=1), lambda f: f.get("ip_version") == 6 and f["ttl_hoplimit"] == 1,
-             self.rings[0].rxq, self.rings[0].take)  # fmt: skip
+             self.rings[0].rxq, self.rings[0].take)
         rule(match.tcp(), lambda f: f.get("ip_protocol") == 6, both.rss, both.take)
         rule(match.icmp(), lambda f: f.get("ip_version") == 4 and f.get("ip_protocol") == 1, DROP, lambda _: DROPPED)
         self.peer = undo.enter_context(contextlib.closing(StreamEnd(path)))

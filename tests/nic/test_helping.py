@@ -59,7 +59,7 @@ class Loop:
         self.qp.post_send(SendWr(
             opcode=gn.WrOpcode.RDMA_WRITE, sges=[Sge(self._mine.address + at, nbytes, self._mine.lkey)],
             remote_addr=self._theirs.address + at, rkey=self._theirs.rkey,
-        ))  # fmt: skip
+        ))
 
 
 def test_a_helper_does_the_work(ctx):
@@ -134,7 +134,7 @@ def test_work_of_helpers_keeps_the_engine_awake(ctx):
 
 @settings(max_examples=20, deadline=None)
 @given(writes=st.lists(st.tuples(st.integers(0, NBYTES - 1), st.integers(1, NBYTES)), min_size=1, max_size=30),
-       helpers=st.integers(1, 3), seed=st.integers(0, 255))  # fmt: skip
+       helpers=st.integers(1, 3), seed=st.integers(0, 255))
 def test_helpers_beside_the_engine(writes, helpers, seed):
     """Whoever makes the turns, each write happens once and in order."""
     with pytest.MonkeyPatch.context() as patch:

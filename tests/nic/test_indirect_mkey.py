@@ -44,7 +44,7 @@ class Rig:
             "access_mode_1_0": MkeyAccessMode.KSM, "pd": pdn or self.pd.pdn, "mkey_7_0": 0x5A, "qpn": 0xFFFFFF,
             "start_addr": first + shift, "len": entries * size, "log_entity_size": size.bit_length() - 1,
             "translations_octword_size": entries, **ALL, **context,
-        }  # fmt: skip
+        }
         box = cmd.CREATE_MKEY_IN.pack(
             opcode=Opcode.CREATE_MKEY, memory_key_mkey_entry=fields, translations_octword_actual_size=entries
         )
@@ -61,7 +61,7 @@ class Rig:
             qp.post_send(SendWr(
                 opcode=opcode, sges=[Sge(self.mine.address, nbytes, self.mine.lkey)], remote_addr=address, rkey=key,
                 add=1,
-            ))  # fmt: skip
+            ))
             return until(lambda: self.cq.poll(1), "the completion")[0].status
 
 
@@ -142,7 +142,7 @@ def test_its_pd_is_used(rig):
     ({"len": 0}, Status.BAD_PARAM, Because.MKEY_RANGE, "leads to no byte"),
     ({"shift": 0, "start_addr": 1 << 20, "entry": {"address": 4096}}, Status.BAD_PARAM, Because.MKEY_RANGE, "no byte"),
     ({"pdn": 999}, Status.BAD_RESOURCE, Because.NO_SUCH_PD, "no PD 0x3e7"),
-])  # fmt: skip
+])
 def test_what_is_refused(rig, arguments, status, syndrome, words):
     keys = len(rig.provider.nic.mkeys)
     with pytest.raises(DriverError, match=words) as caught:
@@ -158,7 +158,7 @@ def test_of_another_pd(rig):
 
 @settings(max_examples=60, deadline=None)
 @given(shift=st.integers(-NBYTES, 2 * NBYTES), entries=st.integers(1, 4), log=st.integers(12, 15),
-       length=st.integers(1, 2 * NBYTES), at=st.integers(-100, NBYTES), nbytes=st.integers(1, 200))  # fmt: skip
+       length=st.integers(1, 2 * NBYTES), at=st.integers(-100, NBYTES), nbytes=st.integers(1, 200))
 def test_against_a_model(shift, entries, log, length, at, nbytes):
     """An access succeeds where key and region both reach, and then has the region's bytes, `shift` away."""
     with gn.open("soft0") as ctx:

@@ -35,7 +35,7 @@ from nic_rig import (
     connect,
     raddr,
     until,
-)  # fmt: skip
+)
 
 IB = LinkLayer.INFINIBAND
 M = QpAttrMask
@@ -64,7 +64,7 @@ def connect_by(queue: Queue, ah: AhAttr, end: QpEndpoint, ack_timeout: int = 16)
         port_num=1, allow_remote_write=True, allow_remote_read=True, allow_remote_atomic=QpAtomicType.IB_SPEC,
         rq_psn=end.psn, dest_qp_num=end.qpn, path_mtu=end.mtu, ah_attr=ah, min_rnr_timer=1,
         max_dest_rd_atomic=4, max_rd_atomic=4, sq_psn=queue.qp.psn, ack_timeout=ack_timeout, retry_cnt=1, rnr_retry=1,
-    )  # fmt: skip
+    )
     for state, mask in ((QpState.INIT, TO_INIT), (QpState.RTR, TO_RTR), (QpState.RTS, TO_RTS)):
         attr.next_state = state
         queue.qp.modify(attr, mask)
@@ -87,7 +87,7 @@ def ends() -> Iterator[Ends]:
 def exchange(
     a: Queue, here: Buffer, remote: Callable[[int], bytes], receive: Callable[[], None], arrived: Callable[[], Any],
     there: Callable[[int], bytes],
-) -> None:  # fmt: skip
+) -> None:
     """All operations of RC from `a` to a peer, whose memory `there` reads."""
     for opcode in (WRITE, WRITE_IMM, SEND, SEND_IMM):
         for nbytes in (1, 1024, 5000):
@@ -122,7 +122,7 @@ def test_all_operations(ends, addr_type):
     exchange(
         ends.a, ends.here, ends.there.remote, lambda: ends.b.receive(ends.there.at()), ends.b.arrived.next,
         lambda nbytes: ends.there.bytes[:nbytes].tobytes(),
-    )  # fmt: skip
+    )
     ah = ends.a.qp.query()[0].ah_attr
     assert (ah.addr_type, ah.dlid, ah.sl) == (addr_type, lid_of(place(2)), 3)
     assert (ends.b.nic.counters["rx_malformed"], ends.a.nic.counters["rx_malformed"]) == (0, 0)
@@ -254,7 +254,7 @@ def exchange_with(child: Child, ctx: verbs.Context, addr_type: AddrType | None =
     exchange(
         a, here, lambda offset: raddr(child.address + offset, child.key), lambda: child.ask("receive"),
         lambda: Cqe(*child.ask("arrived")), lambda nbytes: bytes.fromhex(child.ask("bytes", nbytes)),
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize(

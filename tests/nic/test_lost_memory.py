@@ -20,7 +20,7 @@ def killed(what: str, handler: str) -> tuple[int, str, str]:
     child = subprocess.run(
         [sys.executable, RIGS / "lost_memory_child.py", what, handler],
         capture_output=True, text=True, timeout=100, check=False,
-    )  # fmt: skip
+    )
     assert child.returncode < 0, child.stderr[-2000:]
     return -child.returncode, child.stdout, child.stderr
 
@@ -30,7 +30,7 @@ def killed(what: str, handler: str) -> tuple[int, str, str]:
     [("munmap", "none", signal.SIGSEGV), pytest.param("truncate", "none", signal.SIGBUS, marks=pytest.mark.slow),
      pytest.param("munmap", "before", signal.SIGSEGV, marks=pytest.mark.slow), ("truncate", "after", signal.SIGBUS),
      ("helped", "none", signal.SIGSEGV)],
-)  # fmt: skip
+)
 def test_the_region_is_named(what, handler, number):
     """And faulthandler has its say, whether it was enabled before the NIC was opened or after.
 
@@ -51,7 +51,7 @@ def test_the_region_is_named(what, handler, number):
 @pytest.mark.parametrize(("what", "handler"), [
     *(pytest.param("elsewhere", handler, marks=pytest.mark.slow) for handler in ("none", "before", "after")),
     ("sent", "none"), pytest.param("closed", "before", marks=pytest.mark.slow),
-])  # fmt: skip
+])
 def test_other_faults_are_others(what, handler):
     """Of another thread beside an engine, by kill(), or when no engine is left."""
     how, _, said = killed(what, handler)

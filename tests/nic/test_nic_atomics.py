@@ -232,7 +232,7 @@ def test_atomic_mode(ends, nbytes):
     """The specification's atomics are all that IB_SPEC allows; UP_TO_8BYTES allows both kinds."""
     for mode, masked, plain in (
         (QpAtomicType.UP_TO_8BYTES, True, True), (QpAtomicType.IB_SPEC, False, True), (QpAtomicType.NONE, False, False),
-    ):  # fmt: skip
+    ):
         ends.again(atomic_type=mode)
         ends.a.post(CS, ends.there.remote(), atomic(1, 2), ends.here.at(0, 8))
         assert (ends.a.done.next().opcode == REQ) == plain
@@ -249,11 +249,11 @@ def test_atomic_mode(ends, nbytes):
 
 @pytest.mark.parametrize(("nbytes", "offset", "allowed"), [
     (4, 4, True), (4, 12, True), (4, 2, False), (4, 7, False), (8, 16, True), (8, 4, False), (8, 15, False),
-])  # fmt: skip
+])
 def test_alignment(two, nbytes, offset, allowed):
     """A word lies at a multiple of its own size."""
     two.a.post(MASKED_FA, two.there.remote(offset), masked_fa(1, 0, nbytes), two.here.at(0, nbytes),
-               opmod=OPMOD[nbytes])  # fmt: skip
+               opmod=OPMOD[nbytes])
     cqe = two.a.done.next()
     if allowed:
         assert cqe.opcode == REQ
@@ -268,7 +268,7 @@ def test_region_that_is_aligned_differently(two):
     region = Buffer(two.b.qp.pd, 64)
     with two.b.qp.pd.register(region.bytes[2:], iova=0) as mr:
         two.a.post(MASKED_FA, (0).to_bytes(8) + mr.rkey.to_bytes(4) + bytes(4), masked_fa(1, 0, 4), two.here.at(0, 4),
-                   opmod=0x08)  # fmt: skip
+                   opmod=0x08)
         two.refused(two.a.done.next(), REMOTE_INVALID, Reason.ATOMIC_ALIGNMENT)
         two.again()
 
@@ -279,7 +279,7 @@ def test_region_that_is_aligned_differently(two):
     (MASKED_FA, 0x08, masked_fa(1, 0, 4), 8, LOCAL_LENGTH, Reason.ATOMIC_LENGTH),
     (MASKED_FA, 0x09, masked_fa(1, 0, 8), 4, LOCAL_LENGTH, Reason.ATOMIC_LENGTH),
     (MASKED_CS, 0x08, masked_cs(1, 0, 1, 1, 4), 5, LOCAL_LENGTH, Reason.ATOMIC_LENGTH),
-])  # fmt: skip
+])
 def test_malformed(two, opcode, opmod, operands, nbytes, syndrome, reason):
     before = two.there.bytes.copy()
     two.a.post(opcode, two.there.remote(), operands, two.here.at(0, nbytes), opmod=opmod)

@@ -53,7 +53,7 @@ GIB = 1 << 30
 TO_INIT = (
     QpAttrMask.NEXT_STATE | QpAttrMask.PKEY_INDEX | QpAttrMask.PORT_NUM
     | QpAttrMask.ALLOW_REMOTE_WRITE | QpAttrMask.ALLOW_REMOTE_READ
-)  # fmt: skip
+)
 
 
 # --- errors ----------------------------------------------------------------------------------------------------------
@@ -263,7 +263,7 @@ CASES: dict[tuple[Reason, tuple[str, ...]], Case] = {}
 OF_RESPONDER = {
     Reason.RKEY_UNKNOWN, Reason.RKEY_PD, Reason.RKEY_RIGHTS, Reason.RKEY_BOUNDS, Reason.QP_RIGHTS,
     Reason.ATOMIC_ALIGNMENT, Reason.ATOMIC_FAR, Reason.RECV_TOO_SMALL, Reason.RECV_LKEY,
-}  # fmt: skip
+}
 
 
 def produces(reason: Reason, *where: tuple[str, ...]) -> Callable[[Case], Case]:
@@ -555,14 +555,14 @@ def test_every_reason_has_a_case():
     of_ethernet = {  # test_eth_send.py, test_eth_send_offloads.py
         Reason.FRAME_LENGTH, Reason.INLINE_HEADERS, Reason.CHECKSUM_FLAGS, Reason.WAIT_MODE, Reason.WAIT_TOO_FAR,
         Reason.TSO_HEADERS,
-    }  # fmt: skip
+    }
     assert {reason for reason, _ in CASES} == set(Reason) - {Reason.OK} - of_ethernet
 
 
 @pytest.mark.parametrize(
     ("reason", "ends"), CASES, indirect=["ends"],
     ids=[f"{reason.name}-{'wire' if names == WIRE else 'loopback'}" for reason, names in CASES],
-)  # fmt: skip
+)
 def test_reason(ends, reason, caplog):
     """Each mistake is made: the log names the queue and the values that matter, and the QP is in ERR."""
     caplog.set_level(logging.DEBUG, "gpunetio.nic")

@@ -281,7 +281,7 @@ def test_counters(one):
     assert counted(one.a.nic, before) == {
         "rx_write_requests": 1, "rx_read_requests": 1, "rx_atomic_requests": 1, "sq_wqes": 4, "cqes": 5,
         "rdma_tx_bytes": 258, "rdma_rx_bytes": 258,
-    }  # fmt: skip
+    }
 
 
 @pytest.mark.parametrize("ends", [("soft0", "soft1")], indirect=True, ids=["wire"])
@@ -292,11 +292,11 @@ def test_counters_across_a_wire(ends):
     assert counted(ends.a.nic, here) == {
         "sq_wqes": 4, "cqes": 4, "rdma_tx_packets": 4, "rdma_tx_bytes": 150, "rdma_rx_packets": 4,
         "rdma_rx_bytes": 100, "rx_accepted": 4,
-    }  # fmt: skip
+    }
     assert counted(ends.b.nic, there) == {
         "rx_write_requests": 1, "rx_read_requests": 1, "rx_atomic_requests": 1, "cqes": 1, "rdma_rx_packets": 4,
         "rdma_rx_bytes": 150, "rdma_tx_packets": 4, "rdma_tx_bytes": 100, "rx_accepted": 4,
-    }  # fmt: skip
+    }
 
 
 def test_a_kernel_may_end_after_its_nic_has_closed():

@@ -111,7 +111,7 @@ def test_bad_mmos(ends):
         ([METADATA, foreign.at(), target.at()], DMA, LOCAL_PROT, Reason.LKEY_PD),
         ([METADATA, here.at(0, 64), locked.at()], DMA, LOCAL_PROT, Reason.LKEY_RIGHTS),
         ([METADATA, here.at(0, 64), data(target.address + 1, target.key, 64)], DMA, LOCAL_PROT, Reason.LKEY_BOUNDS),
-    ]  # fmt: skip
+    ]
     for segments, opmod, syndrome, reason in cases:
         ends.a.post(MMO, *segments, opmod=opmod)
         assert error_of(ends.a.done.next()) == (syndrome, reason)
@@ -181,7 +181,7 @@ def test_lengths_up_to_2_gib(alone, nbytes):
     places = np.unique([*range(0, nbytes, nbytes // 997), *range(4), *range(nbytes - 4, nbytes)])
     source.array[places] = np.arange(len(places)) % 255 + 1
     copy(alone.a, data(source.address, keys[0].lkey, nbytes & 2 * GIB - 1),
-         data(target.address, keys[1].lkey, nbytes & 2 * GIB - 1))  # fmt: skip
+         data(target.address, keys[1].lkey, nbytes & 2 * GIB - 1))
     alone.a.ring()
     assert alone.a.done.next().opcode == REQ
     assert np.array_equal(source.array[places], target.array[places])
@@ -284,4 +284,4 @@ def test_a_refusal_behind_copies_on_their_way():
         cqes = ends.a.done.take(6)
         assert [error_of(cqe)[1] if cqe.opcode != REQ else REQ for cqe in cqes] == [
             REQ, REQ, REQ, Reason.COPY_FAILED, Reason.FLUSH, Reason.FLUSH
-        ]  # fmt: skip
+        ]

@@ -64,11 +64,11 @@ UNSUPPORTED = (0x01, 0x0E, 0x0F, 0x19, 0x1B, 0x20, 0x25, 0x2F, 0x7F, 0xFF)
 LOCAL = {
     "local": (LW, True, None), "source": (Access(0), True, None), "zero": (LW, True, 0), "alien": (LW, False, None),
     "copies": (LW, True, None),  # written by MMO alone: no request in flight may read what a copy changes
-}  # fmt: skip
+}
 REMOTE = {
     "all": (ALL, True, None), "write": (LW | RW, True, None), "read": (RR, True, None), "atomic": (LW | RA, True, None),
     "based": (ALL, True, (1 << 63) - 512), "foreign": (ALL, False, None), "none": (LW, True, None),
-}  # fmt: skip
+}
 INBOX = {"inbox": (LW, True, None), "locked": (Access(0), True, None), "stranger": (LW, False, None)}
 # Those that may lie in the memory of a GPU: wherever no atomic has its word.
 FAR = {"local", "source", "copies", "zero", "write", "read", "none", "inbox"}
@@ -119,14 +119,14 @@ class End:
         self.queue = Queue(
             side.pd, SQ, RQ, send_cq=side.ctx.create_cq(SQ), recv_cq=side.ctx.create_cq(RQ), user_index=user_index,
             cqe_inline=cqe_inline, memcpy=True,
-        )  # fmt: skip
+        )
         qp = self.queue.qp
         assert (qp.sq_entries, qp.rq_entries) == (SQ, RQ)
         self.send_cq, self.recv_cq = model.Cq(6), model.Cq(4)
         self.model = model.Qp(
             side.model, qp.qpn, side.pd.pdn, SQ, RQ, qp.rq_stride, self.send_cq, self.recv_cq, user_index, wired,
             cqe_inline,
-        )  # fmt: skip
+        )
 
     def reset(self) -> None:
         self.queue.reset()
@@ -382,7 +382,7 @@ def run_programs(sides: list[Side], seed: int, wqes: int, bad: float = 0.04) -> 
                 ends[0].queue, ends[1].queue, remote_access=rights, psn=psn, rnr_retry=random.randrange(3),
                 retry_cnt=random.randrange(3) + wired,  # a machine may be busy for longer than one timeout of a wire
                 atomic_type=QpAtomicType.UP_TO_8BYTES if extended else QpAtomicType.IB_SPEC,
-            )  # fmt: skip
+            )
             for end, peer in (ends, ends[::-1]):
                 end.model.connect(peer.model, int(rights), extended)
         random.shuffle(ends)
@@ -436,7 +436,7 @@ REFUSED = {  # by the peer: (syndrome, vendor)
     *((model.REMOTE_ACCESS, model.RKEY + n) for n in range(4)),
     *((model.REMOTE_INVALID, vendor) for vendor in (model.QP_RIGHTS, model.MISALIGNED, model.RECV_TOO_SMALL)),
     (model.REMOTE_OP, model.RECV_LKEY),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(
@@ -467,7 +467,7 @@ def test_random_programs(sides):
     ],
     indirect=True,
     ids=["loopback", "wire", "packets of 256", "GPU, loopback", "eager GPU, loopback", "GPU, packets of 256"],
-)  # fmt: skip
+)
 def test_valid_programs(sides):
     """No error at all: long runs around the rings, without a reset."""
     met = run_programs(sides, 3, WQES // 4, bad=0.0)
@@ -480,7 +480,7 @@ def test_valid_programs(sides):
         pytest.param((("soft0",), 0, "lazy"), id="loopback"),
         pytest.param((("soft0", "soft1"), 0, "lazy"), marks=pytest.mark.slow, id="wire"),
     ], indirect=True,
-)  # fmt: skip
+)
 def test_random_programs_with_gpu_memory(sides):
     """Most regions lie in the memory of a GPU; the model does not know, so that nothing may show it."""
     met = run_programs(sides, 5, WQES // 4)

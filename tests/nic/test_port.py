@@ -36,7 +36,7 @@ def test_gid_table():
     assert port.mac == bytes.fromhex("02000a010203")
     assert [str(IPv6Address(gid)) for gid in port.gids] == [
         "::ffff:a01:203", "fe80::aff:fe01:203", "fd00::7", "::ffff:a01:204",
-    ]  # fmt: skip
+    ]
     assert [str(port.source_address(i)) for i in range(4)] == ["10.1.2.3", "10.1.2.3", "fd00::7", "10.1.2.4"]
     assert make().gids[0] == bytes(10) + b"\xff\xff\x7f\0\0\1"
     with verbs.open("soft5", port=PortConfig(addresses=("10.1.2.3", "fd00::7"))) as ctx:
@@ -62,7 +62,7 @@ def test_the_link_local_gid_leads_to_the_address():
     ("link", "active"),
     [(336, 256), (591, 256), (592, 512), (1103, 512), (1104, 1024), (1500, 1024), (2128, 2048), (4175, 2048),
      (4176, 4096), (4200, 4096), (9000, 4096), (65536, 4096)],
-)  # fmt: skip
+)
 def test_active_mtu(link, active):
     """The largest path MTU whose packets fit the link with all headers."""
     assert make("10.1.2.3", mtu=link).active_mtu == active
@@ -163,7 +163,7 @@ def test_addresses_without_a_unicast_lid(address):
         ({"mtu": -1}, "mtu = -1"), ({"lid": 0xC000}, "lid = 0xc000: unicast LIDs are 1 to 0xbfff"),
         ({"lid": -1}, "lid = -0x1"),
     ],
-)  # fmt: skip
+)
 def test_configurations_that_are_refused(config, text):
     with pytest.raises(InvalidValueError, match=text):
         PortConfig(**config)
@@ -248,7 +248,7 @@ IN_QUICK_SUITE = [((2, 3), GOOD), ((1, 1), BAD)]  # each starts a process
         for indices in [(0, 0), (2, 0), (0, 2), (2, 3), (1, 1)]
         for faults in (GOOD, BAD)
     ],
-)  # fmt: skip
+)
 def test_each_address_of_two_processes(indices, faults):
     """Whichever addresses two QPs have chosen, they share a link, and agree on what an ICRC covers."""
     mine, yours = ([own_address(), own_address(), f"fd00:{os.getpid():x}::{n}"] for n in (1, 2))
@@ -406,7 +406,7 @@ ADDRESSES = [f"10.1.0.{number}" for number in range(1, 301)]
     ({"capture": 5}, "capture = 5 is of type int"),
     ({"workers": "2"}, "workers = '2' is of type str"),
     ({"engine": None}, "engine = None is of type NoneType"),
-])  # fmt: skip
+])
 def test_wrong_values_are_refused_at_once(config, words):
     with pytest.raises(InvalidValueError, match=words) as caught:
         PortConfig(**config)

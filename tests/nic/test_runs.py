@@ -70,7 +70,7 @@ def warp(monkeypatch: pytest.MonkeyPatch) -> Warp:
         "lane_or_0": warp.lane, "lanes_here": lambda: LANES, "lanes_where": warp.lanes_where,
         "from_lane": lambda value, lane: warp.exchange(value)[lane],
         "first_lane": lambda lanes: (lanes & -lanes).bit_length() - 1 if lanes else 32,
-    }  # fmt: skip
+    }
     stand_in |= {name: getattr(runs, name).py_func for name in ("_most_before", "_overlaps", "_is_copy")}
     for name, function in stand_in.items():
         monkeypatch.setattr(runs, name, function)

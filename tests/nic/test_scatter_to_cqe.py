@@ -56,7 +56,7 @@ def opened(
         Queue(pd, sq=16, send_cq=pd.ctx.create_cq(16, cqe_size=cqe_size),
               recv_cq=pd.ctx.create_cq(16, cqe_size=cqe_size), external_datapath=True, **attributes)
         for pd, attributes in ((pds[0], near), (pds[-1], far))
-    )  # fmt: skip
+    )
     ends = Ends(a, b, Buffer(pds[0], _SIZE), Buffer(pds[-1], _SIZE, fill=1))
     connect(a, b)
     try:

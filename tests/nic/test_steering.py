@@ -18,7 +18,7 @@ from scapy.layers.inet6 import (
     IPv6ExtHdrHopByHop,
     IPv6ExtHdrRouting,
     PadN,
-)  # fmt: skip
+)
 from scapy.layers.ipsec import AH
 from scapy.layers.l2 import ARP, Dot1AD, Dot1Q, Ether
 from scapy.packet import Packet, Raw
@@ -118,7 +118,7 @@ def packets() -> list[Packet]:
         L2 / V6 / fragment / udp / data, L2 / V6 / later / data, L2 / V6 / hop / fragment / tcp / data,
         L2 / V6 / IPv6ExtHdrFragment(id=3) / udp / data,
         L2 / V6 / options / options / options / options / udp, L2 / V6 / Raw(b""),
-    ]  # fmt: skip
+    ]
 
 
 DISSECTED = [bytes(packet) for packet in packets()]
@@ -148,7 +148,7 @@ def scapy_fields(frame: bytes) -> dict:
     found = {
         "dmac": number(bytes.fromhex(packet.dst.replace(":", ""))),
         "smac": number(bytes.fromhex(packet.src.replace(":", ""))), "ethertype": packet.type,
-    }  # fmt: skip
+    }
     tags = []
     layer = packet.payload
     while isinstance(layer, Dot1Q) and len(tags) < 2:
@@ -156,7 +156,7 @@ def scapy_fields(frame: bytes) -> dict:
         found["ethertype"], layer = layer.type, layer.payload
     if isinstance(layer, IP):
         found |= {"version": 4, "tos": layer.tos, "ttl": layer.ttl, "src": layer.src, "protocol": layer.proto,
-                  "frag": int(layer.flags.MF or layer.frag != 0)}  # fmt: skip
+                  "frag": int(layer.flags.MF or layer.frag != 0)}
     if isinstance(layer, IPv6):
         found |= {"version": 6, "tos": layer.tc, "ttl": layer.hlim, "src": layer.src}
         fragment = layer.getlayer(IPv6ExtHdrFragment)
@@ -179,7 +179,7 @@ def our_fields(frame: bytes) -> dict:
     found = {
         "dmac": outer["dmac_47_16"] << 16 | outer["dmac_15_0"], "smac": outer["smac_47_16"] << 16 | outer["smac_15_0"],
         "ethertype": outer["ethertype"],
-    }  # fmt: skip
+    }
     tags = []
     for part, mark, field in ((outer, "", "first"), (misc, "outer_second_", "outer_second")):
         if part[f"{mark}cvlan_tag"] or part[f"{mark}svlan_tag"]:
@@ -190,7 +190,7 @@ def our_fields(frame: bytes) -> dict:
             "version": version, "tos": outer["ip_dscp"] << 2 | outer["ip_ecn"], "ttl": outer["ttl_hoplimit"],
             "src": (IP(src=".".join(map(str, source[12:]))) if version == 4 else IPv6(source + bytes(24))).src,
             "frag": outer["frag"],
-        }  # fmt: skip
+        }
         if version == 4:
             found["protocol"] = outer["ip_protocol"]
         else:
@@ -215,10 +215,10 @@ def test_places_of_headers():
     (udp, tagged, extended, fragment, short) = Frames([
         bytes(L2 / V4 / UDP() / Raw(b"1234")) + bytes(14), bytes(L2 / Dot1Q() / V6 / TCP()),
         bytes(L2 / V6 / IPv6ExtHdrDestOpt() / UDP()), bytes(L2 / IP(frag=5, proto=6) / Raw(b"x" * 40)), bytes(13),
-    ]).parse()  # fmt: skip
+    ]).parse()
     assert [tuple(p[["l3", "l4", "end"]].tolist()) for p in (udp, tagged, extended, fragment, short)] == [
         (14, 34, 46), (18, 58, 78), (14, 62, 70), (14, 0, 74), (0, 0, 0),
-    ]  # fmt: skip
+    ]
 
 
 # --- one table
@@ -242,16 +242,16 @@ def test_what_entries_do(clean):
     clean.root(table)
     assert verdicts(clean, *udp) == [
         (Fate.MISS, 0, 0), (Fate.TIR, 77, 5), (Fate.DROP, 0, 0), (Fate.MISS, 0, 9), (Fate.MISS, 0, 0),
-    ]  # fmt: skip
+    ]
     assert clean.counts(counter) == (2, len(udp[2]) + len(udp[3]))
     clean.set(behind, everything, 0, to=(TIR, 78))
     clean.execute(
         Opcode.MODIFY_FLOW_TABLE, table_id=table, modify_field_select=1,
         flow_table_context={"table_miss_action": 1, "table_miss_id": behind},
-    )  # fmt: skip
+    )
     assert verdicts(clean, *udp) == [
         (Fate.TIR, 78, 0), (Fate.TIR, 77, 5), (Fate.DROP, 0, 0), (Fate.TIR, 78, 9), (Fate.TIR, 78, 0),
-    ]  # fmt: skip
+    ]
     change = {"op_mod": 1, "modify_enable_mask": EntryModify.FLOW_TAG | EntryModify.DEST_LIST}
     clean.set(behind, everything, 0, to=(TIR, 79), tag=1, **change)
     assert verdicts(clean, udp[0], udp[3]) == [(Fate.TIR, 79, 1)] * 2
@@ -377,7 +377,7 @@ def test_what_is_remembered_is_what_a_search_finds(clean):
 
 
 SPREAD = [("udp_dport", 1), ("udp_sport", 256), ("tcp_sport", 1), ("first_vid", 1), ("dmac_47_16", 1),
-          ("smac_15_0", 1), ("tcp_dport", 17)]  # fmt: skip
+          ("smac_15_0", 1), ("tcp_dport", 17)]
 ADDRESSES = [("src_ipv4_src_ipv6", 1), ("dst_ipv4_dst_ipv6", 1 << 96), ("dst_ipv4_dst_ipv6", 1 << 8)]
 
 
@@ -470,7 +470,7 @@ MATCHABLE = {
     "misc_parameters": [
         "outer_second_prio", "outer_second_cfi", "outer_second_vid", "outer_second_cvlan_tag", "outer_second_svlan_tag",
     ],
-}  # fmt: skip
+}
 NAMES = [(part, name) for part, names in MATCHABLE.items() for name in names]
 
 
@@ -531,7 +531,7 @@ class Twin:
         self.flows.set(
             table.number, group, index, rule.value.to_bytes(512, "big"), to=where, tag=rule.tag, counter=rule.counter,
             op_mod=int(changed), modify_enable_mask=15 if changed else 0,
-        )  # fmt: skip
+        )
         table.rules[index] = rule
 
     def compare(self, frames: list[bytes]) -> None:
@@ -655,7 +655,7 @@ def test_hashes_of_any_fields(key, fields, seed):
         parts = [
             outer["src_ipv4_src_ipv6"][skipped:], outer["dst_ipv4_dst_ipv6"][skipped:],
             outer[f"{kind}_sport"].to_bytes(2, "big"), outer[f"{kind}_dport"].to_bytes(2, "big"),
-        ]  # fmt: skip
+        ]
         data = b"".join(part for bit, part in enumerate(parts) if fields >> bit & 1)
         table = toeplitz_table(key)
         row = rss(table, fields, version, outer["ip_protocol"])
@@ -705,7 +705,7 @@ def test_the_hash_of_a_header_that_is_cut_off():
         tir = make.hashed(
             make.domain().number, make.rqt([rq]).number, rx_hash_fn=2, rx_hash_toeplitz_key=KEY,
             rx_hash_field_selector_outer={"l3_prot_type": 0, "l4_prot_type": 1, "selected_fields": 15},
-        )  # fmt: skip
+        )
         root, behind = flows.table(), flows.table(level=1)
         flows.set(root, flows.group(root, 0, 0), 0, to=(TABLE, behind))
         flows.set(behind, flows.group(behind, 0, 0), 0, to=(TIR, tir.number))

@@ -64,7 +64,7 @@ def put_all(gpu: Gpu, queue: ExportedQp, source: verbs.MR, target: verbs.MR, wai
 
 
 @pytest.mark.parametrize("touches, status", [("gpu.alloc(64).read()", 0), ("ctypes.string_at(gpu.alloc(64).address)",
-                                             -signal.SIGSEGV)])  # fmt: skip
+                                             -signal.SIGSEGV)])
 def test_who_touches_the_memory_dies(touches: str, status: int) -> None:
     program = f"import ctypes\nfrom gpunetio import Gpu\nwith Gpu('twin') as gpu:\n    {touches}\n"
     assert subprocess.run([sys.executable, "-c", program], timeout=60, check=False).returncode == status

@@ -71,7 +71,7 @@ def test_a_user_in_a_namespace_of_their_own(tmp_path):
     done = subprocess.run(
         ["unshare", "-Urn", "bash", "-c", script], capture_output=True, text=True, timeout=200, env=environment(),
         check=False,
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stdout + done.stderr + (tmp_path / "log").read_text()
     assert "5 packets transmitted, 5 received, 0% packet loss" in done.stdout
     assert (tmp_path / "page").read_bytes() == pages["/10000.html"]

@@ -16,11 +16,11 @@ from gpunetio.packet_processing.connection import (
     SEGMENT,
     SLOT_BITS,
     SLOTS,
-)  # fmt: skip
+)
 from gpunetio.packet_processing.handshake import (
     HALF_OPEN_NS,
     RULE_SEGMENTS,
-)  # fmt: skip
+)
 from gpunetio.packet_processing.siphash import siphash
 from gpunetio.packet_processing.tcp_frames import NO_SHIFT, read_options
 from handshake_bench import ADDRESS, MAC, PEER, PEER_MAC, HandshakeBench, segment
@@ -65,7 +65,7 @@ def test_a_syn_gets_a_slot_and_an_answer(bench):
     row = bench.tables.connections[tag & SLOTS - 1]
     assert [int(row[name]) for name in ("generation", "first_sequence", "peer_sequence", "mss", "window_shift")] == [
         tag >> SLOT_BITS, tcp.seq, 1000, 1400, 7
-    ]  # fmt: skip
+    ]
     header = Ether(row["header"].tobytes()[8:])
     assert (header.src, header.dst, header[IP].dst, header[TCP].dport) == (MAC, PEER_MAC, PEER, 5000)
     assert (header[TCP].dataofs, header[IP].proto) == (5, 6)
@@ -77,7 +77,7 @@ def test_an_answer_is_what_scapy_makes(bench):
     made = Ether(src=MAC, dst=PEER_MAC) / IP(src=ADDRESS, dst=PEER, flags="DF", id=0, chksum=0) / TCP(
         sport=80, dport=5000, flags="SA", seq=answer[TCP].seq, ack=1001, window=REQUEST_BYTES, chksum=0,
         options=[("MSS", 1460)],
-    )  # fmt: skip
+    )
     assert bytes(answer) == bytes(made)
 
 
@@ -196,7 +196,7 @@ def test_siphash():
         ("P", {}, b"abc", ("RA", 0, 1003)),
         ("F", {"seq": (1 << 32) - 1}, b"", ("RA", 0, 0)),
     ],
-)  # fmt: skip
+)
 def test_what_belongs_to_no_connection_is_reset(bench, flags, fields, payload, expected):
     """RFC 9293 3.10.7.1."""
     (answer,) = bench.take(segment(flags, payload=payload, **fields))
@@ -220,7 +220,7 @@ def test_a_rst_for_no_connection_gets_no_answer(bench):
         Ether(src=PEER_MAC, dst="02:00:00:00:00:09") / bytes(segment("S"))[14:],
         Ether(src="ff:ff:ff:ff:ff:ff", dst=MAC, type=0x800) / bytes(segment("S"))[14:],
     ],
-)  # fmt: skip
+)
 def test_what_is_not_for_the_station_is_ignored(bench, frame):
     assert not bench.take(frame)
     assert not bench.tags
@@ -235,7 +235,7 @@ def test_a_fin_with_its_data_goes_to_the_server(bench):
     row = bench.handed()
     assert [int(row[name]) for name in ("tag", "sequence", "acknowledgement", "window", "flags", "nbytes")] == [
         tag, 1001, 5, 99, 0x19, 5
-    ]  # fmt: skip
+    ]
     assert row["payload"].tobytes()[:5] == b"GET /"
 
 
@@ -461,7 +461,7 @@ def test_queues_share_no_slots():
         (b"\x00\x02\x04\x05\xb4", (536, NO_SHIFT)), (b"\x02\x04\x05", (536, NO_SHIFT)), (b"\x02", (536, NO_SHIFT)),
         (b"\x05\x00\x02\x04\x05\xb4", (536, NO_SHIFT)), (b"\x08\x0a" + bytes(8), (536, NO_SHIFT)),
     ],
-)  # fmt: skip
+)
 def test_options_of_a_syn(options, expected):
     data = np.frombuffer(options + b"\xff", np.uint8)
     assert read_options(data.ctypes.data, len(options)) == expected

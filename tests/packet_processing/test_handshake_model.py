@@ -19,7 +19,7 @@ STEPS = st.lists(
         st.just(("rules", 0)),
     ),
     max_size=40,
-)  # fmt: skip
+)
 
 
 class Model:

@@ -58,7 +58,7 @@ def test_several_queues(tmp_path, queues):
 FAULTS = {
     "loss": {"loss": 0.03}, "twice": {"twice": 0.05}, "swapped": {"swapped": 0.1},
     "all": {"loss": 0.02, "twice": 0.02, "swapped": 0.05},
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("faults", FAULTS)

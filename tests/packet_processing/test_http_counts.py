@@ -28,7 +28,7 @@ from tcp_station import Station
 NAMES = (
     "requests", "ok", "bad_request", "not_found", "not_allowed", "too_large", "opened", "ended", "retransmitted",
     "dropped", "syns", "refused", "expired", "resets", "open", "half_open",
-)  # fmt: skip
+)
 COUNTS = {name: 100 + i for i, name in enumerate(NAMES)}
 
 

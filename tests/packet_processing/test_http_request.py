@@ -13,7 +13,7 @@ from gpunetio.packet_processing.http_request import (
     empty_lines,
     is_no_request,
     request_end,
-)  # fmt: skip
+)
 from http_requests import differences, memory, model, parsed
 
 
@@ -57,7 +57,7 @@ from http_requests import differences, memory, model, parsed
         (b"hello\r\n\r\n", (BAD_REQUEST, b"", CLOSE)),
         (b"GET / HTTP/1.1\r\nHost\r\n\r\n", (BAD_REQUEST, b"", CLOSE)),
     ],
-)  # fmt: skip
+)
 def test_requests(data, expected):
     assert parsed(data) == expected
     assert model(data) == expected
@@ -71,7 +71,7 @@ def test_requests(data, expected):
     b"Transfer-Encoding:", b"Transfer-Encoding: gzip", b"Transfer-Encoding: chunked, gzip",
     b"Transfer-Encoding: chunked\r\nTransfer-Encoding: identity", b"Transfer-Encoding: chunked;a=b",
     b"Transfer-Encoding: xchunked",
-])  # fmt: skip
+])
 def test_content_whose_end_nobody_knows(fields):
     """RFC 9112 6.3: it is refused, since another server may see a second request in it."""
     data = b"GET / HTTP/1.1\r\nHost: a\r\n" + fields + b"\r\nX: y\r\n\r\n"
@@ -100,7 +100,7 @@ def test_nul_and_a_bare_cr(byte):
 @pytest.mark.parametrize("target", [
     "http://", "http:///", "http:///a", "http://?a", "http://:80/", "http://a@b/", "http://a@/", "HTTP://",
     "http://a b", "http://<a>/", "http://a\\b/",
-])  # fmt: skip
+])
 def test_urls_without_a_host(target):
     """RFC 9110 4.2.1 and 4.2.4: no host, and no user either."""
     data = f"GET {target} HTTP/1.1\r\nHost: a\r\n\r\n".encode()
@@ -121,7 +121,7 @@ GREETINGS = {
     "RDP": bytes.fromhex("0300002b26e000"), "SMB": bytes.fromhex("000000b0ff534d42"), "MQTT": b"\x10\x10\0\4MQTT",
     "PROXY": b"PROXY TCP4 192.0.2.1 192.0.2.2 1 2\r\n", "SOCKS": b"\x05\x01\0", "a path with zeros": b"GET /\0\0",
     "a bare CR": b"GET /\ra", "two CRs": b"\r\r", "a CR and a method": b"\rG",
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", GREETINGS)
@@ -133,7 +133,7 @@ def test_what_cannot_become_a_request(name):
 
 @given(st.sampled_from([
     b"GET / HTTP/1.1\r\nHost: a\r\n\r\n", b"OPTIONS http://a/b?c HTTP/1.0\n\n", b"HEAD /%20 HTTP/1.1\r\nHost:\r\n\r\n",
-]), st.integers(0, 80))  # fmt: skip
+]), st.integers(0, 80))
 def test_the_beginning_of_a_request_can_become_one(whole, cut):
     held = whole[: min(cut, len(whole) - 1)]
     assert not is_no_request(memory.put(held), len(held))
@@ -144,7 +144,7 @@ TARGETS = st.one_of(
     st.sampled_from(["/", "*", "/a.b?c", "http://h/x", "http://h", "HTTP://h?q", "http:/x", "a", "", "/a\x7f"]),
     st.text("ab/?%.:\x01é", max_size=8),
     st.text("4aFg%?", max_size=8).map("/{}".format),
-)  # fmt: skip
+)
 VERSIONS = st.sampled_from(["HTTP/1.1", "HTTP/1.0", "HTTP/1.9", "HTTP/1.x", "HTTP/1.10", "http/1.1", ""])
 NAMES = st.sampled_from(
     ["Host", "host", "Hos", "Connection", "CONNECTION", "Content-Length", "Transfer-Encoding", "X-a", "", "a b", "é"]

@@ -10,7 +10,7 @@ from server_bench import ServerBench
 REQUESTS = (
     b"\r\nGET /a HTTP/1.1\r\nHost: a\r\n\r\nHEAD /none HTTP/1.0\nConnection: keep-alive\n\n"
     b"GET http://a/a HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
-)  # fmt: skip
+)
 BODY = bytes(60_000)
 
 
@@ -42,7 +42,7 @@ def test_requests_that_are_cut_anywhere(bench):
 @pytest.mark.parametrize(("greeting", "status"), [
     (b"\x16\x03\x01\x00", "bad_request"), (b"SSH-2.0-OpenSSH_9.6\r\n", "bad_request"), (b"\0" * 1400, "bad_request"),
     (b"GET /" + b"x" * 1400, None),
-])  # fmt: skip
+])
 def test_what_cannot_become_a_request_is_answered_at_once(bench, greeting, status):
     client, before = bench.client(8), bench.count("bad_request")
     client.send(greeting)
@@ -78,7 +78,7 @@ def taken(bench, steps):
 @pytest.mark.parametrize(("steps", "given_up"), [
     ([(0, 1)], 30), ([(1, 1)], 30), ([(200, 1)], 30), ([(260, 1)], None), ([(10_000, 1)], None),
     ([(40_000, 1), (1, 1)], 60), ([(300, 55), (10, 1)], 90),
-])  # fmt: skip
+])
 def test_a_client_that_takes_too_little_is_given_up(bench, steps, given_up):
     """The server's documents: 240 bytes a second, looked at every 30 s. What was taken before does not count."""
     assert taken(bench, steps) == given_up

@@ -129,12 +129,12 @@ def frames(draw: st.DrawFn) -> bytes:
     for _ in range(draw(st.sampled_from([0, 0, 0, 1, 2, 3]))):
         head /= Dot1Q(vlan=1)
     fields = draw(st.sampled_from([{}, {}, {}, {"options": [Raw(b"\x01" * 40)]}, {"dst": "192.0.2.9"}, {"flags": "MF"},
-                                   {"frag": 7}, {"flags": "DF"}, {"len": 1000}, {"len": 3}, {"ihl": 15}]))  # fmt: skip
+                                   {"frag": 7}, {"flags": "DF"}, {"len": 1000}, {"len": 3}, {"ihl": 15}]))
     rest = draw(st.one_of(
         st.builds(lambda port: UDP(dport=port), PORTS),
         st.builds(lambda port, flags: TCP(dport=port, flags=flags), PORTS, FLAGS),
         st.builds(lambda kind, code: ICMP(type=kind, code=code), TYPES, CODES),
-    ))  # fmt: skip
+    ))
     data = bytearray(bytes(head / ip(**fields) / rest / Raw(draw(PAYLOADS))))
     if draw(st.booleans()):
         data += bytes(draw(st.integers(0, 30)))  # padding
@@ -167,7 +167,7 @@ def test_answers_are_right(seen, nbytes, numbers, options):
     wanted = (
         Ether(src=MAC, dst=PEER_MAC) / IP(src=ADDRESS, dst=PEER, ttl=128, id=99, options=options)
         / ICMP(type=0, id=numbers[0], seq=numbers[1]) / message
-    )  # fmt: skip
+    )
     assert kind == "answered"
     assert found == bytes(wanted)
 

@@ -25,7 +25,7 @@ from gpunetio.packet_processing.pages import (
     find_page,
     page_of_status,
     read_folder,
-)  # fmt: skip
+)
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,7 @@ def responses(row):
         (ctypes.string_at(int(row[f"{way}_head"]), int(row[f"{way}_bytes"])),
          ctypes.string_at(int(row[f"{way}_body"]), int(row["body_bytes"])))
         for way in ("keep", "close")
-    ]  # fmt: skip
+    ]
 
 
 def found(pages: Pages, path: bytes):
@@ -147,7 +147,7 @@ def test_a_folder(tmp_path):
         ("x.html.gz", "application/gzip"), ("x.tar.bz2", "application/x-bzip2"), ("x.txt.xz", "application/x-xz"),
         ("x.css.br", "application/octet-stream"), ("x.Z", "application/octet-stream"), ("data:,x.png", "image/png"),
     ],
-)  # fmt: skip
+)
 def test_the_type_of_a_file(tmp_path, name, expected):
     """Files are not decompressed, so a compressed file has the type of its compression."""
     (tmp_path / name).touch()
@@ -167,7 +167,7 @@ def test_the_type_of_a_file(tmp_path, name, expected):
         (b"latin\xe4\xff.txt", ["/latin%E4%ff.txt"]),
         (b"line\nend", ["/line%0Aend"]),
     ],
-)  # fmt: skip
+)
 def test_every_spelling_of_a_path_finds_the_file(placed, tmp_path, name, targets):
     (tmp_path / os.fsdecode(name)).write_bytes(name)
     pages = placed(read_folder(tmp_path))
@@ -196,7 +196,7 @@ def test_a_malformed_escape_finds_nothing(placed, escape):
 
 NAMES = st.binary(min_size=1, max_size=24).map(lambda name: name.translate(None, b"/\0")).filter(
     lambda name: name and not name.startswith(b".")
-)  # fmt: skip
+)
 LEGAL = "!$&'()*+,;=:@"  # beside those that `quote_from_bytes` never encodes (RFC 3986 3.3)
 
 

@@ -77,7 +77,7 @@ def bad_pings(station: Station) -> list[bytes]:
         (IP, {"frag": 3}), (IP, {"len": 1000}), (IP, {"len": 10}), (IP, {"version": 5}), (IP, {"ihl": 4}),
         (IP, {"ihl": 15}), (ICMP, {"type": 0}), (ICMP, {"type": 255}),
         (IP, {"src": "255.255.255.255"}), (IP, {"src": "224.0.0.1"}), (IP, {"src": "0.0.0.0"}),
-    ):  # fmt: skip
+    ):
         frame = right.copy()
         for name, value in fields.items():
             setattr(frame[layer], name, value)

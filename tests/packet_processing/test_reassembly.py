@@ -18,7 +18,7 @@ from gpunetio.packet_processing.reassembly import (
     fragment_of,
     release,
     take_fragment,
-)  # fmt: skip
+)
 
 ME, PEER = ("02:00:00:00:00:01", "192.0.2.1"), ("02:00:00:00:00:02", "192.0.2.2")
 WAITS, REFUSED = -1, -2
@@ -148,7 +148,7 @@ def test_what_is_no_fragment():
         Ether() / IP() / ICMP(), Ether(type=0x86DD) / bytes(60), b"\0" * 14, Ether() / IP(flags="MF"),
         Ether() / IP(flags="MF", chksum=1) / bytes(8), Ether() / IP(flags="MF", len=200) / bytes(8),
         Ether() / IP(flags="MF", ihl=4) / bytes(8),
-    ):  # fmt: skip
+    ):
         data = np.frombuffer(raw(frame), np.uint8).copy()
         assert fragment_of(data.ctypes.data, len(data)) == 0
 

@@ -22,13 +22,13 @@ from packet_processing_rig import l2 as under
 from packet_processing_rig import options_for
 
 UDP = {"dns": 2, "dns_bytes": 125_000_000, "others": 3, "others_bytes": 250_000_000, "total": 5,
-       "total_bytes": 375_000_000}  # fmt: skip
+       "total_bytes": 375_000_000}
 TCP = {"http": 1, "http_head": 2, "http_get": 3, "http_post": 4, "tcp_syn": 5, "tcp_fin": 6, "tcp_ack": 7, "others": 8,
-       "total": 36}  # fmt: skip
+       "total": 36}
 HTTP = {
     "requests": 5, "ok": 4, "bad_request": 0, "not_found": 1, "not_allowed": 0, "too_large": 0, "opened": 2, "ended": 1,
     "retransmitted": 0, "dropped": 3, "syns": 2, "refused": 0, "expired": 0, "resets": 0, "open": 1, "half_open": 0,
-}  # fmt: skip
+}
 ICMP = {"answered": 9, "refused": 0, "others": 0, "total": 9}
 KERNELS = (KernelReport("HTTP server", 40, 3, 0.5), KernelReport("TCP handshakes 0", 8, 2, 1.0))
 
@@ -41,7 +41,7 @@ def report(seconds: float = 2.0, times: int = 1, http: Mapping[str, int] | None 
             (Protocol.UDP, 0, UDP, 0), (Protocol.UDP, 1, dict.fromkeys(UDP, 0), 6), (Protocol.TCP, 0, TCP, 0),
             (Protocol.ICMP, 0, ICMP, None),
         )
-    )  # fmt: skip
+    )
     return Report(seconds, queues, failures, http, KERNELS if http else (), "soft0")
 
 
@@ -69,7 +69,7 @@ def test_the_rows_of_the_dashboard():
         ("TCP handshakes 0", "8", "4", "", "2", "50%", ""),
         ("HTTP requests", "5", "2", "", "", "", "ok 4, not_found 1, opened 2, ended 1, syns 2, open 1"),
         ("TCP queue 0 has failed", "", "", "", "", "", "why"),
-    ]  # fmt: skip
+    ]
     assert next(rows(report(), None))[:4] == ("UDP 0", "5", "2", "1.500")
 
 
@@ -142,7 +142,7 @@ def argv(tmp_path_factory) -> list[str]:
     frames = [under() / over() / rest for rest in (inet.UDP(dport=53), inet.TCP(flags="S"), inet.ICMP())]
     path = options_for(frames, tmp_path_factory.mktemp("capture")).replay
     return ["packet_processing", "-g", "host", "-n", "soft0", "-q", "1", "--replay", str(path),
-            "--address", "192.0.2.1"]  # fmt: skip
+            "--address", "192.0.2.1"]
 
 
 @pytest.mark.soft_nic
@@ -154,7 +154,7 @@ def test_what_it_says(argv, tmp_path):
     assert said[1:7] == [
         "Options enabled:", "\tGPU host", "\tNIC soft0", "\tGPU Rx queues 1", "\tGPU HTTP server enabled No",
         "Address 192.0.2.1. Ctrl+C ends the application",
-    ]  # fmt: skip
+    ]
     assert said[-2:] == ["GPU work ended", "Application finished successfully"]
     assert "[UDP] QUEUE: 0 DNS: 1 DNS_BW" in said[-5]
     assert said[-4].endswith("TCP [SYN: 1 FIN: 0 ACK: 0] OTHER: 0 TOTAL: 1")
@@ -184,7 +184,7 @@ def test_a_dashboard_without_a_terminal(argv):
 @pytest.mark.parametrize("more, words", [
     (["--json", "--dashboard"], "exclude each other"), (["-q", "5"], "1<=x<=4"), (["-q", "0"], "1<=x<=4"),
     (["--pages", "."], "--pages needs -s"), (["--prometheus", "/nowhere/counts"], "cannot write the counts /nowhere/"),
-])  # fmt: skip
+])
 def test_what_it_refuses_before_it_starts(argv, more, words):
     done = CliRunner().invoke(app, [*argv, *more])
     assert (done.exit_code != 0, done.stdout) == (True, "")

@@ -55,7 +55,7 @@ PLACES = st.integers(0, 5500)
     st.tuples(st.just("segment"), PLACES, st.integers(1, 1460)),
     st.tuples(st.just("next"), st.integers(-50, 300), st.integers(1, 500)),
     st.tuples(st.just("consume"), st.integers(0, 2048), st.just(0)),
-), max_size=40))  # fmt: skip
+), max_size=40))
 def test_segments_in_any_order(steps):
     buffer = Buffer()
     for what, at, nbytes in steps:

@@ -121,7 +121,7 @@ def test_segments_have_at_most_the_clients_mss(site, mss):
 
 @pytest.mark.parametrize("options", [
     [("WScale", 7), ("SAckOK", b""), ("Timestamp", (1, 0))], [("NOP", None)] * 3, [(200, b"unknown")], [("EOL", None)],
-])  # fmt: skip
+])
 def test_options_of_a_syn(site, options):
     """What it does not know it skips. A window scale or a timestamp that it does not offer itself has no effect."""
     client = site.station.client(options=options).open()
@@ -436,7 +436,7 @@ def test_wrong_segments_are_ignored(site):
         (Tcp, {"chksum": 0x1234}), (IP, {"chksum": 0x1234}), (IP, {"len": 1000}), (IP, {"len": 30}),
         (IP, {"flags": "MF"}), (IP, {"frag": 2}), (IP, {"dst": "10.77.9.77"}), (Tcp, {"dataofs": 4}),
         (Tcp, {"dataofs": 15}), (Tcp, {"dport": 81}),
-    ):  # fmt: skip
+    ):
         frame = client.make("PA", wrong)
         if layer is Tcp and "dataofs" in fields:
             frame[Raw].load = b""
@@ -479,7 +479,7 @@ def test_padding_is_not_payload(site):
     b"\0" * 200, b"GET\r\n\r\n", b"BREW /pot HTTP/1.1\r\n\r\n", b"GET /" + b"x" * 5000 + b" HTTP/1.1\r\n\r\n",
     bytes.fromhex("16030100c8010000c40303"), b"SSH-2.0-OpenSSH_9.6\r\n",
     b"GET /../../etc/passwd HTTP/1.1\r\n\r\n", b"\r\n\r\n\r\n", b"GET /100.html HTTP/9.9\r\n\r\n",
-], ids=["zeros", "short", "method", "long", "TLS", "SSH", "outside", "empty", "version"])  # fmt: skip
+], ids=["zeros", "short", "method", "long", "TLS", "SSH", "outside", "empty", "version"])
 def test_what_is_no_request(site, text):
     """It gets an error, or the connection ends. The server goes on."""
     client = site.station.client().open()

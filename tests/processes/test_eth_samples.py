@@ -60,7 +60,7 @@ SENT = r"Exiting from simple send sample\. Total number of sent packets: (\d+)"
     pytest.param(("-e", "1"), {"options": ("-q", "1", "-e", "1"), "threads": 64}, marks=SLOW),
     pytest.param((), {"options": ("-q", "1", "-e", "2"), "threads": 128}, marks=SLOW),
     pytest.param((), {"options": ("-p", "1"), "size": 1500}, marks=SLOW),
-])  # fmt: skip
+])
 @pytest.mark.slow
 def test_one_kernel_sends_and_another_receives(receive, send):
     with running(receiver(*receive)) as (there,):
@@ -109,7 +109,7 @@ def test_bursts_leave_in_order(tmp_path):
     assert out.splitlines() == [
         "Starting the sample", "Wait on time supported mode: Native", "Waiting 10 sec for 256 packets to be sent",
         "Sent 256 packets in 8 bursts", "Sample finished successfully",
-    ]  # fmt: skip
+    ]
     with PcapReader(str(capture)) as reader:
         frames = [frame for frame in reader if UDP in frame]
     texts = [bytes(frame[UDP].payload).rstrip(b"\0").decode() for frame in frames]
@@ -124,7 +124,7 @@ def test_bursts_leave_in_order(tmp_path):
     (("simple_send", *HOST, "-n", "soft0", "-s", 64, "-t", 32, "-q", 1), ["--threads 32", "multiple of 64"]),
     (("simple_receive", *HOST, "-n", "soft0", "--link-layer", "infiniband"), ["InfiniBand", "Ethernet queues"]),
     (("send_wait_time", *HOST, "-n", "soft0", "-t", 10**9, "--wire", "udp"), ["no Ethernet queues"]),
-])  # fmt: skip
+])
 def test_errors_have_one_line(command, words):
     with running(Tool(*command)) as (tool,):
         status, _, err = tool.end()

@@ -189,7 +189,7 @@ def test_what_is_not_there(nic):
 @pytest.mark.parametrize("port, why", [
     (PortConfig(link_layer=LinkLayer.INFINIBAND), "the port's link layer is InfiniBand"),
     (PortConfig(wire="udp"), "the port's wire is 'udp', which carries no Ethernet frames"),
-])  # fmt: skip
+])
 def test_a_port_without_ethernet(nic, port, why):
     with verbs.open("soft6", port=port):
         own = f"soft6 in process {os.getpid()}"
@@ -201,7 +201,7 @@ def test_a_port_without_ethernet(nic, port, why):
     ({"group_id": 9}, "a rule belongs to no group"), ({"table_id": 9}, "a rule belongs to no group"),
     ({"fate": 7}, "a rule's fate is none of 1, 2 and 3"),
     ({"fate": 1, "target": 5}, "a rule leads to a TIR that is not there"),
-])  # fmt: skip
+])
 def test_rules_that_make_no_sense(change, problem):
     """Another process may send anything."""
     rule = np.zeros(1, RULE)
@@ -210,7 +210,7 @@ def test_rules_that_make_no_sense(change, problem):
     sent = {
         "flow_tables": np.array([(1, 1, 0, 8, 0)], TABLE), "flow_groups": np.array([(1, 1, 0, 7, np.void(72))], GROUP),
         RULES: rule, "tirs": np.zeros(0, TIR), "rqts": np.zeros(0, RQT),
-    }  # fmt: skip
+    }
     with ControlSocket(["127.0.0.99"], "soft98", rules=lambda: copies(sent)):
         text = error("flow", "-d", "soft98")
     assert text == f"soft98 in process {os.getpid()} sent rules that do not fit together: {problem}"
@@ -265,13 +265,13 @@ def test_stat_counts_frames_bytes_and_drops_by_cause(nic):
         "rx_frames": frames, "rx_frame_bytes": nbytes, "rx_frame_delivered": BURST,
         "rx_frame_delivered_bytes": 100 * BURST, "rx_frame_no_buffer": 4, "rx_frame_too_long": 2,
         "rx_frame_rule_dropped": 3, "rx_frame_own": 6, "tx_frames": frames, "tx_frame_bytes": nbytes,
-    }  # fmt: skip
+    }
     one, other = nic.has["rqns"]
     received = {"frames": BURST, "frame_bytes": 100 * BURST, "no_buffer": 4, "too_long": 2, "not_ready": 0}
     assert queues == {
         ("sq", nic.has["sqn"]): {"frames": frames, "frame_bytes": nbytes}, ("rq", one): received,
         ("rq", other): dict.fromkeys(received, 0),
-    }  # fmt: skip
+    }
 
 
 def test_stat_and_show_print_queues(nic):
@@ -284,7 +284,7 @@ def test_stat_and_show_print_queues(nic):
     for line in (
         f"rx_frame_bytes +{counters['rx_frame_bytes']}", f"rq {one:#x} no_buffer +{received['no_buffer']}",
         f"sq {nic.has['sqn']:#x} frames +{sent['frames']}",
-    ):  # fmt: skip
+    ):
         assert re.search(rf"^ +{line} *$", text, re.M), line
     assert f"rq {other:#x}" not in text
     assert f"rq {other:#x} no_buffer" in run("stat", "--once", "--all", *here(nic)).stdout

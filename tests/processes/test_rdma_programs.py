@@ -67,7 +67,7 @@ PAIRS = {
         ("multi_conn_receive", ("-nc", 8), ['Got from sender: "Hi DOCA RDMA!"'] * 8),
         ("multi_conn_send", ("-nc", 8), ["RDMA send task was done successfully"] * 8),
     ),
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module", autouse=True)

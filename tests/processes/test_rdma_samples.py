@@ -90,7 +90,7 @@ DISAGREEMENTS = {  # options of the server and of the client, and what each of t
         ("-cm",), ("-cm", "-sa", "127.0.0.9"), f"{CLIENT} ended with an error: --server-addr 127.0.0.9: {SERVER} ",
         f"--server-addr 127.0.0.9: {SERVER} listens at '127.0.0.1'; give that address",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", [name if name == "-sa" else pytest.param(name, marks=SLOW) for name in DISAGREEMENTS])

@@ -25,7 +25,7 @@ def two_gpus() -> bool:
     ((("twin", "twin"), ("twin", "twin")), []),
     pytest.param((("0", "gpu0"), ("1", "gpu1")), [], marks=pytest.mark.gpu),
     pytest.param((("0", "gpu0"), ("1", "gpu1")), ["mapped"], marks=pytest.mark.gpu),
-], ids=["twin", "cuda", "cuda-mapped"])  # fmt: skip
+], ids=["twin", "cuda", "cuda-mapped"])
 def test_requests_without_packets(places, kind, port):
     """They go without packets while all is well, and as packets as soon as anything is not: errors are the same."""
     if places[0][0] != "twin" and not two_gpus():

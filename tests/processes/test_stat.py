@@ -118,7 +118,7 @@ def test_tables_of_another_process(other):
         qps = nic.tables["qps"]
         assert {int(row["qpn"]): int(row["remote_qpn"]) for row in qps} == {
             other.has["a"]: other.has["b"], other.has["b"]: other.has["a"]
-        }  # fmt: skip
+        }
         assert {nic.tables.number_at("cqs", int(row["send_cq"])) for row in qps} <= {*other.has["cqns"]}
         assert nic.tables.number_at("cqs", 12345) == 0
         (key,) = (row for row in nic.tables["mkeys"] if row["key"] == other.has["key"])
@@ -128,7 +128,7 @@ def test_tables_of_another_process(other):
         assert bytes(nic.tables["gids"][0]["gid"]).endswith(b"\x7f\0\0\1")
         assert set(nic.tables) == {
             "qps", "cqs", "srqs", "mkeys", "pds", "umems", "uar_pages", "eqs", "gids", "sqs", "rqs", "wires"
-        }  # fmt: skip
+        }
         with pytest.raises(NotFoundError, match="has no table 'counters'"):
             nic.tables["counters"]
         assert nic.counters["rx_write_requests"] == 7
@@ -219,7 +219,7 @@ def test_description():
         {"rows": 33}, {"rows": 0}, {"rows": -1}, {"offset": -8}, {"offset": PAGE - 8}, {"rows": 1 << 70}, {"fd": 3},
         {"fd": "x"}, {"dtype": {}}, {"dtype": None}, {"number": "none"}, {"used": "nothing"}, {"rows": "many"},
     ],
-)  # fmt: skip
+)
 def test_wrong_descriptions(change):
     publication, description = described()
     description["tables"]["cqs"].update(change)
@@ -256,7 +256,7 @@ def test_stat(other):
     assert output.split("\n")[0].split() == ["device", "pid", "counter", "value", "per", "second"]
     assert [line.split() for line in output.splitlines()[1:3]] == [
         ["soft0", str(other.pid), "rx_write_requests", "7"], ["rdma_tx_bytes", str(1 << 40)],
-    ]  # fmt: skip
+    ]
     assert "rx_read_requests" not in output
     assert "rx_read_requests" in run("stat", "--all", "-d", "soft0", "--once").stdout
 
@@ -287,7 +287,7 @@ def test_stat_on_a_terminal(other):
     process = subprocess.Popen(
         [sys.executable, "-m", "gpunetio", "stat", "--pid", str(other.pid), "--interval", "0.1"],
         stdout=slave, stderr=subprocess.PIPE, env={**os.environ, "COLUMNS": "120", "TERM": "xterm"},
-    )  # fmt: skip
+    )
     os.close(slave)
     poll = select.poll()
     poll.register(master, select.POLLIN)
@@ -353,7 +353,7 @@ def test_prometheus(other):
     own = f'device="soft1",port="1",pid="{os.getpid()}"'
     assert {name for name, label in samples if label == own} == {
         f"gpunetio_{name}_total" for name in (*COUNTERS.offsets, *DERIVED)
-    }  # fmt: skip
+    }
 
 
 # --- gpunetio show -------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from udp_rig import Namespace
 BENCHMARKS = (
     "put_bw", "write_bw", "get_bw", "put_signal_bw", "put_counter_bw", "twosided_bw", "write_lat", "put_signal_lat",
     "put_counter_lat",
-)  # fmt: skip
+)
 
 
 FIRST = "put_bw"  # in the quick suite, as each takes two processes; the others are like it in what the ends do
@@ -65,7 +65,7 @@ def pair(name, port, server=(), client=(), program=COMMAND, client_program=COMMA
         *(pytest.param(name, "auto", marks=() if name == FIRST else pytest.mark.slow) for name in BENCHMARKS),
         *(pytest.param(name, "udp", marks=pytest.mark.slow) for name in ("get_bw", "twosided_bw", "put_counter_lat")),
     ],
-)  # fmt: skip
+)
 def test_client_and_server(name, wire, port):
     options = ("-s", 64, "-s", 5000, "-i", 300, "--wire", wire)
     with running(*pair(name, port, ("--wire", wire), options)) as tools:
@@ -145,7 +145,7 @@ def test_documents_and_pictures(port, tmp_path):
         Tool("put_bw", "--target", "cpu", "--port", port, "--address", where, *server),
         Tool("put_bw", "--target", "cpu", "--port", port, "--address", own_address(), "-c", where, "-s", 64,
              "--plot", pictures[1], "--json", program=("-c", _PATIENT)),
-    ) as tools:  # fmt: skip
+    ) as tools:
         documents = []
         for tool in tools:
             status, out, err = tool.end()
@@ -195,7 +195,7 @@ def test_both_ends_of_many_queues(port):
               ("auto", ("-c", "-s", 65536, "-m", 4096, "-n", 200)), ("udp", ("-n", 10_000)),
           )),
     ],
-)  # fmt: skip
+)
 def test_pingpong(options, wire, port):
     where, options = own_address(), ("-p", port, "--wire", wire, *options)
     with running(Tool("pingpong", "--address", where, *options)) as (server,):
@@ -252,7 +252,7 @@ def test_two_hosts(name, hosts, port):
     """Over UDP, with the MTU that Ethernet leaves."""
     here, there = ([*args, "--target", "cpu", "--port", port, "-s", 64, "-s", 50_000, "-i", 300] for args in (
         (name, "--address", "10.99.0.1"), (name, "--address", "10.99.0.2", "-c", "10.99.0.1"),
-    ))  # fmt: skip
+    ))
     server = Tool(*here, start=functools.partial(hosts[0].run, subprocess.Popen))
     with running(server):
         server.until("Waiting for a client on 10.99.0.1")
@@ -275,12 +275,12 @@ def test_a_cable_that_breaks(hosts, port):
             "put_bw", *options, "--address", "10.99.0.1", program=HURRIED,
             start=functools.partial(hosts[0].run, subprocess.Popen),
         )
-    ) as (server,):  # fmt: skip
+    ) as (server,):
         server.until("Waiting")
         client = Tool(
             "put_bw", *options, "--address", "10.99.0.2", "-c", "10.99.0.1", *LONG, program=HURRIED,
             start=functools.partial(hosts[1].run, subprocess.Popen),
-        )  # fmt: skip
+        )
         with running(client):
             for tool in (server, client):
                 tool.until("#bytes")
@@ -363,7 +363,7 @@ NONSENSE = {
     b"GET / HTTP/1.0\r\n\r\n": "is not a gpunetio program", b"": "closed the connection",
     b"\0" * 4096: "is not a gpunetio program", b"0000:000000:000000:": "is not a gpunetio program",
     struct.pack(">4sHI", b"GPNT", 9, 2) + b"{}": "speaks version 9 of the protocol",
-}  # fmt: skip
+}
 
 
 *STRANGE, OTHER_VERSION = NONSENSE
@@ -423,7 +423,7 @@ LONG = ("-s", 4096, "-D", 50)
 LEFT = (
     ("put_bw", 0), ("put_bw", 1), ("twosided_bw", 0), ("twosided_bw", 1), ("write_lat", 0), ("write_lat", 1),
     ("get_bw", 0), ("put_counter_bw", 0), ("put_counter_lat", 1),
-)  # fmt: skip
+)
 
 
 def victims(cases):

@@ -62,7 +62,7 @@ pytestmark = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
     ("mlx5_1", ["send", "fetch_and_add", "wrong_remote_key", "one_event_for_a_request"]),
     pytest.param("mlx5_0", None, marks=pytest.mark.slow),
     pytest.param("mlx5_1", None, marks=pytest.mark.slow),
-])  # fmt: skip
+])
 def test_conformance(stand_in: StandIn, peer, only):
     """No check fails, and none finds that something is not supported."""
     report = testing.run(lambda: verbs.open("mlx5_0"), lambda: verbs.open(peer), only)
@@ -265,7 +265,7 @@ def test_a_command_that_the_firmware_refuses(stand_in: StandIn, tells_status):
     "ibv_alloc_pd", "mlx5dv_init_obj", "ibv_reg_mr", "mlx5dv_devx_umem_reg_ex", "mlx5dv_devx_query_eqn",
     "mlx5dv_devx_obj_create", "mlx5dv_devx_obj_query", "mlx5dv_devx_obj_modify", "mlx5dv_devx_general_cmd",
     "ibv_create_ah", "mlx5dv_devx_create_event_channel",
-])  # fmt: skip
+])
 @pytest.mark.parametrize("code, error", [(errno.EBUSY, InUseError), (errno.EOPNOTSUPP, NotSupportedError)])
 def test_calls_that_fail(stand_in: StandIn, function, code, error):
     """Each failure is told, takes nothing along, and the same goes well the next time."""

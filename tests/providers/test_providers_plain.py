@@ -42,7 +42,7 @@ def test_all_were_taken():
     (errno.ENOMEM, FullError, "rxe0 has no room for the request: poll the CQ first"),
     (errno.EIO, DriverError, r"rxe0 refuses the request: Input/output error \(EIO\)"),
     (4095, DriverError, r"\(4095\)"),
-])  # fmt: skip
+])
 @pytest.mark.parametrize("at", [0, 2, None])
 def test_what_was_refused(code, kind, words, at):
     refused = posted(code, at)

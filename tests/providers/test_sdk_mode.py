@@ -70,7 +70,7 @@ def build(folder: Path, *libraries: str, **renamed: str) -> Path:
                  *(f"-D{old}={new}" for old, new in renamed.items()), SOURCE, f"-L{folder}", "-Wl,--no-as-needed",
                  *(f"-l:{one}" for one in needed), f"-Wl,-soname,{name}.of-{folder.name}", "-o", folder / name],
                 check=True, timeout=60,
-            )  # fmt: skip
+            )
             needed.append(name)
     return folder
 
@@ -147,7 +147,7 @@ def test_programs_send_no_mailboxes(ctx):
 THINGS = (
     "Verbs Dev", "Verbs AH Attr", "Verbs CQ Attr", "Verbs CQ", "Verbs UMEM", "Verbs UAR", "Verbs QP Init Attr",
     "Verbs QP", "Verbs QP Attr", "Verbs SRQ Init Attr", "Verbs SRQ",
-)  # fmt: skip
+)
 
 
 def not_in_use(folder: Path, *things: str) -> list[tuple[str, str]]:
@@ -336,7 +336,7 @@ def test_a_queue_pair(qp, calls):
         "doca_verbs_qp_get_dbr_addr verbs_qp#1",
         "doca_verbs_qp_get_qpn verbs_qp#1",
         "doca_verbs_qp_get_uar_addr verbs_qp#1",
-    ]  # fmt: skip
+    ]
     assert (qp.sq_address, qp.sq_entries, qp.rq_entries, qp.rq_stride) == (ring + 4 * 32, 8, 4, 32)
     assert qp.doorbell_register == qp.uar.reg_addr
     before = len(calls())
@@ -348,19 +348,19 @@ def test_a_queue_pair(qp, calls):
 TO_INIT = {
     "next_state": "0x1", "pkey_index": "0", "port_num": "0x1", "allow_remote_write": "0x1", "allow_remote_read": "0x1",
     "atomic_mode": "0x1",
-}  # fmt: skip
+}
 TO_RTR = {
     "next_state": "0x2", "min_rnr_timer": "0x1", "rq_psn": "0x77", "dest_qp_num": "0x1234",
     "path_mtu": f"{MtuSize.MTU_1K:#x}", "max_dest_rd_atomic": "0x10", "ah_attr": "ah_attr#1",
-}  # fmt: skip
+}
 TO_RTS = {
     "next_state": "0x3", "sq_psn": "0x99", "ack_timeout": "0xe", "retry_cnt": "0x7", "rnr_retry": "0x5",
     "max_rd_atomic": "0x10",
-}  # fmt: skip
+}
 ADDRESS = {
     "gid": PEER.gid.hex(), "addr_type": "0", "dlid": "0", "sl": "0", "sgid_index": "0", "static_rate": "0",
     "hop_limit": "0x40", "traffic_class": "0x60",
-}  # fmt: skip
+}
 
 
 def moves(calls: Calls) -> list[tuple[dict[str, str], str]]:
@@ -414,7 +414,7 @@ def test_query_tells_what_was_set(qp):
         dest_qp_num=0x1234, allow_remote_write=True, allow_remote_read=True, allow_remote_atomic=QpAtomicType.IB_SPEC,
         ah_attr=AhAttr(PEER.gid, AddrType.IPv4, hop_limit=64, traffic_class=0x60), pkey_index=0, port_num=1,
         ack_timeout=14, retry_cnt=7, rnr_retry=7, min_rnr_timer=1, max_rd_atomic=16, max_dest_rd_atomic=16,
-    )  # fmt: skip
+    )
 
 
 def test_reset_forgets_and_error_stays(qp, calls):
@@ -428,7 +428,7 @@ def test_reset_forgets_and_error_stays(qp, calls):
     assert calls.names() == [
         "doca_verbs_qp_attr_create", "doca_verbs_qp_init_attr_create", "doca_verbs_qp_query",
         "doca_verbs_qp_attr_get_current_state", "doca_verbs_qp_init_attr_destroy", "doca_verbs_qp_attr_destroy",
-    ]  # fmt: skip
+    ]
 
 
 def test_a_connected_queue_pair_changes_what_it_is_given(qp, calls):
@@ -490,7 +490,7 @@ def test_a_shared_receive_queue(srq_type, wr, kind, ctx, calls):
         assert calls.attributes("srq_init_attr") == {
             "srq_wr": wr, "receive_max_sges": "0x1", "type": kind, "pd": "pd#1", "external_datapath_en": "0x1",
             "external_umem": "umem#1 0",
-        }  # fmt: skip
+        }
         qp = queue_pair(ctx, stack, rq_wr=0, srq=srq)
         assert calls.attributes("qp_init_attr")["srq"] == "verbs_srq#1"
         assert "rq_wr" not in calls.attributes("qp_init_attr")
@@ -637,7 +637,7 @@ def test_a_ring_of_another_layout_is_refused(kind, ctx, monkeypatch, calls):
         pd = stack.enter_context(ctx.create_pd())
         make = {
             "CQ": lambda: ctx.create_cq(16), "SRQ": lambda: pd.create_srq(15), "QP": lambda: queue_pair(ctx, stack),
-        }[kind]  # fmt: skip
+        }[kind]
         with pytest.raises(UnexpectedError, match=f"the DOCA SDK has laid out a {kind} as .*'0x5'.*, not as"):
             make()
     ctx.close()

@@ -98,14 +98,14 @@ class Device:
         return bytes(cmd.CREATE_CQ_IN.pack(
             opcode=Opcode.CREATE_CQ, cq_umem_id=umem.contents.umem_id, cq_umem_valid=1,
             cq_context={**ids, "dbr_addr": PAGE - 64, "log_cq_size": 3, "c_eqn": self.eqn(), **fields},
-        ))  # fmt: skip
+        ))
 
     def create_qp(self, pd: Any, umem: Any, uar: Any, cqn: int) -> bytes:
         ids = {"uar_page": uar.contents.page_id, "dbr_umem_id": umem.contents.umem_id, "dbr_umem_valid": 1}
         return bytes(cmd.CREATE_QP_IN.pack(
             opcode=Opcode.CREATE_QP, wq_umem_id=umem.contents.umem_id, wq_umem_valid=1,
             qpc={**ids, "dbr_addr": PAGE - 128, "log_sq_size": 2, "rq_type": 3, "cqn_snd": cqn, "pd": self.pdn(pd)},
-        ))  # fmt: skip
+        ))
 
     def general(self, mailbox: bytes | None, size: int | None = None, room: int = 4112) -> tuple[int, bytes]:
         out = ctypes.create_string_buffer(max(room, 1))
@@ -235,7 +235,7 @@ def test_a_program_of_c_with_the_headers_inline_functions(stand_in: StandIn, tmp
         [compiler() or "cc", "-std=gnu11", "-Wall", "-Werror", "-fPIC", "-shared", source, "-o", made, stand_in.path,
          f"-Wl,-rpath,{stand_in.path.parent}"],
         check=True, timeout=60,
-    )  # fmt: skip
+    )
     program = ctypes.CDLL(str(made)).program
     program.argtypes = [ctypes.c_void_p]
     memory = HostMemory(PAGE)
@@ -380,7 +380,7 @@ ODP, RELAXED = 1 << 6, 1 << 20
     ({"access": ODP}, errno.EOPNOTSUPP),
     ({"iova": 8}, errno.EINVAL),
     ({"address": PAGE, "nbytes": 8}, errno.EFAULT),
-])  # fmt: skip
+])
 def test_regions_that_are_refused(device: Device, fields, code):
     null(device.mr(device.pd(), **fields), code)
 
@@ -416,7 +416,7 @@ def test_regions_of_dmabufs(device: Device):
     ({"comp_mask": 2}, errno.EOPNOTSUPP),
     ({"addr": PAGE, "size": 8}, errno.EFAULT),
     ({"addr": 0, "comp_mask": 1, "dmabuf_fd": -1}, errno.EBADF),
-])  # fmt: skip
+])
 def test_umems_that_are_refused(device: Device, fields, code):
     null(device.umem(**fields), code)
 
@@ -520,7 +520,7 @@ GENERAL = {
     "DESTROY": (bytes(cmd.DESTROY_QP_IN.pack(opcode=Opcode.DESTROY_QP)), 16, None, errno.EINVAL),
     "QUERY": (bytes(cmd.QUERY_QP_IN.pack(opcode=Opcode.QUERY_QP)), 272, None, errno.EINVAL),
     "unknown": (b"\x0a\xaa" + bytes(14), 16, None, errno.EINVAL),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("mailbox, room, size, code", GENERAL.values(), ids=GENERAL)
@@ -536,7 +536,7 @@ CREATED = {
     "MODIFY": (bytes(cmd.RST2INIT_QP_IN.pack(opcode=Opcode.RST2INIT_QP)), OUT),
     "short output": (bytes(cmd.CREATE_QP_IN.pack(opcode=Opcode.CREATE_QP)), 8),
     "tunnel": (bytes(cmd.CREATE_QP_IN.pack(opcode=Opcode.CREATE_QP))[:4] + b"\0\1" + bytes(266), OUT),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("mailbox, room", CREATED.values(), ids=CREATED)

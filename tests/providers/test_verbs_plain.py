@@ -18,7 +18,7 @@ from gpunetio.enums import (
     WcOpcode,
     WcStatus,
     WrOpcode,
-)  # fmt: skip
+)
 from gpunetio.errors import DriverError, FullError, InvalidValueError, NotSupportedError
 from gpunetio.providers.plain_verbs import PlainVerbs
 from gpunetio.testing import Outcome
@@ -31,7 +31,7 @@ NOT_SUPPORTED = [
     "umem_life", "uar_life", "rings_of_a_queue_pair", "wait_for_a_completion", "wait_for_a_receive",
     "memcpy_copies", "memcpy_between_regions", "memcpy_outside_of_a_region", "memcpy_needs_its_queue_pair",
     "cq_overrun_allowed", "collapsed_cq", "cq_of_an_external_data_path",
-]  # fmt: skip
+]
 
 
 def opener(name: str) -> Callable[[], verbs.Context]:
@@ -115,7 +115,7 @@ REFUSED: dict[str, Callable[[verbs.Context, PD], object]] = {
        for name in ("ring_address", "dbr_address", "arm_address", "uar")},
     **{f"SRQ: {name}": lambda ctx, pd, name=name: getattr(pd.create_srq(4), name)
        for name in ("ring_address", "dbr_address", "stride")},
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("what", REFUSED)
@@ -150,7 +150,7 @@ def test_nothing_is_left_of_what_fails(device, ctx, pd, monkeypatch, call):
     for make in (
         ctx.create_comp_channel, lambda: ctx.create_cq(4, channel=channel), lambda: pd.create_srq(4),
         lambda: pd.create_qp(sq_wr=1, send_cq=cq), pd.create_qp,
-    ):  # fmt: skip
+    ):
         try:
             make().close()
         except DriverError:
@@ -246,7 +246,7 @@ def test_masks_are_those_of_libibverbs(device, ctx, pd):
     uc.connect(uc)
     assert device.modified[1:] == [
         _M.NEXT_STATE | _M.RQ_PSN | _M.DEST_QP_NUM | _M.PATH_MTU | _M.AH_ATTR, _M.NEXT_STATE | _M.SQ_PSN,
-    ]  # fmt: skip
+    ]
 
 
 def test_what_is_left_out_is_one(ctx, pd):
@@ -254,7 +254,7 @@ def test_what_is_left_out_is_one(ctx, pd):
     qp = pd.create_qp()
     end = qp.endpoint()
     qp.modify(QpAttr(next_state=QpState.INIT), _M.NEXT_STATE | _M.PKEY_INDEX | _M.PORT_NUM | _M.ALLOW_REMOTE_WRITE
-              | _M.ALLOW_REMOTE_READ)  # fmt: skip
+              | _M.ALLOW_REMOTE_READ)
     qp.modify(
         QpAttr(next_state=QpState.RTR, dest_qp_num=end.qpn, ah_attr=AhAttr(gid=end.gid), max_dest_rd_atomic=8),
         _M.NEXT_STATE | _M.RQ_PSN | _M.DEST_QP_NUM | _M.PATH_MTU | _M.AH_ATTR | _M.MIN_RNR_TIMER,

@@ -30,7 +30,7 @@ def test_only_rc(pd, transport):
     [{"gid_index": -1}, {"send_queue_size": 0}, {"send_queue_size": 1 << 20}, {"recv_queue_size": -1},
      {"max_connections": 0}, {"timeout": 0}, {"permissions": 1 << 30}, {"grh": False}, {"port": 2}],
     ids=str,
-)  # fmt: skip
+)
 def test_arguments_that_no_queue_can_have(pd, wrong):
     with pytest.raises(InvalidValueError, match=next(iter(wrong))):
         Rdma(pd, **wrong)

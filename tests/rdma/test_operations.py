@@ -35,7 +35,7 @@ def test_operations(ends, mode):
     assert made.alone(
         {"what": "recv_strong", "lbuf": made.b.buf, "loff": 500, "nbytes": 90}, {"what": "recv_commit_strong"},
         end=made.b,
-    ) == [OK, OK]  # fmt: skip
+    ) == [OK, OK]
     calls: list[Call] = [
         {"what": "write", "roff": 3, "loff": 11, "nbytes": 41},
         {"what": "inline", "roff": 100, "value": made.a.memory.device_address + 7, "nbytes": 28},
@@ -46,7 +46,7 @@ def test_operations(ends, mode):
     ]
     steps: list[Call] = [
         {**call, "what": f"{call['what']}_{mode}", "position": i} for i, call in enumerate(calls)
-    ]  # fmt: skip
+    ]
     assert made.alone(*steps, committed(mode, len(calls)), {"what": "wait_all"}) == [OK] * 7 + [1]
     assert made.alone({"what": "recv_wait_all", "flags": 1}, end=made.b) == [1]
     wanted_a, wanted_b = before[0].copy(), before[1].copy()
@@ -68,7 +68,7 @@ def test_messages_of_several_connections(ends, mode):
     receives: list[Call] = [
         {"what": f"recv_{mode}", "lbuf": 0 if n % 4 == 0 else made.b.buf, "nbytes": 0 if n % 4 == 0 else 16,
          "loff": 16 * n, "position": n} for n in range(total)
-    ]  # fmt: skip
+    ]
     for half in (receives[: total // 2], receives[total // 2 :]):
         got = made.alone(*half, {"what": f"recv_commit_{mode}", "nbytes": len(half)}, end=made.b)
         assert got == [OK] * (len(half) + 1)
@@ -79,7 +79,7 @@ def test_messages_of_several_connections(ends, mode):
         call: Call = {
             "what": "value_strong" if without else "send_strong", "conn": conn, "roff": 8 * n + OUT, "value": n,
             "nbytes": 8, "imm": conn << 16 | number, "flags": RDMA_IMM if n % 3 or without else 0,
-        }  # fmt: skip
+        }
         assert made.alone(call, {"what": "commit_strong", "conn": conn}, {"what": "wait_all"}) == [OK, OK, 1]
     at = made.b.memory.device_address + OUT + 4096
     count = made.alone({"what": "recv_wait_all", "value": at, "imm": at + 1024, "flags": 1}, end=made.b)
@@ -127,7 +127,7 @@ def test_receives_are_reused_and_never_too_many(ends):
     for n in range(20):
         send: list[Call] = [
             {"what": "send_strong", "imm": 100 + n, "flags": RDMA_IMM}, {"what": "commit_strong"}, {"what": "wait_all"}
-        ]  # fmt: skip
+        ]
         assert made.alone(*send) == [OK, OK, 1]
         at = made.b.memory.device_address + OUT
         assert made.alone({"what": "recv_wait_all", "value": at, "flags": 0}, end=made.b) == [1]
@@ -143,7 +143,7 @@ def test_ranges_and_numbers_that_do_not_exist(ends):
     wrong: list[Call] = [
         {"conn": 1}, {"conn": -1}, {"roff": NBYTES - 7}, {"roff": -1}, {"nbytes": 0}, {"nbytes": NBYTES + 1},
         {"nbytes": -1}, {"nbytes": (1 << 30) + 1}, {"rbuf": EINVAL}, {"rbuf": 0}, {"roff": 1 << 62},
-    ]  # fmt: skip
+    ]
     local: list[Call] = [{"loff": NBYTES - 7}, {"loff": -1}, {"lbuf": EINVAL}, {"lbuf": 0}]
     calls: list[Call] = []
     for mode in ("strong", "weak"):

@@ -83,7 +83,7 @@ CALLS = st.one_of(
 MODEL = {
     "value_strong": Model.enqueue_strong, "value_weak": Model.enqueue_weak, "commit_strong": Model.commit_strong,
     "commit_weak": Model.commit_weak, "wait_all": Model.wait_all, "position": Model.position,
-}  # fmt: skip
+}
 
 
 @st.composite
@@ -173,7 +173,7 @@ def test_threads_of_a_block_fill_weak_batches(ends):
             [{"what": "barrier"}] * threads,
             [{"what": "commit_weak" if t == 0 else "skip", "nbytes": threads} for t in range(threads)],
             [{"what": "barrier"}] * threads,
-        ]  # fmt: skip
+        ]
     steps.append([{"what": "wait_all" if t == 0 else "skip"} for t in range(threads)])
     results = made.run(steps)
     assert all(result == OK for step in results[:-1] for result in step)
@@ -219,7 +219,7 @@ def test_blocks_at_once_corrupt_nothing(ends):
         steps.append(
             [{"what": "value_strong_until", "roff": 8 * (i * len(all_threads) + t), "value": i << 8 | t}
              for t in all_threads]
-        )  # fmt: skip
+        )
         steps.append([{"what": "barrier"}] * len(all_threads))
         steps.append([{"what": "commit_strong" if t % threads == 0 else "skip"} for t in all_threads])
         steps.append([{"what": "barrier"}] * len(all_threads))

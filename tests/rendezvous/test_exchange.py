@@ -39,7 +39,7 @@ from gpunetio.rendezvous.link import (
     encode,
     listen,
     own_address,
-)  # fmt: skip
+)
 
 ALL = list(BENCHMARKS)
 LATENCY = [name for name, benchmark in BENCHMARKS.items() if benchmark.latency]
@@ -108,7 +108,7 @@ def test_messages_survive_any_cut(messages, data):
 nonsense = st.binary(max_size=80) | st.builds(
     raw, st.binary(max_size=60), st.sampled_from([b"GPNT", b"GET "]), st.sampled_from([VERSION, 0, 65535]),
     st.none() | st.integers(0, (1 << 32) - 1),
-)  # fmt: skip
+)
 
 
 @given(nonsense)
@@ -149,7 +149,7 @@ def test_a_peer_that_speaks_nonsense_is_one_error_soon(data):
         (encode("interrupted"), "was interrupted (Ctrl+C)"),
         (encode("spam") * 100, "messages that this end did not ask for"),
     ],
-)  # fmt: skip
+)
 def test_what_is_wrong_is_said(data, text):
     with linked() as (link, peer):
         peer.sendall(data)
@@ -330,7 +330,7 @@ def test_no_field_crashes(body):
     for read in (
         lambda: message.integer("a", 0, 9), lambda: message.number("a", 0, 9), lambda: message.text("a"),
         lambda: message.raw("a", 4), lambda: message.part("a"), lambda: message.parts("a", 4),
-    ):  # fmt: skip
+    ):
         with contextlib.suppress(PeerError):
             read()
 
@@ -453,7 +453,7 @@ def options(name, device="soft0", **values):
     return Options(
         benchmark=BENCHMARKS[name], device=device, tcp_port=0,
         **{"gpu": "host", "sizes": (64,), "iterations": 300, **values, "asked": asked},
-    )  # fmt: skip
+    )
 
 
 class ServerThread:
@@ -596,7 +596,7 @@ def test_a_wrong_byte_is_seen_at_both_ends(name, with_payload, file, monkeypatch
         ({"duration": 0.5}, {"iterations": 20}, "they exclude each other"),
         ({"qps": 2}, {"qps": 3}, "has --qp 3, this end 2"),
     ],
-)  # fmt: skip
+)
 def test_ends_that_disagree(ours, theirs, text):
     server = ServerThread("put_bw", **ours)
     with pytest.raises(PeerError):
@@ -757,7 +757,7 @@ def test_a_client_that_speaks_nonsense(step):
 WRONG_VALUES = [
     ("hello", {"benchmark": 7}), ("ends", {}), ("size", {}), ("prepare", {}), ("result", {}),
     ("size", {"size": 64, "value": 256}), ("prepare", {"first": 300, "count": 1}),
-]  # fmt: skip
+]
 MORE_WRONG_VALUES = [
     ("hello", {"benchmark": "put_bw"}),
     ("hello", {"benchmark": "put_bw", "asked": {"sizes": [0]}}),
@@ -768,7 +768,7 @@ MORE_WRONG_VALUES = [
     ("ends", {"nbytes": 1, "qps": []}), ("ends", {"nbytes": 1 << 30, "qps": [{}]}),
     ("ends", {"nbytes": 1 << 30, "qps": [{"gid": "00", "mtu": 1024}]}),
     ("size", {"size": 65, "value": 1}), ("prepare", {"first": 0, "count": 1 << 40}), ("result", {"size": 64}),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(

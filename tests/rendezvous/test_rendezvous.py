@@ -25,7 +25,7 @@ from gpunetio.errors import (
     NotSupportedError,
     OperatingSystemError,
     TimedOutError,
-)  # fmt: skip
+)
 from gpunetio.rendezvous import (
     Mesh,
     MpiRendezvous,
@@ -35,7 +35,7 @@ from gpunetio.rendezvous import (
     TcpRendezvous,
     from_environment,
     link,
-)  # fmt: skip
+)
 from gpunetio.rendezvous.tcp import _MOST_BYTES
 
 JSON = st.recursive(
@@ -43,7 +43,7 @@ JSON = st.recursive(
     | st.floats(allow_nan=False, allow_infinity=False),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
     max_leaves=6,
-)  # fmt: skip
+)
 VALUES = JSON | st.binary(max_size=100)
 
 
@@ -258,7 +258,7 @@ def test_alone():
 @pytest.mark.parametrize("arguments, words", [
     ((0, 0), "size 0"), ((2, 2), "rank 2: the ranks of 2 processes are 0 to 1"), ((-1, 2), "rank -1"),
     ((0, "2"), "size '2'"), ((True, 2), "rank True"), ((1.0, 2), r"rank 1\.0"),
-])  # fmt: skip
+])
 def test_ranks_and_sizes_that_are_none(arguments, words):
     with pytest.raises(InvalidValueError, match=words):
         TcpRendezvous(*arguments)
@@ -399,7 +399,7 @@ def test_a_value_of_the_largest_size_and_one_beyond():
     st.dictionaries(st.text(max_size=5), JSON, max_size=2),
     st.lists(st.fixed_dictionaries({"data": st.binary(max_size=4).map(bytes.hex)}), min_size=2, max_size=2)
     .map(lambda values: {"values": values}),
-))  # fmt: skip
+))
 @settings(max_examples=15)
 def test_nonsense_of_rank_0_is_an_error_of_the_peer(answer):
     """A rank 0 that says anything: what comes back is a value, or a PeerError."""
@@ -524,7 +524,7 @@ def test_every_rank_reaches_every_other():
     with gn.open("soft0") as nic:
         found = at_once(*(
             lambda rank=rank: in_mesh(nic, rank, size, port, work, depth=16, timeout=20) for rank in range(size)
-        ))  # fmt: skip
+        ))
         assert found == [[0, 2, 3], [1, 0, 3], [1, 2, 0]]
 
 
@@ -535,7 +535,7 @@ def test_a_mesh_that_fails_leaves_nothing_open():
         outcomes = at_once(*(
             lambda rank=rank: in_mesh(nic, rank, 3, port, lambda *_: None, depth=0 if rank == 1 else 16)
             for rank in range(3)
-        ))  # fmt: skip
+        ))
         assert isinstance(outcomes[1], InvalidValueError)
         assert isinstance(outcomes[0], PeerError)
         assert "rank 1" in str(outcomes[0])

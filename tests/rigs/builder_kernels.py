@@ -27,11 +27,11 @@ build_at = struct_view(BUILD)
 NAMES = (
     "nop", "write", "write2", "write_value", "write_inline", "read", "read2", "send", "atomic", "masked_add",
     "masked_swap32", "masked_swap64", "wait", "dump",
-)  # fmt: skip
+)
 (
     NOP, WRITE, WRITE2, WRITE_VALUE, WRITE_INLINE, READ, READ2, SEND, ATOMIC, MASKED_ADD,
     MASKED_SWAP32, MASKED_SWAP64, WAIT, DUMP,
-) = range(len(NAMES))  # fmt: skip
+) = range(len(NAMES))
 
 
 @kernel
@@ -56,7 +56,7 @@ def build(qp, table, count, execute, out):
             device.prepare_write2(
                 qp, index, b.raddr, b.rkey, b.laddr, b.lkey, b.nbytes, b.laddr1, b.lkey1, b.nbytes1, b.flags, b.opcode,
                 b.imm, b.at,
-            )  # fmt: skip
+            )
         elif b.what == WRITE_VALUE:
             device.prepare_write_value(qp, index, b.raddr, b.rkey, b.first, b.nbytes, b.flags, b.at)
         elif b.what == WRITE_INLINE:

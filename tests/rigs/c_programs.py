@@ -24,6 +24,6 @@ def build(name: str, folder: Path) -> Path:
     command = (
         compiler() or "cc", "-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-Wno-unused-function",
         source, "-o", made, "-pthread", *libraries,
-    )  # fmt: skip
+    )
     subprocess.run(command, check=True, timeout=60)
     return made

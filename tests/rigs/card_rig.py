@@ -153,7 +153,7 @@ def poke(gpu: Gpu, address: int, data: bytes) -> None:
 def complete(
     gpu: Gpu, cq: CQ, number: int, *, counter: int | None = None, opcode: int = REQ, nbytes: int = 0,
     syndrome: int = 0, vendor: int = 0,
-) -> None:  # fmt: skip
+) -> None:
     """Write CQE `number` of a CQ, that of WQE `counter`, or of the same number; its last word comes last."""
     cqe = bytearray(64)
     cqe[44:48] = nbytes.to_bytes(4, "big")

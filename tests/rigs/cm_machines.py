@@ -49,14 +49,14 @@ class Host:
         self.listening = self.machine.listen(
             space, options.pop("port", PORT), options.pop("gid", None), options.pop("backlog", 64), self.notify,
             **options,
-        )  # fmt: skip
+        )
 
     def terms(self) -> Terms:
         self.qpn += 1
         return Terms(qpn=self.qpn, psn=self.qpn * 7 & 0xFFFFFF)
 
     def connect(self, to: "Host", *, own: Terms | None = None, times: Times = LINUX, port: int = PORT,
-                private_data: bytes = b"") -> Communication:  # fmt: skip
+                private_data: bytes = b"") -> Communication:
         return self.machine.connect(
             Path(to.gid), port, own or self.terms(), self.notify, private_data=private_data, times=times
         )
@@ -87,7 +87,7 @@ class Host:
         return not (
             len(self.machine) or len(common.timers) or common.by_remote or common.by_qpn or waiting
             or len(self.machine._datagrams)
-        )  # fmt: skip
+        )
 
 
 def accept_all(host: Host, communication: Communication, event: Event) -> None:

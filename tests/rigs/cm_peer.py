@@ -69,7 +69,7 @@ def short_lived_qp(ctx: Context) -> Iterator[QP]:
     with (
         ctx.create_pd() as pd, ctx.create_cq(8) as cq,
         pd.create_qp(sq_wr=4, rq_wr=4, send_cq=cq, receive_cq=cq) as qp,
-    ):  # fmt: skip
+    ):
         yield qp
 
 

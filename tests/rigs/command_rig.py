@@ -31,7 +31,7 @@ INPUTS = {
     Opcode.CREATE_RMP: cmd.CREATE_RMP_IN, Opcode.MODIFY_RMP: cmd.MODIFY_RMP_IN,
     Opcode.DESTROY_RMP: cmd.DESTROY_RMP_IN, Opcode.QUERY_RMP: cmd.QUERY_RMP_IN,
     **{opcode: mailboxes(opcode).request for opcode in Opcode if 0x92F <= opcode <= 0x93C},  # flow tables
-}  # fmt: skip
+}
 
 
 LIMITED = {"QP": qp, "CQ": cq, "PD": pd, "UMEM": umem, "UAR": uar, "MR": mkey, "SRQ": rmp}
@@ -67,7 +67,7 @@ class Device:
         context = {
             "log_cq_size": 4, "uar_page": self.page.page_id, "c_eqn": 1, "dbr_umem_valid": 1, "dbr_umem_id": self.umem,
             "dbr_addr": 0x8000, **(cqc or {}),
-        }  # fmt: skip
+        }
         fields = {"cq_umem_id": self.umem, "cq_umem_offset": 0x400, "cq_umem_valid": 1, **fields}
         mailbox = cmd.CREATE_CQ_IN.pack(opcode=Opcode.CREATE_CQ, cq_context=context, **fields)
         handle, out = self.provider.devx_obj_create(bytes(mailbox), 16)
@@ -78,7 +78,7 @@ class Device:
         context = {
             "st": 0, "pd": self.pd, "uar_page": self.page.page_id, "rq_type": 3, "no_sq": 1, "dbr_umem_valid": 1,
             "dbr_umem_id": self.umem, "dbr_addr": 0x8008, **(qpc or {}),
-        }  # fmt: skip
+        }
         fields = {"wq_umem_id": self.umem, "wq_umem_offset": 0x1000, "wq_umem_valid": 1, **fields}
         mailbox = cmd.CREATE_QP_IN.pack(opcode=Opcode.CREATE_QP, qpc=context, **fields)
         handle, out = self.provider.devx_obj_create(bytes(mailbox), 16)

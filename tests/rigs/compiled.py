@@ -44,7 +44,7 @@ def watched() -> Iterator[Done]:
     with (
         mock.patch.dict(roots._roots, clear=True), mock.patch.dict(roots.stats, compiled=0, loaded=0),
         mock.patch.object(roots, "compiled", done.compiled),
-    ):  # fmt: skip
+    ):
         try:
             yield done
         finally:

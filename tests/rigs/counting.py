@@ -44,7 +44,7 @@ class Counting:
             "counter_raddr": self.there.address + COUNTERS + 8 * counter, "counter_rkey": self.there_mr.rkey,
             "counter_laddr": self.here.address + OLD + 8 * t, "counter_lkey": self.here_mr.lkey, "counter_value": 1,
             **more,
-        }  # fmt: skip
+        }
 
     def counter(self, number: int = 0) -> int:
         return int(self.there.array[COUNTERS:].view(np.int64)[number])

@@ -47,7 +47,7 @@ class Crowd:
         for _ in range(count):
             self.queues.append(
                 Queue(pd, sq=SLOTS, rq=SLOTS, rq_sges=1, send_cq=self._cqs[0], recv_cq=self._cqs[1])
-            )  # fmt: skip
+            )
         self._of_qpn = {queue.qp.qpn: index for index, queue in enumerate(self.queues)}
         self._taken = [0] * count
         ends = [queue.qp.endpoint() for queue in self.queues]

@@ -324,7 +324,7 @@ def main() -> None:
         cost = {
             "kernel": name, "compiler_s": compiled - start, "ptxas_s": assembled - compiled,
             "peak_gb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6, "registers": registers, "stack": stack,
-        }  # fmt: skip
+        }
         print(json.dumps(cost))
 
 

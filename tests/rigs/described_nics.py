@@ -26,7 +26,7 @@ _ROWS = {
     "qps": qp.QP_ROW, "cqs": cq.CQ_ROW, "srqs": srq.SRQ_ROW, "mkeys": objects.MKEY_ROW, "pds": objects.PD_ROW,
     "umems": objects.UMEM_ROW, "uar_pages": objects.UAR_ROW, "eqs": cq.EQ_ROW, "gids": objects.GID_ROW,
     "sqs": ethernet.SQ_ROW, "rqs": ethernet.RQ_ROW, "wires": wire.WIRE, "counters": COUNTERS,
-}  # fmt: skip
+}
 _ROOM = 1 << 14
 
 
@@ -37,7 +37,7 @@ def _with_memory(tables: dict[str, np.ndarray], **more: object) -> bytes:
     return json.dumps({
         "name": "soft0", "addresses": ["127.0.0.1"], "listening": ["127.0.0.1"], **described, **more,
         "memory": memory.hex(),
-    }).encode()  # fmt: skip
+    }).encode()
 
 
 def nic() -> bytes:
@@ -63,7 +63,7 @@ def flow_rules() -> bytes:
         ], rules.RULE),
         "tirs": np.array([(5, 0, 3, 0xF, 0), (6, 9, 0, 0, 0)], rules.TIR),
         "rqts": np.array([(3, 8), (3, 9)], rules.RQT),
-    }, no_ethernet="")  # fmt: skip
+    }, no_ethernet="")
 
 
 class _Screen:

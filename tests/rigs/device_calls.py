@@ -45,13 +45,13 @@ NAMES = (
     "put_counter", "get_counter", "p_counter", "signal_counter", "put_signal_counter",
     "send", "send_imm", "recv", "recv_wait", "recv_wait_all", "recv_next", "recv_slot", "recv_bytes", "recv_imm",
     "recv_inline", "recv_poll", "poll_one", "poll", "copy", "sleep", "barrier", "skip",
-)  # fmt: skip
+)
 (
     PUT, GET, P, SIGNAL, PUT_SIGNAL, P_SIGNAL, MCST, FENCE, WAIT, WAIT_ALL, GET_WAIT,
     PUT_COUNTER, GET_COUNTER, P_COUNTER, SIGNAL_COUNTER, PUT_SIGNAL_COUNTER,
     SEND, SEND_IMM, RECV, RECV_WAIT, RECV_WAIT_ALL, RECV_NEXT, RECV_SLOT, RECV_BYTES, RECV_IMM,
     RECV_INLINE, RECV_POLL, POLL_ONE, POLL, COPY, SLEEP, BARRIER, SKIP,
-) = range(len(NAMES))  # fmt: skip
+) = range(len(NAMES))
 
 
 @kernel
@@ -101,12 +101,12 @@ def run_calls(calls, count, out):
             result = device.put_counter(
                 qp, raddr, rkey, laddr, lkey, nbytes, beside, c_raddr, c_rkey, c_laddr, c_lkey, add, sharing, code_opt,
                 scope,
-            )  # fmt: skip
+            )
         elif what == GET_COUNTER:
             result = device.get_counter(
                 qp, raddr, rkey, laddr, lkey, nbytes, beside, c_raddr, c_rkey, c_laddr, c_lkey, add, sharing, code_opt,
                 scope,
-            )  # fmt: skip
+            )
         elif what == P_COUNTER:
             result = device.p_counter(
                 qp, raddr, rkey, value, nbytes, beside, c_raddr, c_rkey, c_laddr, c_lkey, add, sharing, code_opt, scope
@@ -115,12 +115,12 @@ def run_calls(calls, count, out):
             result = device.signal_counter(
                 qp, s_raddr, s_rkey, s_laddr, s_lkey, value, beside, c_raddr, c_rkey, c_laddr, c_lkey, add, sharing,
                 code_opt, scope,
-            )  # fmt: skip
+            )
         elif what == PUT_SIGNAL_COUNTER:
             result = device.put_signal_counter(
                 qp, raddr, rkey, laddr, lkey, nbytes, s_raddr, s_rkey, s_laddr, s_lkey, value, beside, c_raddr, c_rkey,
                 c_laddr, c_lkey, add, sharing, code_opt, scope,
-            )  # fmt: skip
+            )
         elif what == SEND:
             result = device.send(qp, laddr, lkey, nbytes, sharing, code_opt, scope)
         elif what == SEND_IMM:

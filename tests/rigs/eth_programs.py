@@ -32,7 +32,7 @@ def steps(most_payload: int) -> st.SearchStrategy[list[tuple[Any, ...]]]:
         )
         | st.tuples(st.just("nop")),
         min_size=1, max_size=3,
-    )  # fmt: skip
+    )
 
 
 class Program:

@@ -66,7 +66,7 @@ class Cq(Ring):
                 "uar_page": make.uar.page_id, "c_eqn": make.devx.query_eqn(), "dbr_umem_valid": 1,
                 "dbr_umem_id": umem, "dbr_addr": self.record_at, "log_cq_size": log,
             },
-        )  # fmt: skip
+        )
 
     def take(self) -> list[np.void]:
         """Return the CQEs that are new, and give their places back."""
@@ -86,7 +86,7 @@ class Rq(Ring):
 
     def __init__(
         self, make: Maker, cq: Cq, log: int = 4, wqe: int = SEGMENT, wq: dict[str, Any] | None = None, **context: Any
-    ):  # fmt: skip
+    ):
         super().__init__(make, wqe << log)
         self.make, self.log, self.wqe, self.posted = make, log, wqe, 0
         self.kind = (wq or {}).get("wq_type", WqType.CYCLIC)
@@ -94,7 +94,7 @@ class Rq(Ring):
         ring = {
             "log_wq_sz": log, "log_wq_stride": wqe.bit_length() - 1, "wq_umem_id": umem, "dbr_umem_id": umem,
             "dbr_addr": self.record_at, **(wq or {}),
-        }  # fmt: skip
+        }
         self.made: DevxObject = make.rq(cq.made.number, ring, **context)
         self.modify(QueueState.RST, QueueState.RDY)
 

@@ -175,6 +175,6 @@ class RxDevice:
                     "timestamp_ns": packet.stamp, "bytes": len(packet.data), "flow_tag": tag,
                     "hash": tag * 3 & 0xFFFF_FFFF, "metadata": tag * 5 & 0xFFFF_FFFF, "checks": tag & 7,
                     "headers": tag >> 3 & 0xFF, "vlan": tag >> 2 & 0xFFFF, "hash_type": 0x44, "check_sum": tag & 0xFFFF,
-                }  # fmt: skip
+                }
         left = self.array[ATTRS + PACKET_ATTR.size * (count if described else 0) : 2 * ATTRS]
         assert (left == 0xEE).all()

@@ -23,7 +23,7 @@ from gpunetio.formats.wqe import (
     EthChecksum,
     WaitOperation,
     WqeOpcode,
-)  # fmt: skip
+)
 from gpunetio.verbs import DevxObject
 from nic_rig import PATIENCE, until, view
 
@@ -100,7 +100,7 @@ class Sq(Ring):
     def write(
         self, *segments: bytes, opcode: int = WqeOpcode.SEND, ask: int = CtrlFlags.CQ_UPDATE, opmod: int = 0,
         ds: int | None = None, sqn: int | None = None,
-    ) -> int:  # fmt: skip
+    ) -> int:
         """Write a WQE behind the last one. Return its index."""
         body = b"".join(segments)
         assert len(body) % SEGMENT == 0

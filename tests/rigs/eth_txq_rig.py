@@ -154,7 +154,7 @@ class TxDevice:
     def run(
         self, kernel: Kernel, *args: int, count: int, scope: int = device.THREAD, grid: int = 1, block: int = 0,
         most: int = 1 << 60,
-    ) -> list[int]:  # fmt: skip
+    ) -> list[int]:
         """Run `kernel(txq, *args, out)` while the device executes up to `most` WQEs: the int64s at `out`."""
         gpu, threads = self.crew.by(scope)
         with gpu.alloc(max(4096, 8 * count), MemType.CPU_GPU) as out:

@@ -40,7 +40,7 @@ class Maker:
                 "uar_page": self.uar.page_id, "c_eqn": self.devx.query_eqn(), "dbr_umem_valid": 1,
                 "dbr_umem_id": self.umem.umem_id, "dbr_addr": RECORD, "log_cq_size": 4,
             },
-        )  # fmt: skip
+        )
 
     def domain(self) -> DevxObject:
         return self.create(Opcode.ALLOC_TRANSPORT_DOMAIN)
@@ -56,7 +56,7 @@ class Maker:
         return {
             "wq_type": 1, "pd": self.pd.pdn, "log_wq_sz": 4, "wq_umem_valid": 1, "wq_umem_id": umem,
             "dbr_umem_valid": 1, "dbr_umem_id": umem, "dbr_addr": RECORD + 64, **fields,
-        }  # fmt: skip
+        }
 
     def sq(self, cqn: int, tisn: int, wq: dict[str, Any] | None = None, **context: Any) -> DevxObject:
         ring = self.wq(log_wq_stride=6, uar_page=self.uar.page_id) | (wq or {})
@@ -85,7 +85,7 @@ class Maker:
             "transport_domain": domain, "disp_type": DispType.INDIRECT, "indirect_table": rqtn,
             "rx_hash_fn": RxHashFn.TOEPLITZ, "rx_hash_toeplitz_key": KEY,
             "rx_hash_field_selector_outer": {"l4_prot_type": 1, "selected_fields": 0xF},
-        }  # fmt: skip
+        }
         return self.create(Opcode.CREATE_TIR, ctx=fields | context)
 
 

@@ -16,5 +16,5 @@ def run(name: str, *arguments: str) -> tuple[int, list[str], str]:
     done = subprocess.run(
         [sys.executable, "-W", "error", EXAMPLES / f"{name}.py", *arguments], capture_output=True, text=True,
         timeout=100, env={**os.environ, "PYTHONPATH": path},
-    )  # fmt: skip
+    )
     return done.returncode, re.sub(r"QP 0x\w+", "QP", done.stdout).splitlines(), done.stderr

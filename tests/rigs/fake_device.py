@@ -81,7 +81,7 @@ class FakeProvider:
             board_id="FAKE", phys_port_cnt=1, max_mr_size=1 << 40, max_qp=1024, max_qp_wr=32768, max_sge=30,
             max_cq=1024, max_cqe=1 << 22, max_mr=1024, max_pd=1024, max_ah=1024, max_srq=1024, max_srq_wr=32767,
             max_srq_sge=31, max_pkeys=128, max_qp_rd_atom=16, max_qp_init_rd_atom=16,
-        )  # fmt: skip
+        )
 
     def query_port(self, port: int) -> PortAttr:
         layer = LinkLayer.ETHERNET if self.ethernet else LinkLayer.INFINIBAND

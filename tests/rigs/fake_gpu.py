@@ -235,7 +235,7 @@ def _world() -> tuple[HostMemory, Calls]:
     return memory, Calls(
         compiled(_copy_in), compiled(_copy_out), within := compiled(_copy_within), within, compiled(_record_in),
         compiled(_query_it), compiled(_attributes_here), compiled(_enter_it),
-    )  # fmt: skip
+    )
 
 
 class FakeStream:
@@ -327,7 +327,7 @@ class FakeGpus:
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype, _libc.mmap.argtypes = ctypes.c_ssize_t, (
     ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64,
-)  # fmt: skip
+)
 
 
 class FakeMemory:
@@ -352,7 +352,7 @@ class DeviceBuffer(Buffer):
 
     def __init__(
         self, gpus: FakeGpus, pd: verbs.PD, nbytes: int, fill: int | None = None, ordinal: int = 0, **registration: Any
-    ):  # fmt: skip
+    ):
         self.memory = gpus.alloc(nbytes + 2 * self.GUARD, ordinal)
         self.whole = self.memory.array
         self.bytes = self.whole[self.GUARD : self.GUARD + nbytes]

@@ -74,7 +74,7 @@ class Side:
         return {
             "qpn": end.qpn, "gid": end.gid.hex(), "lid": end.lid, "mtu": end.mtu, "psn": end.psn,
             "address": buffer.address, "rkey": buffer.key,
-        }  # fmt: skip
+        }
 
     def connect(self, index: int, to: dict[str, Any], **attributes: Any) -> None:
         quick: dict[str, Any] = {"ack_timeout": 14, "retry_cnt": 3, "rnr_retry": 7, "min_rnr_timer": 1}

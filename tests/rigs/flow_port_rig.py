@@ -61,4 +61,4 @@ def left_over(ctx: verbs.Context) -> tuple[list[int], int, int, int]:
     return (
         sorted(control.flow_tables.known), len(control.flow_counters._bulks), len(control.tirs.contexts),
         len(control.rqts.contexts),
-    )  # fmt: skip
+    )

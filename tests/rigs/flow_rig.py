@@ -12,7 +12,7 @@ from gpunetio.formats.flow import (
     FlowAction,
     MatchCriteria,
     MissAction,
-)  # fmt: skip
+)
 from gpunetio.formats.mailboxes import mailboxes
 from gpunetio.nic.nic import SoftNic
 
@@ -52,30 +52,30 @@ class Steering:
         out = self.execute(
             Opcode.CREATE_FLOW_GROUP, table_id=table, start_flow_index=start, end_flow_index=end,
             match_criteria_enable=enable, match_criteria=FTE_MATCH_PARAM.unpack(criteria),
-        )  # fmt: skip
+        )
         return flow.CREATE_FLOW_GROUP_OUT.get(out, "group_id")
 
     def set(
         self, table: int, group: int, index: int, value: bytes = bytes(512), *, op_mod: int = 0,
         action: int | None = None, to: tuple[DestinationType, int] | None = None, counter: int = 0, tag: int = 0,
         **fields: Any,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Make or change an entry that drops, or leads to `to`."""
         if action is None:
             action = (FlowAction.FWD_DEST if to else FlowAction.DROP) | (FlowAction.COUNT if counter else 0)
         items = b"".join((
             bytes(DEST_FORMAT.pack(destination_type=to[0], destination_id=to[1])) if to else b"",
             bytes(FLOW_COUNTER_LIST.pack(flow_counter_id=counter)) if counter else b"",
-        ))  # fmt: skip
+        ))
         context = {
             "group_id": group, "flow_tag": tag, "action": action, "destination_list_size": int(to is not None),
             "flow_counter_list_size": int(counter != 0), "match_value": FTE_MATCH_PARAM.unpack(value),
             **fields.pop("context", {}),
-        }  # fmt: skip
+        }
         self.execute(
             Opcode.SET_FLOW_TABLE_ENTRY, items, op_mod=op_mod, table_id=table, flow_index=index, flow_context=context,
             **fields,
-        )  # fmt: skip
+        )
 
     def delete(self, table: int, index: int) -> None:
         self.execute(Opcode.DELETE_FLOW_TABLE_ENTRY, table_id=table, flow_index=index)

@@ -105,7 +105,7 @@ def _captures() -> list[bytes]:
     v6 = struct.pack(">IHBB", 6 << 28, len(udp), 17, 64) + bytes(15) + b"\1" + bytes(15) + b"\2" + udp
     frames = [bytes(12) + kind + ip for kind, ip in (
         (b"\x08\x00", v4), (b"\x86\xdd", v6), (b"\x81\x00\x00\x05\x08\x00", v4),
-    )]  # fmt: skip
+    )]
     packet = bytes.fromhex("0002 0002 0011 0001".replace(" ", "")) + roce
     lrh = bytearray(packet)
     lrh[4:6] = (len(packet) // 4).to_bytes(2, "big")
@@ -141,7 +141,7 @@ def _pcapng(frames: list[bytes]) -> bytes:
         block(2, struct.pack("<HHIIII", 0, 0, 0, 7, *sizes[1]) + frames[1]),
         block(3, struct.pack("<I", sizes[2][0]) + frames[2]),
         block(6, struct.pack("<IIIII", 1, 0, 7, sizes[0][0] - 14, sizes[0][1] - 10) + frames[0][14:]),
-    ))  # fmt: skip
+    ))
 
 
 _WAYS: tuple[Callable[[link.Message, str], object], ...] = (
@@ -149,7 +149,7 @@ _WAYS: tuple[Callable[[link.Message, str], object], ...] = (
     link.Message.text, lambda message, name: message.raw(name, 16), link.Message.part,
     lambda message, name: message.parts(name, 4), lambda message, _: endpoints.endpoint_of(message),
     lambda message, _: endpoints.memory_of(message),
-)  # fmt: skip
+)
 
 
 def _exchange(data: bytes) -> None:
@@ -182,7 +182,7 @@ _READERS: tuple[Callable[[Any, link.Message], object], ...] = (
     lambda end, _: agree(end, _OPTIONS, None, True), lambda end, _: swap_ends(end, [_ENDPOINT], 0, 0, 64, 64),
     lambda end, _: swap_words(end, 0, 0), lambda _, message: _result_of(message, 8, True),
     lambda _, message: _result_of(message, 8, False),
-)  # fmt: skip
+)
 
 
 def _benchmark(data: bytes) -> None:
@@ -224,7 +224,7 @@ def _samples_of_ports() -> bytes:
     ports.write(_FOLDER / "file", [
         ("soft0", PortConfig("10.0.0.1", faults=Faults(loss=0.1), capture="x")),
         ("soft1", PortConfig(link_layer=LinkLayer.INFINIBAND)),
-    ])  # fmt: skip
+    ])
     return (_FOLDER / "file").read_bytes()
 
 
@@ -237,7 +237,7 @@ _JOIN = link.encode("join", rank=1, size=4, key="the key")
 _MESSAGES = [
     link.encode("endpoint", **endpoints.endpoint_values(_ENDPOINT)),
     link.encode("memory", gid="00", address=4096, rkey=7, nbytes=64), link.encode("values", values=[{"data": "00ff"}]),
-]  # fmt: skip
+]
 _BENCHMARK_MESSAGES = [
     link.encode("hello", benchmark="write_bw", asked={"sizes": [8, 64], "iterations": 5, "qps": 1, "inline": True},
                 payload={"nbytes": 5, "sha256": "00" * 32}),
@@ -248,9 +248,9 @@ _BENCHMARK_MESSAGES = [
         BwResult(8, 5, 1.0, 1.0, 1.0, 1.0, Check("lost", 5, "00" * 32, 5)),
         LatResult(8, 5, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, Check()),
     )),
-]  # fmt: skip
+]
 _RECORDING = {"format": recording.FORMAT, "file": {"/sys/a": "1", "/b": {"hex": "00ff"}, "c": {"trouble": "absent",
-              "error": "no"}}, "question": {"system": {"answer": 1}}}  # fmt: skip
+              "error": "no"}}, "question": {"system": {"answer": 1}}}
 _NICS = described_nics.Reader()
 _DESCRIPTION = b"gpunetio-rdma here:1:2 - description 1 4\nabcd"
 
@@ -279,7 +279,7 @@ PARSERS: dict[str, Parser] = {
     "rank's value":      Parser(lambda raw: Rendezvous._decoded(1, raw), [b"b123", b'j{"a": [1, 2]}']),
     "socket address":    Parser(lambda raw: sockaddr.parse(raw.ljust(28, b"\0")),
                                 [sockaddr.of_gid(_ENDPOINT.gid, 5).pack()], (Refused,)),
-}  # fmt: skip
+}
 
 
 # --- runs ------------------------------------------------------------------------------------------------------------

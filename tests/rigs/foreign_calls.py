@@ -27,7 +27,7 @@ PAGE = 4096
 NUMBERS = [
     0, 1, 2, 3, 4, 7, 8, 15, 31, 32, 33, 63, 64, 100, 128, 4095, 4096, 1 << 16, 1 << 20, (1 << 31) - 1, 1 << 31,
     (1 << 32) - 1, 1 << 32, 1 << 47, (1 << 63) - 1, 1 << 63, (1 << 64) - 1,
-]  # fmt: skip
+]
 SIZES = [0, 1, 3, 4, 8, 9, 16, 17, 48, 64, 96, 200, 4000, 0xFFFF]
 _OBJECTS = 30  # after which the file is opened again
 
@@ -109,7 +109,7 @@ class Program:
             at = 4 * chance.randrange(60)
             value = chance.choice([
                 chance.choice(NUMBERS), self._handle(), self._place(), chance.choice(NUMBERS), chance.randrange(200),
-            ])  # fmt: skip
+            ])
             words[at : at + 8] = (value & (1 << 64) - 1).to_bytes(8, "little")
         ctypes.memmove(self.memory, bytes(words), 256)
 

@@ -34,7 +34,7 @@ from gpunetio.formats.flow import (
     FlowAction,
     MatchCriteria,
     RootChange,
-)  # fmt: skip
+)
 from gpunetio.formats.layout import BitStruct
 from gpunetio.formats.mailboxes import mailboxes
 from gpunetio.nic.control.command import Call
@@ -54,7 +54,7 @@ _MOST_OBJECTS = 60
 _STEP = 10_000
 ETHERNET = PortConfig()
 PORTS = {"ethernet": ETHERNET, "udp": PortConfig("127.0.0.1", wire="udp"),
-         "infiniband": PortConfig(link_layer=LinkLayer.INFINIBAND)}  # fmt: skip
+         "infiniband": PortConfig(link_layer=LinkLayer.INFINIBAND)}
 _ROOMS = [0, 1, 15, 16, 17, 64, 272, 1024, 0xFFFF]
 
 
@@ -141,7 +141,7 @@ class Program:
                 "access_mode_1_0": MkeyAccessMode.KSM, "pd": self.pd.pdn, "lw": 1, "rw": 1, "log_entity_size": 12,
                 "start_addr": self.region.address, "len": 8192, "translations_octword_size": 2,
             },
-        )  # fmt: skip
+        )
         for n in range(2):
             box += KLM.pack(mkey=self.region.lkey, address=self.region.address + n * 4096)
         self.kept.append(self.ctx.devx.create_raw(box, 16))
@@ -161,12 +161,12 @@ class Program:
         rq.modify(
             Opcode.MODIFY_RQ, rq_state=QueueState.RDY, modify_bitmask=ModifyRq.VSD | ModifyRq.COUNTER_SET_ID,
             ctx={"state": QueueState.RDY, "counter_set_id": counter.number},
-        )  # fmt: skip
+        )
         rqt = make.rqt([rq.number, striding.number])
         rqt.modify(
             Opcode.MODIFY_RQT, bitmask=ModifyRqt.RQN_LIST, ctx={"rqt_max_size": 8, "rqt_actual_size": 2},
             rq_num=rq_list([pooled.number, rq.number]),
-        )  # fmt: skip
+        )
         self.direct, hashed = make.direct(self.domain.number, rq.number), make.hashed(self.domain.number, rqt.number)
         hashed.modify(Opcode.MODIFY_TIR, bitmask=ModifyTir.INDIRECT_TABLE, ctx={"indirect_table": rqt.number})
         for one in (counter, tis, sq, rq, rqt, self.direct, hashed):
@@ -182,7 +182,7 @@ class Program:
         group = create(
             Opcode.CREATE_FLOW_GROUP, table_id=first.number, start_flow_index=0, end_flow_index=7,
             match_criteria_enable=MatchCriteria.OUTER_HEADERS, match_criteria=criteria,
-        )  # fmt: skip
+        )
         counter = create(Opcode.ALLOC_FLOW_COUNTER)
         entry, box = self._entry(first, group, 1, DestinationType.TIR, self.direct, counter)
         self._entry(first, group, 2, DestinationType.FLOW_TABLE, last, counter)
@@ -197,7 +197,7 @@ class Program:
     def _entry(
         self, table: DevxObject, group: DevxObject, index: int, kind: DestinationType, to: DevxObject,
         counter: DevxObject,
-    ) -> tuple[DevxObject, bytearray]:  # fmt: skip
+    ) -> tuple[DevxObject, bytearray]:
         """Make an entry of a flow table. Return it, and the input of the command."""
         box = mailboxes(Opcode.SET_FLOW_TABLE_ENTRY).request.pack(
             opcode=Opcode.SET_FLOW_TABLE_ENTRY, table_id=table.number, flow_index=index, flow_context={
@@ -205,7 +205,7 @@ class Program:
                 "destination_list_size": 1, "flow_counter_list_size": 1,
                 "match_value": {"outer_headers": {"ethertype": 0x800, "udp_dport": index}},
             },
-        )  # fmt: skip
+        )
         box += DEST_FORMAT.pack(destination_type=kind, destination_id=to.number)
         box += FLOW_COUNTER_LIST.pack(flow_counter_id=counter.number)
         return self.ctx.devx.create_raw(box, OUT.size), box
@@ -256,7 +256,7 @@ class ByIoctl:
     def _call(
         self, kind: int, method: int, names: type[abi.Devx | abi.DevxObject], mailbox: bytes, room: int,
         handle: int | None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         given, answer = ctypes.create_string_buffer(mailbox, len(mailbox) or 1), ctypes.create_string_buffer(room or 1)
         # Short attributes hold the bytes themselves.
         place = ctypes.addressof(given) if len(mailbox) > 8 else int.from_bytes(mailbox, "little")
@@ -361,7 +361,7 @@ class Commands:
         gone = [
             handle for handle, made in self.provider._objects.items()
             if made.named == named and made.kind.command(Call.DESTROY).opcode == command.opcode
-        ]  # fmt: skip
+        ]
         if not self._own.isdisjoint(gone):
             return
         answer, _ = self.nic.execute(mailbox, room)
@@ -412,7 +412,7 @@ class Commands:
             qp.post_send(SendWr(
                 opcode=WrOpcode.RDMA_WRITE, sges=[Sge(region.address, 5, region.lkey)],
                 remote_addr=region.address + 5, rkey=region.lkey,
-            ))  # fmt: skip
+            ))
             until(lambda: cq.poll(1), "the completion")
         assert bytes(memory) == b"worksworks"
 

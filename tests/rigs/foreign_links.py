@@ -53,7 +53,7 @@ def body_of(data: bytes) -> Body:
 CONNECT = _message(**{
     "version": 2, "op": "connect", "name": "soft0", "from": "127.0.0.2", "to": "127.0.0.1", "capacity": 1 << 13,
     "medium": "ETHERNET", "letters": True,
-})  # fmt: skip
+})
 
 
 def _nothing(*arguments: object) -> None: ...
@@ -77,7 +77,7 @@ LETTERS = [
     _message(op="key", key=0x105, pdn=1, access=7, iova=4096, nbytes=64, number=7, offset=0),
     _message(op="queue", qpn=9, remote_qpn=5, pdn=1, rights=7, msg_max=1 << 30, **_WORDS),
     _message(op="forget", keys=[0x105], queues=[9], **_WORDS),
-]  # fmt: skip
+]
 
 
 class _Engine:

@@ -37,7 +37,7 @@ def templates(own: bytes) -> list[bytes]:
         ether / IP(src=V4[1], dst=V4[0], options=b"\x01" * 8) / packet, ether / Dot1Q(vlan=5) / v4 / packet,
         ether / ARP(psrc=V4[1], pdst=V4[0]), ether / v6 / ICMPv6ND_NS(tgt=V6[0]), ether / v6 / ICMPv6ND_NA(tgt=V6[1]),
         ether / v4 / UDP(dport=53) / Raw(bytes(30)), ether / IP(src=V4[1], dst=V4[0], flags="MF") / packet,
-    )]  # fmt: skip
+    )]
 
 
 def more_templates(own: bytes) -> list[bytes]:
@@ -57,7 +57,7 @@ def more_templates(own: bytes) -> list[bytes]:
         ether / v6 / (IPv6ExtHdrDestOpt() / IPv6ExtHdrDestOpt() / chain / chain) / dns / data,
         ether / IP(src=V4[1], dst=V4[0], frag=5) / tcp / data,
         ether / IP(src="10.9.0.9", dst=V4[0]) / UDP(dport=4791) / data,
-    )]  # fmt: skip
+    )]
 
 
 def mutated(source: random.Random, frame: bytes) -> bytes:

@@ -46,9 +46,9 @@ SNIPPETS = [ast.parse(text).body[0] for text in (
     "try:\n    pass\nexcept ValueError:\n    pass", "import os", "def g(): pass", "yield i0",
     "i0 = i1 = f0 = 5", "not None", "(1, 2)[5]", "(1, 2)[i0]", "(1, 2.5)[i0]", "(i0, i1)[i1]", "()[0]", "i0 < i1 < f0",
     "return i0 if i1 else None", "i0()", "(lambda: 1)()", "math", "math.pi", "math.pi + i0", "np.zeros(3)", "str(i0)",
-)]  # fmt: skip
+)]
 KINDS = (INT, INT, INT, FLOAT64, FLOAT32, NOTHING, ArrayType("float64", 2, True), ArrayType("uint8", 1, False),
-         TupleType((INT, FLOAT64)))  # fmt: skip
+         TupleType((INT, FLOAT64)))
 
 
 class _Broken(ast.NodeTransformer):

@@ -39,7 +39,7 @@ def work(ctx, window, rank, ranks, piece, value, counted, out):
             counter_key = key_of(device.ld64(ctx + 24), rank)
             ticket = device.put_counter(
                 qp, at, key, 0, lkey, piece, companion, counter_at, counter_key, 0, sink, 1
-            )  # fmt: skip
+            )
         if ticket < 0:
             status = ticket
     for peer in range(ranks):

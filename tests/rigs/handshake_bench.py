@@ -27,7 +27,7 @@ class HandshakeBench:
 
     def __init__(
         self, gpu: Gpu, undo: ExitStack, queues: int = 1, number: int = 0, table: SlotTable | None = None
-    ):  # fmt: skip
+    ):
         self.tables, self.table = Tables(gpu, queues, 1, 0, 0, undo), table or SlotTable()
         self.acceptor = Acceptor(self.tables, self.table, number, STATION)
         self.rules: dict[int, tuple[int, int, int]] = {}  # address and ports, by tag
@@ -102,7 +102,7 @@ class Rule:
 
 def segment(
     flags: str, port: int = 5000, payload: bytes = b"", ip: dict[str, Any] | None = None, **fields: Any
-) -> Packet:  # fmt: skip
+) -> Packet:
     """A segment of a client, by default to the server."""
     tcp = TCP(sport=port, dport=80, flags=flags, **({"seq": 1000} | fields))
     return Ether(src=PEER_MAC, dst=MAC) / IP(**({"src": PEER, "dst": ADDRESS} | (ip or {}))) / tcp / payload

@@ -23,7 +23,7 @@ from gpunetio.packet_processing.http_request import (
     is_no_request,
     parse_request,
     request_end,
-)  # fmt: skip
+)
 from guarded import Guarded
 from mutations import mutated
 
@@ -45,7 +45,7 @@ PARTS = [
     b"HTTP/1.1", b"HTTP/1.0", b"GET ", b"HEAD ", b"Host: b\r\n", b"Content-Length: 4\r\n", b"Content-Length:",
     b"18446744073709551620", b"Transfer-Encoding: chunked\r\n", b"Connection: close\r\n", b"keep-alive", b"close",
     b"chunked", b"\r\n\r\n",
-]  # fmt: skip
+]
 
 Parsed = tuple[int, bytes, int]  # status, path, flags
 memory = Guarded()  # of the request that is being read

@@ -41,7 +41,7 @@ def one_round(value: int) -> None:
             qp.post_send(SendWr(
                 opcode=gn.WrOpcode.RDMA_WRITE, sges=[Sge(mine.address, 64, mine.lkey)], wr_id=n,
                 flags=gn.SendFlags.SIGNALED, remote_addr=theirs.address, rkey=theirs.rkey,
-            ))  # fmt: skip
+            ))
         completed: list[int] = []
         end = time.monotonic() + PATIENCE
         while len(completed) < 8:

@@ -34,7 +34,7 @@ def lose_by(what: str, name: str = "soft0") -> None:
         write = SendWr(
             opcode=gn.WrOpcode.RDMA_WRITE, sges=[Sge(mine.address, NBYTES, mine.lkey)],
             remote_addr=theirs.address, rkey=theirs.rkey,
-        )  # fmt: skip
+        )
         qp.post_send(write)  # loads all code: what is mapped later might take the place of the lost memory
         until(cq.poll, "the write")
         print(f"{mine.lkey:#010x} {mine.address:#018x}", flush=True)

@@ -9,7 +9,7 @@ from typing import Any
 _ODD = [
     None, True, -1, 0, 1 << 63, 1 << 64, 10**400, 1e308, float("inf"), float("nan"), "", "\ud800", "\0", "x" * 5000, [],
     {}, [[]], {"kind": 1}, "127.0.0.1", "::1", "soft0", "|V8", "(2,)<i8", "\x1b[2J",
-]  # fmt: skip
+]
 
 
 def mutated(chance: random.Random, sample: bytes) -> bytes:

@@ -32,7 +32,7 @@ MEMBERS = {
     "ginProgress":      (112, 144,  128, (_p,)),
     "queryLastError":   (120, 152,  136, (_p, _p)),
     "finalize":         (128, 160,  144, (_p,)),
-}  # fmt: skip
+}
 COLUMN = {14: 0, 13: 1, 11: 2}
 CREATE_V11 = (_p, _i, _i, _p, _p)
 PROPERTIES_BYTES = {14: 128, 13: 128, 11: 112}

@@ -18,7 +18,7 @@ class Child:
         self._process = subprocess.Popen(
             [sys.executable, __file__, json.dumps([name, config])],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
+        )
         try:
             hello = self._answer()
         except BaseException:
@@ -77,7 +77,7 @@ class _Nic:
         return {
             "name": self.ctx.name, "qpn": end.qpn, "gid": end.gid.hex(), "lid": end.lid, "mtu": end.mtu,
             "psn": end.psn, "address": self.buffer.address, "key": self.buffer.key,
-        }  # fmt: skip
+        }
 
     def connect(self, end: list, attributes: dict[str, Any]) -> None:
         qpn, gid, lid, mtu, psn = end

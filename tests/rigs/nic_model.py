@@ -398,7 +398,7 @@ class Qp:
             self.recv_cq.add(
                 self, RECEIVES[request.opcode], self.receive_index, byte_cnt=request.nbytes,
                 imm=request.imm if ROWS[request.opcode].imm else 0, payload=carried,
-            )  # fmt: skip
+            )
             self.receives.pop(0)
             self.receive_index += 1
         return answer

@@ -146,7 +146,7 @@ class Queue:
     def __init__(
         self, pd: PD, sq: int = 64, rq: int = 16, rq_sges: int = 4, send_cq: CQ | None = None,
         recv_cq: CQ | None = None, **init: Any,
-    ):  # fmt: skip
+    ):
         self.send_cq = send_cq or pd.ctx.create_cq(256)
         self.recv_cq = recv_cq or pd.ctx.create_cq(256)
         self.qp: QP = pd.create_qp(
@@ -293,7 +293,7 @@ SIZE = 1 << 13  # bytes of the ends' memory
 NAKS = {
     REMOTE_INVALID: Reason.NAK_INVALID_REQUEST, REMOTE_ACCESS: Reason.NAK_REMOTE_ACCESS,
     REMOTE_OP: Reason.NAK_REMOTE_OPERATION,
-}  # fmt: skip
+}
 
 
 @dataclass

@@ -84,7 +84,7 @@ def laboratory(folder: Path) -> Iterator[Lab]:
 @contextlib.contextmanager
 def on_a_tap(
     folder: Path, *options: str, http: bool = True, queues: int = 1
-) -> Iterator[tuple[Lab, PacketServer]]:  # fmt: skip
+) -> Iterator[tuple[Lab, PacketServer]]:
     """A server on a TAP device, which comes and goes with it."""
     with laboratory(folder) as lab:
         pages = ("--pages", folder / "pages") if http else ()

@@ -37,9 +37,9 @@ def udp(n: int) -> Iterator[tuple[Packet, Counted]]:
 TEXTS = {
     b"GET /index.html HTTP/1.1\r\n": "http_get", b"GET /": "http_get", b"HEAD / HTTP/1.1": "http_head",
     b"POST /form HTTP/1.1": "http_post", b"HTTP/1.1 200 OK": "http", b"HTTP/1.1": "http",
-}  # fmt: skip
+}
 FLAGS = {"F": "tcp_fin", "FA": "tcp_fin", "SF": "tcp_fin", "S": "tcp_syn", "SA": "tcp_syn", "A": "tcp_ack",
-         "PA": "tcp_ack", "RA": "tcp_ack", "R": "others", "": "others"}  # fmt: skip
+         "PA": "tcp_ack", "RA": "tcp_ack", "R": "others", "": "others"}
 NO_TEXTS = (b"GET", b"GET ", b"get /", b"HEAD ", b"POST", b"HTTP/1.0 200 OK", b"HTTP/1.", b" GET /", b"")
 
 

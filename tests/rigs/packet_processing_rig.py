@@ -53,7 +53,7 @@ def expected(frames: Iterable[tuple[Packet, Counted]]) -> dict[str, Counter[str]
 
 def options_for(
     frames: Iterable[Packet], folder: Path, queues: int = 1, times: int = 1, gpu: str = "host"
-) -> Options:  # fmt: skip
+) -> Options:
     """Return options for a run over frames, all of them so many times."""
     path = folder / "frames.pcap"
     # libpcap's format: 2.4, frames up to 64 KiB, Ethernet. A record has its time, and its length twice.
@@ -68,7 +68,7 @@ def options_for(
 
 def replayed(
     frames: Iterable[Packet], folder: Path, queues: int = 1, times: int = 1, gpu: str = "host"
-) -> Report:  # fmt: skip
+) -> Report:
     """Run the application over frames. The capture `sent.pcap` then also has what the NIC has sent."""
     report = run(options_for(frames, folder, queues, times, gpu))
     assert not report.failures

@@ -20,13 +20,13 @@ class PacketServer(Tool):
 
     def __init__(
         self, wire: str, *options: Any, http: bool = True, queues: int = 1, gpu: str = "host", **start: Any
-    ):  # fmt: skip
+    ):
         compile_engine()  # once, for all processes
         compile_extensions()
         super().__init__(
             "packet_processing", "-g", gpu, "-n", "soft0", "-q", queues, *["-s"] * http, "--wire", wire,
             "--address", SERVER, *options, **start,
-        )  # fmt: skip
+        )
 
     def stop(self) -> str:
         """End it by Ctrl+C: what it has said."""

@@ -30,10 +30,10 @@ FIELDS = {
     "syndrome": "infiniband.aeth.syndrome", "msn": "infiniband.aeth.msn",
     "old": "infiniband.atomicacketh.origremdt", "imm": "infiniband.immdt",
     "icrc": "infiniband.invariant.crc", "vcrc": "infiniband.variant.crc",
-}  # fmt: skip
+}
 _TEXTS = {
     "malformed", "severity", "message", "time", "src", "dst", "src6", "dst6", "eth_src", "eth_dst", "sgid", "dgid",
-}  # fmt: skip
+}
 _ERROR = 0x0080_0000  # PI_ERROR
 GOOD = 1  # tshark's value for a right checksum
 
@@ -96,7 +96,7 @@ def dissect(path: Path) -> list[Packet]:
         "-o", "udp.ignore_ipv6_zero_checksum:TRUE",  # RoCE v2 may leave it out (annex A17.4.5)
         "--disable-protocol", "rpcordma",  # would take SENDs as its own, and empty ones as malformed
         "-T", "fields", "-E", "separator=|", "-E", "occurrence=f",
-    ]  # fmt: skip
+    ]
     for field in FIELDS.values():
         command += ["-e", field]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
@@ -178,7 +178,7 @@ class Operation:
                 "opcode": service | opcode + 6 * writes, "psn": psn + i & 0xFF_FFFF, "pad": -part & 3,
                 "va": self.va if begins else None, "rkey": self.rkey if begins else None,
                 "nbytes": self.nbytes if begins else None, "imm": self.imm if last and with_imm else None,
-            })  # fmt: skip
+            })
         return found
 
     def responses(self, mtu: int, psn: int, msn: int) -> list[dict[str, int | None]]:
@@ -198,5 +198,5 @@ class Operation:
             found.append({
                 "opcode": opcode, "psn": psn + i & 0xFF_FFFF, "pad": -part & 3,
                 "syndrome": 0x1F if ends else None, "msn": msn if ends else None,
-            })  # fmt: skip
+            })
         return found

@@ -45,12 +45,12 @@ class Function:
         return [
             link(at, "/".join((f"/sys/devices/pci{domain_and_bus}", *self.path))),
             file(f"{at}/vendor", vendor), file(f"{at}/class", kind),
-        ]  # fmt: skip
+        ]
 
 
 _VENDORS = {
     "SoC Management": ("0x15b3", "0x080100"), "Mellanox": ("0x15b3", "0x020000"), "NVIDIA": ("0x10de", "0x030200"),
-}  # fmt: skip
+}
 _ROOT = re.compile(r"\[([0-9a-f]{4}):([0-9a-f]{2})]")
 _STEP = re.compile(r"([0-9a-f]{2}\.[0-7])(?:-\[([0-9a-f]{2})(?:-[0-9a-f]{2})?])?")
 

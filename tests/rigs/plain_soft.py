@@ -30,11 +30,11 @@ EVENTS = {
 DEVX = (
     "reg_umem", "reg_dmabuf_umem", "dereg_umem", "alloc_uar", "free_uar", "doorbell_register", "query_eqn",
     "resolve_mac", "devx_obj_create", "devx_obj_modify", "devx_obj_query", "devx_obj_destroy", "general_cmd",
-)  # fmt: skip
+)
 NUMBERS = (
     "rq_psn", "sq_psn", "dest_qp_num", "pkey_index", "port_num", "ack_timeout", "retry_cnt", "rnr_retry",
     "min_rnr_timer", "max_rd_atomic", "max_dest_rd_atomic", "qkey",
-)  # fmt: skip
+)
 
 
 class PlainSoft:
@@ -171,7 +171,7 @@ class PlainSoft:
                 sq_wr=cap.max_send_wr, rq_wr=cap.max_recv_wr, send_cq=send_cq, receive_cq=receive_cq,
                 send_max_sges=cap.max_send_sge, receive_max_sges=cap.max_recv_sge, qp_type=init.qp_type,
                 max_inline_data=cap.max_inline_data, srq=None if init.srq is None else self._objects[init.srq],
-            )  # fmt: skip
+            )
             pd._users.pop(id(qp))  # it belongs to the provider, and the import ends
             qp._uses = tuple(used for used in qp._uses if used is not pd)
         return NewQp(self._made(qp), qp.qpn, cap._replace(max_inline_data=qp.init_attr.max_inline_data))
@@ -191,7 +191,7 @@ class PlainSoft:
             kind = ip_type(route.dgid) if self._ctx.query_port().link_layer.name == "ETHERNET" else AddrType.IB_GRH
             attr.ah_attr = AhAttr(gid=route.dgid, addr_type=kind, dlid=route.dlid, sl=route.sl,
                                   sgid_index=route.sgid_index, hop_limit=route.hop_limit,
-                                  flow_label=route.flow_label)  # fmt: skip
+                                  flow_label=route.flow_label)
         rights = QpAttrMask.ALLOW_REMOTE_WRITE | QpAttrMask.ALLOW_REMOTE_READ | QpAttrMask.ATOMIC_MODE
         if mask & rights:  # libibverbs only knows both together
             mask |= rights
@@ -205,16 +205,16 @@ class PlainSoft:
         for right, given in (
             (access.REMOTE_WRITE, attr.allow_remote_write), (access.REMOTE_READ, attr.allow_remote_read),
             (access.REMOTE_ATOMIC, attr.allow_remote_atomic),
-        ):  # fmt: skip
+        ):
             access |= right if given else access.LOCAL_READ
         route = None
         if ah := attr.ah_attr:
             route = Route(ah.gid, ah.dlid, ah.sl, ah.sgid_index, ah.static_rate, ah.hop_limit, ah.traffic_class, True,
-                          ah.flow_label)  # fmt: skip
+                          ah.flow_label)
         return QpValues(
             attr.current_state, attr.path_mtu, access=access, route=route,
             **{name: getattr(attr, name) for name in NUMBERS},
-        )  # fmt: skip
+        )
 
     def post_send(self, qp: int, requests: Sequence[Send], first: int) -> Refused | None:
         sends = [_send(one, first + n, self._objects.get(one.ah)) for n, one in enumerate(requests)]
@@ -265,7 +265,7 @@ def _send(request: Send, wr_id: int, ah: verbs.AddressHandle | None) -> SendWr:
         wr_id=wr_id, flags=SendFlags(request.flags), remote_addr=request.remote_addr, rkey=request.rkey,
         imm=request.imm, compare=request.compare_add, add=request.compare_add, swap=request.swap,
         ah=ah, remote_qpn=request.remote_qpn, remote_qkey=request.remote_qkey,
-    )  # fmt: skip
+    )
 
 
 def _receive(entries: Entries, wr_id: int) -> RecvWr:

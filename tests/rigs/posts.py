@@ -71,14 +71,14 @@ class Post:
         return {
             "what": "send", "qp": qp, "laddr": self.here.address + SLOT * number, "lkey": self.here_mr.lkey,
             "nbytes": nbytes, **more,
-        }  # fmt: skip
+        }
 
     def receiving(self, qp: ExportedQp, number: int, nbytes: int = SLOT, **more: Any) -> Call:
         """A call that posts a receive to place `number`."""
         return {
             "what": "recv", "qp": qp, "laddr": self.there.address + SLOT * number, "lkey": self.there_mr.lkey,
             "nbytes": nbytes, **more,
-        }  # fmt: skip
+        }
 
     def run(self, program: list[list[Call]], grid: int = 1, **common: Any) -> list[list[int]]:
         return run(self.gpu, program, grid, **common).tolist()

@@ -29,7 +29,7 @@ def serving(*arguments: object, options: tuple[str, ...] = (), **variables: str)
     command, env = [*RUN, *options, "--", *map(str, arguments)], environment() | variables
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env
-    ) as server:  # fmt: skip
+    ) as server:
         try:
             yield server
         finally:

@@ -24,13 +24,13 @@ NAMES = (
     "read_weak", "send_strong", "send_weak", "commit_strong", "commit_weak", "wait_all", "position", "mask",
     "recv_strong", "recv_weak", "recv_commit_strong", "recv_commit_weak", "recv_wait_all", "recv_position",
     "store", "await", "barrier", "skip", "value_strong_until",
-)  # fmt: skip
+)
 (
     WRITE_STRONG, WRITE_WEAK, INLINE_STRONG, INLINE_WEAK, VALUE_STRONG, VALUE_WEAK, READ_STRONG,
     READ_WEAK, SEND_STRONG, SEND_WEAK, COMMIT_STRONG, COMMIT_WEAK, WAIT_ALL, POSITION, MASK,
     RECV_STRONG, RECV_WEAK, RECV_COMMIT_STRONG, RECV_COMMIT_WEAK, RECV_WAIT_ALL, RECV_POSITION,
     STORE, AWAIT, BARRIER, SKIP, VALUE_STRONG_UNTIL,
-) = range(len(NAMES))  # fmt: skip
+) = range(len(NAMES))
 
 
 @kernel

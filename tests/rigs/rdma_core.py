@@ -13,7 +13,7 @@ PACKAGES = {
     "ib": "perftest", "ibv": "ibverbs-utils", "ucx": "ucx-utils", "rping": "rdmacm-utils", "ucmatose": "rdmacm-utils",
     "rdma": "rdmacm-utils", "udaddy": "rdmacm-utils", "rstream": "rdmacm-utils", "riostream": "rdmacm-utils",
     "rcopy": "rdmacm-utils", "fio": "fio", "ibstat": "infiniband-diags", "qemu-system-x86": "qemu-system-x86",
-}  # fmt: skip
+}
 
 
 def skip_without_headers() -> None:

@@ -26,7 +26,7 @@ CREATE_RMP, QUERY_RMP, MODIFY_CQ = 0x90C, 0x90F, 0x403
 CREATES = {CREATE_CQ: "cq", CREATE_QP: "qp", CREATE_RMP: "rmp"}
 FIRST = {  # the number of the first object of a kind; the next ones follow
     "pd": 0xA1A2A3, "umem": 0xB0B1B2B3, "uar": 0xC1C2C3, "cq": 0xD1D2D3, "qp": 0xE1E2E3, "rmp": 0xF1F2F3, "channel": 1,
-}  # fmt: skip
+}
 EQN = 0x9E
 UDP_SPORT = 0xC0DE
 LIMIT = 0x6C77  # wq.lwm, as QUERY_RMP answers it

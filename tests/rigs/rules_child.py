@@ -23,7 +23,7 @@ class Child:
         self._process = subprocess.Popen(
             [sys.executable, __file__, name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
             env=environment(),
-        )  # fmt: skip
+        )
         try:
             self.name, self.pid, self.has = name, self._process.pid, self.answer()
         except BaseException:

@@ -27,7 +27,7 @@ class Child:
         self._process = subprocess.Popen(
             [sys.executable, __file__, json.dumps([name, config])],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment(),
-        )  # fmt: skip
+        )
         try:
             self.mac, self.pid = bytes.fromhex(self._answer()["value"]), self._process.pid
             if enter:

@@ -22,7 +22,7 @@ def fields_of(frame: bytes) -> tuple[dict, dict] | None:
     outer = {
         "dmac_47_16": number(frame[0:4]), "dmac_15_0": number(frame[4:6]), "smac_47_16": number(frame[6:10]),
         "smac_15_0": number(frame[10:12]),
-    }  # fmt: skip
+    }
     misc: dict = {}
     kind, rest = number(frame[12:14]), frame[14:]
     for target, prefix, marks in ((outer, "first_", ""), (misc, "outer_second_", "outer_second_")):
@@ -50,7 +50,7 @@ def _ipv4(outer: dict, rest: bytes) -> None:
         "ip_version": 4, "ip_dscp": rest[1] >> 2, "ip_ecn": rest[1] & 3, "ttl_hoplimit": rest[8],
         "ip_protocol": rest[9], "src_ipv4_src_ipv6": bytes(12) + rest[12:16],
         "dst_ipv4_dst_ipv6": bytes(12) + rest[16:20],
-    }  # fmt: skip
+    }
     if number(rest[6:8]) & 0x3FFF:
         outer["frag"] = 1
     else:
@@ -64,7 +64,7 @@ def _ipv6(outer: dict, rest: bytes) -> None:
     outer |= {
         "ip_version": 6, "ip_dscp": traffic >> 2, "ip_ecn": traffic & 3, "ttl_hoplimit": rest[7],
         "src_ipv4_src_ipv6": rest[8:24], "dst_ipv4_dst_ipv6": rest[24:40],
-    }  # fmt: skip
+    }
     protocol, rest = rest[6], rest[40 : 40 + number(rest[4:6])]
     for _ in range(8):
         if protocol not in (0, 43, 44, 51, 60) or len(rest) < 8:

@@ -144,7 +144,7 @@ class Client:
     def __init__(
         self, station: Station, port: int, *, mss: int | None = 1460, window: int = 65535, iss: int = 1000,
         options: Iterable[tuple[str, Any]] = (), ignore: Callable[[Packet], bool] = lambda frame: False,
-    ):  # fmt: skip
+    ):
         self.station, self.port, self.mss, self.window, self.iss, self.ignore = station, port, mss, window, iss, ignore
         self.options = [*([] if mss is None else [("MSS", mss)]), *options]
         self.next = (iss + 1) & WORD  # of what it sends
@@ -167,7 +167,7 @@ class Client:
         tcp = TCP(
             sport=self.port, dport=80, seq=self.next if seq is None else seq & WORD, flags=flags,
             **({"ack": self.expected if "A" in flags else 0, "window": self.window} | fields),
-        )  # fmt: skip
+        )
         return self.station.frame(tcp / payload, **ip)
 
     @property

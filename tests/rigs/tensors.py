@@ -21,4 +21,4 @@ class OnlyCuda:
         self.__cuda_array_interface__ = {
             "shape": face["shape"], "typestr": face["typestr"], "data": face["data"], "strides": tensor.strides,
             "version": 3, **changes,
-        }  # fmt: skip
+        }

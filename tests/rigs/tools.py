@@ -30,7 +30,7 @@ class Tool:
         self.process = start(
             [sys.executable, "-u", *program, *map(str, args)],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
+        )
         assert self.process.stdout is not None
         self.lines: list[str] = []
 

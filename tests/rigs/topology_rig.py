@@ -56,7 +56,7 @@ def built(*cards: Card, topo_m: str = "") -> ReplayHost:
         ReplayHost({}), *said, folder(FOLDER, *places), folder("/sys/class/infiniband", *nics),
         *(change for address, place in places.items() for change in _function(address, *place)),
         *(link(f"/sys/class/infiniband/{name}/device", places[one.path[-1]][1]) for name, one in nics.items()),
-    )  # fmt: skip
+    )
 
 
 def _function(address: str, kind: str, target: str, numa: int) -> list[Change]:
@@ -74,7 +74,7 @@ CONVERGED = built(
     nic("mlx5_0", "pci0000:b0/b0:02.0/b1:00.0/b2:00.0/b3:00.0"),
     nic("mlx5_1", "pci0000:b0/b0:02.0/b1:00.0/b2:00.0/b3:00.1"),
     gpu("pci0000:b0/b0:02.0/b1:00.0/b2:01.0/b4:00.0/b5:08.0/b6:00.0"),
-)  # fmt: skip
+)
 
 EIGHT_TOPO_M = (DATA / "topo_m_eight_gpus.txt").read_text()
 
@@ -94,4 +94,4 @@ def _pair(number: int) -> tuple[Card, Card]:
 EIGHT = built(
     *(card for number in range(8) for card in _pair(number)), nic("mlx5_bond_0", "pci0000:f0/f0:01.0/f1:00.0", 1),
     topo_m=EIGHT_TOPO_M,
-)  # fmt: skip
+)

@@ -130,7 +130,7 @@ class Packet:
         return cls(
             opcode, word & 0xFFFFFF, qp & 0xFFFFFF, word >> 31, flags >> 7, pad, flags >> 6 & 1, flags & 15, pkey,
             payload=raw[at:end], **fields,
-        )  # fmt: skip
+        )
 
 
 def segments(payload: bytes, mtu: int) -> list[bytes]:
@@ -156,7 +156,7 @@ def send_packets(payload: bytes, mtu: int, psn: int, imm: int | None = None, ser
             ack=int(i == len(parts) - 1 and not service), imm=imm if i == len(parts) - 1 else None,
         )
         for i, part in enumerate(parts)
-    ]  # fmt: skip
+    ]
 
 
 def write_packets(
@@ -280,7 +280,7 @@ class Peer:
     def __init__(
         self, lab: Lab, mtu: int = 1024, psn: int = 100, own: int = 500, service: int = 0, sq: int = 64, rq: int = 16,
         recv_cq: int = 256, core_direct: bool = False, **connect: Any,
-    ):  # fmt: skip
+    ):
         self.lab, self.mtu, self.psn, self.own, self.service = lab, mtu, psn, own, service
         self.beside = ExitStack()
         init = {"qp_type": int(service != 0), "core_direct_master": core_direct}

@@ -19,7 +19,7 @@ def lengths(mtu: int) -> list[int]:
 
 def post(
     peer: Peer, opcode: int, *parts: bytes, flags: int = 0, imm: int = 0, opmod: int = 0, ring: bool = True
-) -> int:  # fmt: skip
+) -> int:
     """Post a WQE with a completion and the given flags."""
     queue, body = peer.queue, b"".join(parts)
     head = bytearray(control(opcode, queue.index, peer.qpn, 1 + len(body) // 16, ALWAYS, imm))

@@ -127,7 +127,7 @@ class Node:
                 got.append(Arrived(
                     ctypes.string_at(int(d["packet"]), int(d["nbytes"])),
                     address_of_gid(int(d["peer_high"]), int(d["peer_low"])), int(d["source"]), int(status),
-                ))  # fmt: skip
+                ))
         return n
 
     def wait_for(self, field: str, value: int) -> None:

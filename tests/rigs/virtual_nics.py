@@ -212,7 +212,7 @@ class VirtualNics:
     def __init__(self, faults: tuple[Faults | None, Faults | None] = (None, None), link_mtu: int = 336):
         self.providers = [
             open_device(f"soft{i}", PortConfig(mtu=link_mtu, faults=faults[i], workers=1)) for i in range(2)
-        ]  # fmt: skip
+        ]
         self.contexts = [verbs.Context(provider) for provider in self.providers]
         self.nics: list[SoftNic] = [provider.nic for provider in self.providers]
         self.pds = [ctx.create_pd() for ctx in self.contexts]
@@ -301,7 +301,7 @@ class Stream:
     def __init__(
         self, sender: Queue, receiver: Queue, wqes: np.ndarray, receives: np.ndarray, slow_ns: int = 0,
         slow_batch: int = 4, lossy: bool = False,
-    ):  # fmt: skip
+    ):
         self.sender, self.receiver = sender, receiver
         self._wqes, self._receives = np.ascontiguousarray(wqes), np.ascontiguousarray(receives)
         self._sent, self._got = (np.zeros((len(part) + SURPLUS, 64), np.uint8) for part in (wqes, receives))
@@ -314,12 +314,12 @@ class Stream:
             "receives": self._receives.ctypes.data, "expected": len(receives),
             "sent_cqes": self._sent.ctypes.data, "got_cqes": self._got.ctypes.data,
             "slow_ns": slow_ns, "slow_batch": slow_batch, "lossy": lossy,
-        }  # fmt: skip
+        }
         for side, cq in (("send", sender.send_cq), ("recv", receiver.recv_cq)):
             values |= {
                 f"{side}_cq": cq.ring_address, f"{side}_log": cq.entries.bit_length() - 1,
                 f"{side}_record": cq.dbr_address,
-            }  # fmt: skip
+            }
         for name, value in values.items():
             self.record[name] = value
 

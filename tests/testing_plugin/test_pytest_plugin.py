@@ -151,7 +151,7 @@ def test_the_option_is_for_all_tests(suite):
             assert deadline == 2.5
         """,
         "--gpunetio-faults=delay_us=5", "--gpunetio-deadline=2.5",
-    )  # fmt: skip
+    )
     assert status == 0, said
     assert "2 passed" in said
 
@@ -311,7 +311,7 @@ def test_artefacts_of_a_failure(suite, tmp_path):
             pass
         """,
         "--gpunetio-artefacts=kept", "-p", "no:logging",
-    )  # fmt: skip
+    )
     assert status == 1, said
     assert "1 passed" in said
     names = sorted(path.name for path in tmp_path.glob("kept/*"))
@@ -387,7 +387,7 @@ def test_wrong_markers(suite):
 @pytest.mark.parametrize(("option", "said"), [
     ("--gpunetio-faults=loss=x", "--gpunetio-faults=loss=x: 'loss=x' is not a fault: give NAME=VALUE"),
     ("--gpunetio-deadline=soon", "--gpunetio-deadline=soon: give seconds, more than 0 and at most 3600"),
-])  # fmt: skip
+])
 def test_wrong_options(suite, option, said):
     status, out = suite("", option)
     assert status == pytest.ExitCode.USAGE_ERROR
@@ -414,7 +414,7 @@ def test_on_the_twin_of_a_gpu(suite):
             assert kernel_pair.near.ring_memory.in_gpu
         """,
         "--gpunetio-gpu=twin",
-    )  # fmt: skip
+    )
     assert status == 0, said
 
 

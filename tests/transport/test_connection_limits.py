@@ -74,7 +74,7 @@ def test_sequence_numbers_advance(ends):
         connect(ends, end)
         assert {name: asked(end)[name] for name in blank} == {
             "next_send_psn": PSN, "next_rcv_psn": PSN, "last_acked_psn": PSN - 1, "ssn": 0, "rmsn": 0,
-        }  # fmt: skip
+        }
     for _ in range(4):
         ends.b.receive(ends.there.at())
     sent = 0

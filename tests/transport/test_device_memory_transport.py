@@ -28,7 +28,7 @@ from transport_rig import (
     response_packets,
     send_packets,
     write_packets,
-)  # fmt: skip
+)
 from transport_steps import RKEY, TIMEOUT, VA
 
 KIB = 1 << 10

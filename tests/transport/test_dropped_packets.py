@@ -29,7 +29,7 @@ from transport_steps import completed, request, target
         ("rx_malformed", {"opcode": UC | WRITE_ONLY}), ("rx_malformed", {"opcode": 0x60 | WRITE_ONLY}),
         ("rx_malformed", {"opcode": 0xE0 | WRITE_ONLY}), ("rx_malformed", {"payload": b"12345", "pad": 2}),
     ],
-)  # fmt: skip
+)
 def test_dropped_packets(peer, counter, change):
     """Each is counted once, and nothing else happens (9.6.1)."""
     p = peer()

@@ -21,7 +21,7 @@ from gpunetio.fabric.frames import (
     publish,
     release,
     reserve,
-)  # fmt: skip
+)
 from gpunetio.fabric.injector import FAULTS, Injector, faults_at, icrc_fits, inject
 from gpunetio.formats.commands import ServiceType
 from gpunetio.jit.compile import engine_function
@@ -42,7 +42,7 @@ from nic_rig import (
     Buffer,
     Queue,
     connect,
-)  # fmt: skip
+)
 from virtual_nics import Stream, VirtualNics
 
 # The first test compiles the engine into a loop of its own, which makes its turns on the host.
@@ -56,7 +56,7 @@ COUNT = 10_000  # messages of a cell
 OPCODES = {
     "send": [SEND], "write": [WRITE], "read": [READ], "atomic": [FA],
     "mixed": [SEND, SEND_IMM, WRITE, WRITE_IMM, READ, FA],
-}  # fmt: skip
+}
 RESPONSE = {SEND: RESP_SEND, SEND_IMM: RESP_SEND_IMM, WRITE_IMM: RESP_WRITE_IMM}
 CONNECTION = {"ack_timeout": 8, "retry_cnt": 7, "rnr_retry": 7, "min_rnr_timer": 1}
 
@@ -100,7 +100,7 @@ def end(pd, room: int, seed: int) -> End:
 
 def program(
     queues: tuple[Queue, Queue], ends: tuple[End, End], kinds: list[int], count: int, seed: int, base: int, **options
-) -> Program:  # fmt: skip
+) -> Program:
     """`count` random messages of `kinds` from the first queue to the second; sinks are used from `base` on."""
     rng = np.random.default_rng(seed)
     (sender, receiver), (here, there) = queues, ends
@@ -161,7 +161,7 @@ def fields(cqes: np.ndarray) -> dict[str, np.ndarray]:
     return {
         "imm": w[:, 9], "byte_cnt": w[:, 11], "wqe_opcode": w[:, 14] >> 24, "qpn": w[:, 14] & 0xFFFFFF,
         "counter": w[:, 15] >> 16, "opcode": w[:, 15] >> 4 & 15,
-    }  # fmt: skip
+    }
 
 
 def check_completions(p: Program) -> None:
@@ -258,7 +258,7 @@ def run_cell(cell: Cell) -> VirtualNics:
                 step = -1 if turned else 1
                 programs.append(program(
                     pair[::step], ends[::step], OPCODES[cell.traffic], each, 10 * i + turned, base, slow_ns=cell.slow_ns
-                ))  # fmt: skip
+                ))
                 base = int(programs[-1].places[-1]) + 2048
         assert base <= room
         nics.stop()
@@ -435,7 +435,7 @@ def run_uc(injected: Faults, count: int) -> int:
 
 @pytest.mark.parametrize("injected", [
     faults(0, (0, 0, 0)), faults(0.001, (0, 0, 0)), faults(0.05, (0, 0, 0.02)), faults(0.05, ALL, 3),
-], ids=["clean", "loss", "damage", "all"])  # fmt: skip
+], ids=["clean", "loss", "damage", "all"])
 def test_uc(injected):
     count = 1000
     arrived = run_uc(injected, count)

@@ -24,7 +24,7 @@ from gpunetio.fabric.frames import (
     pipe_size,
     publish,
     reserve,
-)  # fmt: skip
+)
 from gpunetio.fabric.icrc import HEADER_ROOM, icrc
 from gpunetio.fabric.inprocess import LinkEnd
 from gpunetio.formats.commands import QpState, ServiceType
@@ -53,7 +53,7 @@ from nic_rig import (
     data,
     raddr,
     view,
-)  # fmt: skip
+)
 from nic_rig import atomic as atomic_segment
 from virtual_nics import VirtualNics
 
@@ -71,7 +71,7 @@ ALL = Access.all()
 REGIONS = {
     "open": (ALL, True), "read": (Access.REMOTE_READ, True), "local": (Access.LOCAL_WRITE, True),
     "foreign": (ALL, False), "sink": (Access.LOCAL_WRITE, True), "inbox": (Access.LOCAL_WRITE, True),
-}  # fmt: skip
+}
 WRITTEN = ("cq send", "cq recv", "record ")  # by the NIC or by the generator
 KEYS = ("open", "read", "local", "foreign")
 
@@ -449,7 +449,7 @@ class Fuzz:
         self.mrs = mrs = {
             name: (pd if own else foreign).register(self.bytes(regions[name]), access=access)
             for name, (access, own) in REGIONS.items()
-        }  # fmt: skip
+        }
         umem = ctx.register_umem(self.arena)
         self.queues = [self.queue(pd, umem, i) for i in range(self.QUEUES)]
         self.peers = [Queue(self.nics.pds[1]) for _ in range(self.QUEUES)]
@@ -489,7 +489,7 @@ class Fuzz:
             cqs.append(pd.ctx.create_cq(
                 64, overrun=CqOverrun.ENABLE, external_umem=(umem, ring.start),
                 external_dbr_umem=(umem, record.start),
-            ))  # fmt: skip
+            ))
         ring, record = self.place(f"ring {i}", DEPTH * 64 + 16 * 32), self.place(f"record {i}", 8)
         self.bytes(record)[:] = 0
         return Queue(
@@ -528,7 +528,7 @@ class Fuzz:
             "pool": np.random.default_rng(seed).integers(0, 256, 8192, np.uint8),
             "scratch": np.zeros(HEADER_ROOM, np.uint8), "posted": np.zeros(len(rows), np.int64),
             "near": pipe_end(rx, CAPACITY),
-        }  # fmt: skip
+        }
         for name, array in self.kept.items():
             r[name] = array.ctypes.data
         r["random"], r["nic"], r["wire"] = seed * 0x9E3779B97F4A7C15 % (1 << 63) | 1, nic.control_address, self.wire

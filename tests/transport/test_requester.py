@@ -177,7 +177,7 @@ def test_random_requests(lab, choose):
                 ),
                 min_size=1, max_size=8,
             )
-        )  # fmt: skip
+        )
         for opcode, nbytes, offset, imm in messages:
             payload = lab.here.bytes[offset : offset + nbytes].tobytes()
             request(p, opcode, nbytes, offset, imm=imm)

@@ -183,7 +183,7 @@ def test_doubled_responses(peer):
     post(p, FA, raddr(VA, RKEY), atomic(1), p.lab.here.at(2000, 8))
     p.take(2)
     for packet in (*response_packets(bytes(range(250)) * 4, 256, p.psn),
-                   Packet(ATOMIC_ACKNOWLEDGE, p.psn + 4, aeth=(ACK, 0), original=7)):  # fmt: skip
+                   Packet(ATOMIC_ACKNOWLEDGE, p.psn + 4, aeth=(ACK, 0), original=7)):
         p.send(packet, replace(packet, payload=bytes(len(packet.payload))))
     completed(p, 0, 1)
     assert p.lab.here.bytes[:1000].tobytes() == bytes(range(250)) * 4
@@ -224,7 +224,7 @@ ANSWERS = {  # to a READ of 600 bytes with an MTU of 256: 256, 256 and 88
     "last too soon": [WHOLE[0], Packet(RESPONSE_LAST, 1, aeth=(ACK, 1), payload=bytes(256))],
     "no last": [*WHOLE[:2], Packet(RESPONSE_MIDDLE, 2, payload=bytes(88))],
     "atomic's": [Packet(ATOMIC_ACKNOWLEDGE, 0, aeth=(ACK, 1), original=1)],
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", ANSWERS)

@@ -182,7 +182,7 @@ def test_no_timer_without_a_timeout_or_without_anything_in_flight(peer):
 RNR_TIMERS = (
     65536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096,
     6144, 8192, 12288, 16384, 24576, 32768, 49152,
-)  # fmt: skip
+)
 
 
 def test_rnr_timers(peer):

@@ -268,7 +268,7 @@ def test_duplicate_read_that_asks_for_something_else(peer):
     p.send(Packet(READ_REQUEST, p.own, ack=1, reth=(va, key, 600)))
     p.drain()
     for psn, reth in ((0, (va + 4, key, 596)), (0, (va, key ^ 1, 600)), (0, (va, key, 601)), (1, (va, key, 600)),
-                      (1, (va + 256, key, 345)), (2, (va + 512, key, 1 << 31))):  # fmt: skip
+                      (1, (va + 256, key, 345)), (2, (va + 512, key, 1 << 31))):
         p.send(Packet(READ_REQUEST, p.own + psn, ack=1, reth=reth))
         assert p.silent(), (psn, reth)
     p.send(replace(Packet(READ_REQUEST, p.own, ack=1, reth=(va, key, 600)), payload=bytes(4)))
@@ -379,7 +379,7 @@ def test_random_messages(lab, choose):
                 ),
                 min_size=1, max_size=8,
             )
-        )  # fmt: skip
+        )
         packets: list[Packet] = []
         expected = []
         for kind, nbytes, offset, imm in messages:

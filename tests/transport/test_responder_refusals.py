@@ -112,7 +112,7 @@ def bad_requests(p: Peer) -> dict[str, tuple[list[Packet], int, Reason]]:
         "send: into a bad receive": (
             [replace(send, psn=own), replace(send, psn=own + 1), replace(send, psn=own + 2)],
             NAK_OPERATION, Reason.RECV_LKEY),
-    }  # fmt: skip
+    }
     for nbytes in (0, 1, 2, 16, (1 << 32) - 8):
         packet = replace(masked, masked=(va, key, nbytes, *masked.masked[3:]))
         cases[f"masked atomic: {nbytes} bytes"] = ([packet], *bad)
@@ -122,7 +122,7 @@ def bad_requests(p: Peer) -> dict[str, tuple[list[Packet], int, Reason]]:
     for name, right, packet in (
         ("write", Access.REMOTE_WRITE, write), ("read", Access.REMOTE_READ, read),
         ("atomic", Access.REMOTE_ATOMIC, add), ("masked atomic", Access.REMOTE_ATOMIC, masked),
-    ):  # fmt: skip
+    ):
         locked = Buffer(p.lab.pd, 4096, access=Access.LOCAL_WRITE | ALL & ~right)
         p.beside.enter_context(locked.mr)
         cases[f"{name}: the key does not allow it"] = ([aimed(packet, locked)], access, Reason.RKEY_RIGHTS)
@@ -195,7 +195,7 @@ def test_rights_of_the_qp(peer, right):
             lambda p: [Packet(READ_REQUEST, p.own, ack=1, reth=(0, 0, 0))],
         ],
         Access.REMOTE_ATOMIC: [lambda p: [Packet(FETCH_ADD, p.own, ack=1, atomic=(*target(p), 1, 0))]],
-    }  # fmt: skip
+    }
     for make in requests[right]:
         p = peer(mtu=256, remote_access=ALL & ~right)
         refuses(p, make(p), NAK_INVALID, Reason.QP_RIGHTS)

@@ -157,7 +157,7 @@ def test_the_first_message_in_rtr_is_an_event(pair, opcode):
         attr = QpAttr(
             next_state=QpState.RTR, rq_psn=1, dest_qp_num=peer.qpn, min_rnr_timer=1,
             ah_attr=verbs.AhAttr(gid=peer.ctx.query_gid(), hop_limit=64),
-        )  # fmt: skip
+        )
         qp.modify(attr, _M.NEXT_STATE | _M.RQ_PSN | _M.DEST_QP_NUM | _M.PATH_MTU | _M.AH_ATTR | _M.MIN_RNR_TIMER)
     rts = _M.NEXT_STATE | _M.SQ_PSN | _M.ACK_TIMEOUT | _M.RETRY_CNT | _M.RNR_RETRY
     pair.a.modify(QpAttr(next_state=QpState.RTS, sq_psn=1), rts)

@@ -65,7 +65,7 @@ def test_uc_messages(peer):
     p.send(
         send_packets(payload, 256, p.own, None, UC), write_packets(payload, 256, p.own + 4, *target(p, 2000), 9, UC),
         [replace(packet, ack=1) for packet in write_packets(b"z", 256, p.own + 8, *target(p, 4000), None, UC)],
-    )  # fmt: skip
+    )
     assert p.silent()
     received(p, RESP_SEND, 1000)
     received(p, RESP_WRITE_IMM, 1000, 9)
@@ -126,7 +126,7 @@ def test_uc_refusals_are_silent(peer):
         [replace(write, reth=(va, key ^ 0xFF00, 100))], [replace(write, reth=(va - 1, key, 100))],
         [replace(write, reth=(va, key, 101))], [replace(big[0], reth=(va, key, GIB + 1))],
         [big[0], replace(big[1], payload=BIG[:128])], [big[1]], [big[2]],
-    ):  # fmt: skip
+    ):
         p.send(replace(packet, psn=psn + i) for i, packet in enumerate(packets))
         psn += len(packets)
         assert p.silent()

@@ -29,7 +29,7 @@ from nic_rig import (
     inline,
     raddr,
     until,
-)  # fmt: skip
+)
 from transport_rig import (
     PEER_GID,
     PEER_QPN,
@@ -42,7 +42,7 @@ from transport_rig import (
     Lab,
     Packet,
     players,
-)  # fmt: skip
+)
 
 QKEY, OWN, PSN, MTU = 0x0BADCAFE, 0x8000_0000, PSNS - 2, 4096
 GRH = 40
@@ -290,7 +290,7 @@ DROPPED: list[tuple[str, Packet, str]] = [
     ("no immediate data",   replace(datagram(b""), opcode=UD | SEND_ONLY_IMM),                 "rx_malformed"),
     ("only padding",        replace(datagram(b""), pad=3),                                     "rx_malformed"),
     ("nobody's",            datagram(b"x", qpn=0xFFFFFE),                                      "rx_no_qp"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("packet, counter", [row[1:] for row in DROPPED], ids=[row[0] for row in DROPPED])
@@ -394,7 +394,7 @@ def test_the_general_services_have_a_q_key_of_their_own(ud):
     st.tuples(st.just("receive"), st.integers(0, 300)),
     st.tuples(st.just("packet"), st.integers(0, 300), st.sampled_from([QKEY, QKEY, QKEY, 7]), st.booleans()),
     st.tuples(st.just("send"), st.integers(0, 300), st.booleans()),
-), max_size=40))  # fmt: skip
+), max_size=40))
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_random_datagrams(lab, steps):
     """Any sequence of receives, packets and sends has the effects of a few lines of Python."""

@@ -42,13 +42,13 @@ def test_each_part_of_the_name(monkeypatch):
     kinds = (
         FLOAT64, FLOAT32, array, ArrayType("int32", 1, True), ArrayType("int64", 2, True),
         ArrayType("int64", 1, False), TupleType((INT,)), TupleType((INT, INT)), TupleType((INT,), ("x",)),
-    )  # fmt: skip
+    )
     names = [
         name(), name(treble), *(name(kinds=(kind,)) for kind in kinds), name(widths=(32,)), name(widths=(64,)),
         name(triple="riscv64-linux"), name(cpu="other"), name(features="+other"),
         name(engine_function(double.py_func)),  # which LLVM need not inline
         name(DeviceFunction(double.py_func, inlined=True, takes_integers=True)),
-    ]  # fmt: skip
+    ]
     monkeypatch.setenv(roots.CHECKS_BOUNDS, "1")
     names.append(name())
     assert len(set(names)) == len(names)
@@ -67,7 +67,7 @@ def test_the_name_says_whose_it_is():
         (1, 1.0), (1.0, np.float32(1)), ((1, 2), (1, 2.0)), (np.zeros(4), np.zeros(8)[::2]),
         (np.zeros(4), np.zeros((2, 2))),
     ],
-)  # fmt: skip
+)
 def test_arguments_of_other_types_have_other_names(one, other):
     kinds = [kind_and_words("x", value)[0] for value in (one, other)]
     assert kinds[0] != kinds[1]

@@ -76,7 +76,7 @@ def blocks(undo: ExitStack) -> list[object]:
     here = MemoryMap(pd, undo.enter_context(closing(HostMemory(4096))))
     qp = gpu.create_qp(pd, 16)
     return [ctx, gpu, pd, memory, qp, gpu.export_qps([qp]), gpu.create_qp_group(pd, 16), gpu.create_semaphore(4),
-            gpu.create_service(), BufInventory(1).buf(here)]  # fmt: skip
+            gpu.create_service(), BufInventory(1).buf(here)]
 
 
 def test_asyncio(monkeypatch):

@@ -38,7 +38,7 @@ def run(folder: Path, program: str, **variables: str) -> list:
     ran = subprocess.run(
         [sys.executable, "-B", "-c", program + SAY], capture_output=True, text=True, timeout=100, check=False,
         cwd=folder, env=environment(GPUNETIO_CACHE_DIR=str(folder / "cache"), **variables),
-    )  # fmt: skip
+    )
     assert ran.returncode == 0, ran.stderr
     return json.loads(ran.stdout)
 
@@ -127,7 +127,7 @@ CALL = "import edited\nsaid = [edited.first(1), edited.second(1)]\n"
         ("x + 1\n", "x + 1  # and no more\n", [4, 4], []),
         ("def beside(x):", "def beside(x, y=0):", [4, 4], ["second"]),
     ],
-)  # fmt: skip
+)
 def test_an_edit_compiles_what_reaches_it(tmp_path, old, new, said, compiled):
     """And nothing else."""
     source = tmp_path / "edited.py"
@@ -284,7 +284,7 @@ def test_what_is_cached_is_loaded(tmp_path, told):
         ({"GPUNETIO_CACHE_DIR": "", "XDG_CACHE_HOME": "relative"}, "/home/me/.cache/gpunetio/code"),
         ({"GPUNETIO_CACHE_DIR": "", "XDG_CACHE_HOME": ""}, "/home/me/.cache/gpunetio/code"),
     ],
-)  # fmt: skip
+)
 def test_the_folder(monkeypatch, variables, folder):
     for name, value in {"HOME": "/home/me", **variables}.items():
         monkeypatch.setenv(name, value)
@@ -366,7 +366,7 @@ def test_processes_that_start_together_compile_once(tmp_path):
             [sys.executable, "-c", TOGETHER], cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
             env=environment(GPUNETIO_CACHE_DIR=str(tmp_path / "cache")),
         ) for _ in range(3)
-    ]  # fmt: skip
+    ]
     for child in children:
         assert child.stdout is not None
         assert child.stdout.readline() == "ready\n"

@@ -113,7 +113,7 @@ def test_the_wait_says_what_is_compiled():
 OF_ETHERNET = (
     "gpunetio.fabric.ethernet_", "gpunetio.nic.steering.", "gpunetio.nic.transport.eth_",
     "gpunetio.nic.transport.frame_sorting", "gpunetio.nic.transport.lan",
-)  # fmt: skip
+)
 
 
 def names(root: Any) -> set[str]:

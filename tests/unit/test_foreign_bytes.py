@@ -117,7 +117,7 @@ def with_field(table: str, name: str, kind: str) -> bytes:
 @pytest.mark.parametrize("change", [
     lambda d, text: d.update(name=text), lambda d, text: d.update(addresses=[text]),
     lambda d, text: d.update(no_ethernet=text), lambda d, text: d["tables"]["cqs"]["dtype"]["names"].append(text),
-])  # fmt: skip
+])
 def test_a_nic_whose_names_cannot_be_printed(change, text):
     """They would end the command in the middle of its output, or change the terminal's settings."""
     with pytest.raises(InvalidValueError, match=r"process 9 sent an invalid description .* must be printable text"):
@@ -146,7 +146,7 @@ def test_a_table_without_numbers():
     ("cqs", "cqn", "|V8"), ("cqs", "cqn", "(2,)<i4"), ("cqs", "log", "|V8"), ("counters", "cqes", "|V8"),
     ("mkeys", "delta", "|V8"), ("qps", "peer_low", "(1,)<i8"), ("qps", "tx_psn", "|V8"), ("rqs", "frames", "|V8"),
     ("gids", "gid", "(2,)<i8"),
-])  # fmt: skip
+])
 def test_a_field_that_is_not_one_number(table, name, kind):
     """Fields that are only shown may have any type."""
     with pytest.raises(InvalidValueError, match=f"the field '{name}'"):

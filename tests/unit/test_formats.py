@@ -126,13 +126,13 @@ FIELDS_OF_OURS = {
         )
         for field, place in fields.items()
     },
-}  # fmt: skip
+}
 STRUCTS_OF_OURS = {
     "out": 16, "destroy_cq_in": 16, "destroy_qp_in": 16, "destroy_rmp_in": 16, "modify_rmp_in": 272, "query_rmp_in": 16,
     "query_rmp_out": 272, "atomic_caps": 256, "hca_vport_context": 512, "query_hca_vport_context_in": 16,
     "query_hca_vport_context_out": 528, "modify_cq_in": 272, "rts2sqd_qp_in": 272, "sqd2rts_qp_in": 272,
     "lagc": 8, "query_lag_in": 16, "query_lag_out": 16,
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("row", rows("prm_sizes.csv"), ids=ids)
@@ -277,7 +277,7 @@ ENTRY_NAMES = {  # the transcription's structures, by our names
     "ctrl": "ctrl_seg", "raddr": "raddr_seg", "data": "data_seg", "atomic": "atomic_seg", "wait": "wait_seg",
     "srq_next": "srq_next_seg", "inline_header": "inline_header", "cqe64": "cqe64", "err_cqe64": "err_cqe64",
     "eth": "eth_seg", "eth_vlan": "eth_vlan", "wait_value": "wait_value_seg",
-}  # fmt: skip
+}
 FIELD_NAMES = {("inline_header", "length"): "byte_count"}
 
 # Masked atomics and doorbells are words in the PRM, without field tables in the transcription; DEV_SIDE is ours.
@@ -331,12 +331,12 @@ def test_device_struct(row):
 
 def test_no_other_entries_and_fields():
     known = {(ENTRY_NAMES[r["struct"]], FIELD_NAMES.get((r["struct"], r["field"]), r["field"]))
-             for r in rows("queue_entries.csv")}  # fmt: skip
+             for r in rows("queue_entries.csv")}
     known |= {(r["struct"], r["field"]) for r in rows("device_structs.csv")}
     other = {name: {f: place(e, f) for f in e.offsets if (name, f) not in known} for name, e in ENTRIES.items()}
     assert other.pop("doca_gpu_dev_verbs_qp") == {SIDE: (88, 8)}
     for ours in ("VerbsSide", "VerbsRq", "EthTxq", "EthRxq", "PacketAttr", "DevSemaphore", "SemaphoreItem",
-                 "SemaphoreRing", "DevBuf", "DevBufArr", "memory_export"):  # fmt: skip
+                 "SemaphoreRing", "DevBuf", "DevBufArr", "memory_export"):
         del other[ours]
     assert {name: fields for name, fields in other.items() if fields} == ENTRIES_OF_OURS
 
@@ -455,7 +455,7 @@ def test_verbs_constants_of_libibverbs():
     assert numbered(enums.Access) == {
         "LOCAL_READ": 0, "LOCAL_WRITE": 1, "REMOTE_WRITE": 2, "REMOTE_READ": 4, "REMOTE_ATOMIC": 8,
         "RELAXED_ORDERING": 1 << 20,
-    }  # fmt: skip
+    }
     assert enums.Access.all() == 15
     assert numbered(enums.LinkLayer) == {"INFINIBAND": 1, "ETHERNET": 2}
     assert numbered(enums.QpType) == {"RC": 0, "UC": 1, "UD": 2, "GSI": 3}
@@ -548,7 +548,7 @@ GROUPS: dict[str, type[IntEnum] | dict[str, int]] = {
         "RCV": doorbell.QP_DBREC.rcv // 4, "SND": doorbell.QP_DBREC.snd // 4,
         "CQ_SET_CI": doorbell.CQ_DBREC.set_ci // 4, "CQ_ARM": doorbell.CQ_DBREC.arm // 4,
     },
-}  # fmt: skip
+}
 OPCODES_OF_OURS = {  # from mlx5_ifc.h
     ("command", "DESTROY_CQ"): 0x401,
     ("command", "DESTROY_QP"): 0x501,
@@ -628,7 +628,7 @@ def test_opmods_of_masked_atomics():
     """Of the words that GPUNetIO's builders put into the upper 8 bits: extended, and how large."""
     assert (wqe.EXTENDED_ATOMIC_4 << wqe.OPMOD_SHIFT, wqe.EXTENDED_ATOMIC_8 << wqe.OPMOD_SHIFT) == (
         0x08000000, 0x09000000,
-    )  # fmt: skip
+    )
 
 
 def test_statuses_and_syndromes_of_the_prm():
@@ -638,9 +638,9 @@ def test_statuses_and_syndromes_of_the_prm():
         "BAD_RESOURCE": 0x05, "RESOURCE_BUSY": 0x06, "EXCEED_LIM": 0x08, "BAD_RES_STATE": 0x09, "BAD_INDEX": 0x0A,
         "NO_RESOURCES": 0x0F, "BAD_QP_STATE": 0x10, "BAD_PKT": 0x30, "BAD_OUTS_CQES": 0x40, "BAD_INPUT_LEN": 0x50,
         "BAD_OUTPUT_LEN": 0x51,
-    }  # fmt: skip
+    }
     assert numbered(cqe.Syndrome) == {
         "LOCAL_LENGTH": 0x01, "LOCAL_QP_OP": 0x02, "LOCAL_PROT": 0x04, "WR_FLUSH": 0x05, "MW_BIND": 0x06,
         "BAD_RESP": 0x10, "LOCAL_ACCESS": 0x11, "REMOTE_INVAL_REQ": 0x12, "REMOTE_ACCESS": 0x13, "REMOTE_OP": 0x14,
         "TRANSPORT_RETRY_EXC": 0x15, "RNR_RETRY_EXC": 0x16, "REMOTE_ABORTED": 0x22,
-    }  # fmt: skip
+    }

@@ -30,7 +30,7 @@ def printed(number: int, folder: Path) -> dict[str, int]:
     ran = subprocess.run(
         [sys.executable, RIGS / "frozen_kernels.py"], capture_output=True, text=True, timeout=100, check=False,
         env=environment(NUMBER=str(number), GPUNETIO_CACHE_DIR=str(folder)),
-    )  # fmt: skip
+    )
     assert ran.returncode == 0, ran.stderr
     return json.loads(ran.stdout)
 

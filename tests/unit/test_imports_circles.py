@@ -73,7 +73,7 @@ def test_no_modules_import_each_other() -> None:
         {"gpu/__init__.py": "from .one import x", "gpu/one.py": "from ..dpa import x", "dpa.py": "from .gpu import x"},
         {"gpu/__init__.py": "from ..dpa import x", "gpu/gpu.py": "", "dpa.py": "from .gpu.gpu import Gpu"},
     ],
-)  # fmt: skip
+)
 def test_a_circle_is_seen(sources: dict[str, str]) -> None:
     found = circle_in(graph_of(sources, types=False))
     assert found[0] == found[-1]
@@ -88,7 +88,7 @@ def test_a_circle_is_seen(sources: dict[str, str]) -> None:
         {"nic/__init__.py": "from .nic import SoftNic", "nic/nic.py": "from .engine import x", "nic/engine.py": ""},
         {"a.py": "import b, numpy.a", "b.py": "from a import x"},  # others' modules with the same names
     ],
-)  # fmt: skip
+)
 def test_a_graph_without_circles_passes(sources: dict[str, str]) -> None:
     assert circle_in(graph_of(sources, types=False)) == []
 

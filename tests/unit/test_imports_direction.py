@@ -83,7 +83,7 @@ FLOORS: dict[str, Layers] = {
         ("interpreter", "event_channels", "gids", "hca", "uar", "vport"),
         ("command", "components", "guids", "objects", "syndromes", FACE),
     ),
-}  # fmt: skip
+}
 
 
 def ranks_of(layers: Layers) -> dict[str, int]:

@@ -17,7 +17,7 @@ NAMED_TUPLE = {"_asdict", "_fields", "_make", "_replace"}  # not private
 FOREIGN = {
     ("providers/mlx5/libraries.py", "self._library._handle"),  # ctypes.CDLL
     ("providers/sdk/libraries.py", "library._name"),
-}  # fmt: skip
+}
 
 
 def is_private(name: str) -> bool:
@@ -72,7 +72,7 @@ def complaints(sources: Mapping[str, str]) -> list[str]:
     return [
         f"{path}:{line}: {expression} is private to another module"
         for path, line, expression in found if (path, expression) not in FOREIGN
-    ]  # fmt: skip
+    ]
 
 
 def test_nobody_uses_what_another_module_keeps_to_itself() -> None:
@@ -87,7 +87,7 @@ def test_nobody_uses_what_another_module_keeps_to_itself() -> None:
     "from .owner import _name", "from gpunetio.owner import Owner, _name", "from . import owner\nowner._name()",
     "def f(one):\n    return one._place", "def f(one):\n    one._place = 3",
     "class A:\n    def f(self): self.one._place", "def f(one):\n    return getattr(one, '_place', None)",
-])  # fmt: skip
+])
 def test_a_use_is_seen(use: str) -> None:
     owner = "def _name(): ...\nclass Owner:\n    def __init__(self):\n        self._place = 1"
     assert len(complaints({"owner.py": owner, "user.py": use})) == 1
@@ -97,7 +97,7 @@ def test_a_use_is_seen(use: str) -> None:
     "class Heir(Owner):\n    def f(self): return self._place + super()._place",
     "class A:\n    def __init__(self): self._place = 2\n    def same(self, other): return self._place == other._place",
     "from llvmlite import _name", "def f(row): return row._replace(x=1)", "def f(one): return one.__class__",
-])  # fmt: skip
+])
 def test_what_is_ones_own_or_a_strangers_passes(use: str) -> None:
     owner = "class Owner:\n    def __init__(self):\n        self._place = 1"
     assert complaints({"owner.py": owner, "user.py": use}) == []

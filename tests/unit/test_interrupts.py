@@ -24,7 +24,7 @@ def interrupted(count: int, seed: int, timeout: float) -> None:
     child = subprocess.run(
         [sys.executable, RIGS / "interrupted_child.py", str(count), str(seed)],
         capture_output=True, text=True, timeout=timeout, check=False,
-    )  # fmt: skip
+    )
     assert child.returncode == 0, f"{child.returncode}\n{child.stderr[-4000:]}"
     assert child.stdout.startswith(f"{count} interrupts"), child.stdout
 

@@ -165,7 +165,7 @@ def test_unions():
     """Structures that a header has as a part of another one."""
     assert OURS["eth_vlan"][1] == {
         "insert": place_of("eth_seg", "insert.type"), "tci": place_of("eth_seg", "insert.vlan_tci"),
-    }  # fmt: skip
+    }
     # A masked compare-and-swap of 8 bytes has two of our segments, of 16 bytes, one behind the other.
     (swap, width), (compare, _) = OURS["masked_cs64_seg"][1].values()
     assert [(swap, width), (compare, width), (swap + 128, width), (compare + 128, width)] == [
@@ -185,7 +185,7 @@ def place_of(struct: str, field: str) -> Place:
 ENUMERATIONS: dict[str, type[IntEnum]] = {
     "MLX5_CMD_OP_": commands.Opcode, "MLX5_CMD_STAT_": commands.Status, "MLX5_EVENT_TYPE_": events.EventType,
     "MLX5_OPCODE_": wqe.WqeOpcode, "MLX5_CQE_SYNDROME_": cqe.Syndrome, "MLX5_CQE_": cqe.CqeOpcode,
-}  # fmt: skip
+}
 
 # Enumerators by the headers' names. Statuses and syndromes end in _ERR there.
 ENUMERATORS = {
@@ -194,7 +194,7 @@ ENUMERATORS = {
     "BAD_INDEX": "IX_ERR", "NO_RESOURCES": "NO_RES_ERR", "BAD_OUTS_CQES": "BAD_SIZE_OUTS_CQES_ERR",
     "BAD_INPUT_LEN": "BAD_INP_LEN_ERR", "BAD_OUTPUT_LEN": "BAD_OUTP_LEN_ERR",
     "COMPLETION": "COMP", "PATH_MIGRATED": "PATH_MIG", "PATH_MIGRATE_FAILED": "PATH_MIG_FAILED",
-}  # fmt: skip
+}
 
 # Enumerators of no source.
 NUMBERS_OF_NO_SOURCE = {

@@ -124,7 +124,7 @@ def test_no_address_space(room, stack, why):
         (MemoryError(), NoMemoryError, "no memory (ENOMEM): this process "),
         (RuntimeError("can't start new thread"), NoMemoryError, "the system starts no more threads: see ulimit -u"),
     ],
-)  # fmt: skip
+)
 def test_words(error, kind, words):
     with pytest.raises(kind) as caught, within_limits("it", 3):
         raise error

@@ -193,14 +193,14 @@ def test_buffers():
         np.zeros((4, 6), np.int16)[:1], np.zeros((4, 6), np.int16)[2:4], np.zeros(4, bool), np.zeros(4, np.complex64),
     ],
     ids=lambda tensor: f"{tensor.dtype.str}{tensor.shape}",
-)  # fmt: skip
+)
 def test_arrays(tensor):
     assert place(Region.of(tensor)) == (tensor.ctypes.data, tensor.nbytes)
 
 
 STRIDED = [
     np.zeros(8)[::2], np.zeros((4, 4))[:, 1], np.zeros((4, 4))[:, :2], np.zeros(8)[::-1], np.broadcast_to(1.0, 5),
-]  # fmt: skip
+]
 AS_IT_IS = [np.zeros((3, 5), np.float32), np.zeros((4, 6), np.int16)[::2][:1], np.zeros((2, 1, 3)), np.zeros(5, bool)]
 
 
@@ -237,7 +237,7 @@ def test_dlpack(tensor):
 
 
 @pytest.mark.parametrize("nothing", [b"", np.zeros(0), np.zeros((3, 0)), OnlyCuda(np.zeros((3, 0))),
-                                     OnlyDlpack(np.zeros((3, 0)))])  # fmt: skip
+                                     OnlyDlpack(np.zeros((3, 0)))])
 def test_nothing(nothing):
     assert Region.of(nothing).nbytes == 0
 
@@ -330,7 +330,7 @@ def test_objects_that_say_where_they_are():
         ("70", logging.DEBUG), ("-1", logging.WARNING), ("debug", logging.WARNING), ("²", logging.WARNING),
         pytest.param("9" * 5000, logging.WARNING, id="5000 digits"),
     ],
-)  # fmt: skip
+)
 def test_log_level(text, level):
     assert log.level_from_environment(text) == level
 

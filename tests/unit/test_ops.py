@@ -40,7 +40,7 @@ def host():
 def test_byte_order_on_the_host(host, value):
     got = run_on(host, swap_all, value, count=4)
     assert got == [swapped(value, 2), swapped(value, 4), signed(swapped(value, 8)),
-                   signed((value & 0xFFFF_FFFF) | (value + 1 & 0xFFFF_FFFF) << 32)]  # fmt: skip
+                   signed((value & 0xFFFF_FFFF) | (value + 1 & 0xFFFF_FFFF) << 32)]
 
 
 @pytest.mark.parametrize("value", [0, 1, -1, 0x0102030405060708, -(1 << 63)])

@@ -88,7 +88,7 @@ def test_the_wheels_code_is_used(package, told, caplog):
         ({"versions": HERE.versions | {"llvmlite": "9"}}, "it was compiled with llvmlite 9",
          "(to use it: pip install llvmlite==9)"),
     ],
-)  # fmt: skip
+)
 def test_code_that_does_not_fit_is_not_used(package, told, changes, why_not, cure):
     """It is compiled here, which is said once, with the cure if it is another compiler; the doctor says so, too."""
     (package / "_prebuilt" / "target.json").write_text(described(**changes))
@@ -262,7 +262,7 @@ def hatch_build():
         ("1", "x86_64", "x86-64-v3"), ("x86-64-v3", "x86_64", "x86-64-v3"), ("x86-64-v2", "x86_64", "x86-64-v2"),
         ("1", "aarch64", "aarch64"), ("aarch64", "aarch64", "aarch64"),
     ],
-)  # fmt: skip
+)
 def test_the_baseline_is_chosen(hatch_build, asked, machine, chosen):
     assert hatch_build.chosen(asked, machine) == chosen
 
@@ -340,7 +340,7 @@ def test_a_wheel_with_compiled_code(hatch_build, tmp_path):
         done = subprocess.run(
             [sys.executable, "-W", "error", *command], env=environment(**more), cwd=tmp_path,
             capture_output=True, text=True, timeout=1000,
-        )  # fmt: skip
+        )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 

@@ -28,7 +28,7 @@ def test_the_original_has_zeros_behind_the_ether_type():
     (HEADERS - 1, {}, ["41 bytes", "42 or more", "--original-frame"]),
     (45, {"payload": b"four"}, ["45 bytes", "46 or more"]),
     (13, {"original": True}, ["13 bytes", "14 or more"]),
-])  # fmt: skip
+])
 def test_a_frame_that_is_too_short_is_refused(nbytes, options, words):
     with pytest.raises(InvalidValueError) as error:
         frame(nbytes, **options)

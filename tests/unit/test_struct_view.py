@@ -31,7 +31,7 @@ ATTRIBUTES = (
     (0, 1, "big", False), (1, 2, "big", False), (3, 4, "big", False), (7, 8, "big", True), (15, 2, "little", False),
     (17, 4, "little", False), (21, 8, "little", True), (29, 4, "little", True), (33, 8, "little", True),
     (41, 6, "big", False), (47, 4, "big", False), (51, 8, "big", True), (59, 8, "big", True),
-)  # fmt: skip
+)
 all_at = struct_view(ALL, 1)
 
 

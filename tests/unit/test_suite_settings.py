@@ -23,5 +23,5 @@ def test_a_plugin_that_warns_at_its_start(tmp_path, text, status):
          "tests/unit/test_limits.py"],
         cwd=ROOT, env=paths | {"PYTHONPATH": f"{tmp_path}:{paths['PYTHONPATH']}"}, capture_output=True, text=True,
         timeout=100, check=False,
-    )  # fmt: skip
+    )
     assert ran.returncode == status, ran.stdout + ran.stderr

@@ -60,7 +60,7 @@ def world() -> Iterator[SimpleNamespace]:
             connected=connected, event=rdma.SyncEvent(pd), deaf=cm.listen(ctx, PORT + 2),
             deaf_to_datagrams=cm.listen_datagrams(ctx, PORT + 2), regular=eth.RegularRxq(pd, 8, 1600),
             managed=eth.ManagedRxq(pd, 8, 1600), txq=eth.CpuTxq(pd, 8),
-        )  # fmt: skip
+        )
 
 
 def stop(world: SimpleNamespace, timeout: float) -> bool:
@@ -110,7 +110,7 @@ RAISE: dict[str, Callable[[SimpleNamespace, float], object]] = {
     "rendezvous.TcpRendezvous of rank 0": lambda w, t: meet(w, 0, t),
     "rendezvous.TcpRendezvous of rank 1": lambda w, t: meet(w, 1, t),
     "RunningLaunches.wait": lambda w, t: running_launches().wait(t, "it"),
-}  # fmt: skip
+}
 
 
 class _Launch:
@@ -131,7 +131,7 @@ RETURN: dict[str, tuple[Callable[[SimpleNamespace, float], object], object]] = {
     "eth.CpuTxq.completions": (lambda w, t: w.txq.completions(timeout=t), []),
     "ServiceThread.join": (stop, False),
     "Launch.wait": (launch, False),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("timeout", [0.0, TIMEOUT])

@@ -26,7 +26,7 @@ from gpunetio.trusted import (
     open_output,
     read_trusted,
     write_trusted,
-)  # fmt: skip
+)
 
 NOBODY = 65534
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to another user")
@@ -91,7 +91,7 @@ def test_the_kernel_agrees(room):
             for above in (0o755, 0o777, 0o1777, 0o775) for above_owner in (0, NOBODY)
             for mode in (0o755, 0o757, 0o700) for owner in (0, NOBODY) for folder in (False, True)
         )
-    ]  # fmt: skip
+    ]
     refused = []
     for path in paths:
         try:
@@ -101,7 +101,7 @@ def test_the_kernel_agrees(room):
     done = subprocess.run(
         [sys.executable, "-I", "-S", "-c", ATTACK, str(NOBODY), *map(str, paths)], capture_output=True, text=True,
         timeout=60, check=True,
-    )  # fmt: skip
+    )
     assert refused == json.loads(done.stdout)
     assert 0 < len(refused) < len(paths)
 
@@ -247,7 +247,7 @@ def test_a_socket_is_no_file(room):
     lambda path: load_library(path),
     lambda path: Library(path, "GPUNETIO_LIBIBVERBS", "libibverbs1", {}),
     lambda path: verbs_library("libibverbs"),
-])  # fmt: skip
+])
 def test_a_library_of_another_user_is_not_loaded(room, monkeypatch, use):
     """A link of this user's is fine, as libraries have them; what it leads to must not be theirs."""
     real, link = room / "libz.so.1.2", room / "libz.so.1"

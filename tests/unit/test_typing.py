@@ -31,7 +31,7 @@ def run(*command: object, timeout: float = 100, **environment: str) -> subproces
     return subprocess.run(
         [sys.executable, *map(str, command)], capture_output=True, text=True, timeout=timeout,
         env={**os.environ, "PYTHONPATH": str(PACKAGE.parent), **environment},
-    )  # fmt: skip
+    )
 
 
 def tool(name: str) -> str:
@@ -53,7 +53,7 @@ STUBS = {
 FUNCTIONS = [
     pytest.param(module, one, id=one.name)
     for module, stub in STUBS.items() for one in stub.body if isinstance(one, ast.FunctionDef)
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("module", STUBS, ids=lambda module: module.__name__)
@@ -109,7 +109,7 @@ def test_the_stub_says_what_is_returned(module, stated):
 
 @pytest.mark.parametrize("options, of, required", [
     (ConnectOptions, QP.connect, ("self", "remote")), (QpOptions, Gpu.create_qp, ("self", "pd")),
-])  # fmt: skip
+])
 def test_options_are_those_of_the_method(options, of, required):
     taken = inspect.signature(of).parameters.values()
     stated = {name: kind.__forward_arg__ for name, kind in options.__annotations__.items()}

@@ -25,7 +25,7 @@ def run(program: str) -> str:
     done = subprocess.run(
         [sys.executable, "-c", FORBID + program], env=environment(), text=True, timeout=60,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stdout
     return done.stdout
 

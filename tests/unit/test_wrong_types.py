@@ -33,7 +33,7 @@ INTERNAL = {  # what the package calls on its own objects
     "progress_until", "ring_again", "ring_receives", "ring_sends", "segments",
     "submitted", "take_back", "unexport_uar", "used_by",
     "wait_idle", "writable_at",
-}  # fmt: skip
+}
 
 Values = dict[str, Any]
 
@@ -112,7 +112,7 @@ class World:
             "opcode": WrOpcode.SEND, "other": more, "out_size": 16, "packets": [], "pd": self.pd, "pdn": 1,
             "peer": other, "port": 7174, "qp": self.qp, "qps": [self.qp], "region": self.region, "source": self.buf,
             "srq_wr": 4, "status": 0, "timeout": SHORT, "where": self.ctx,
-        }  # fmt: skip
+        }
 
     def check(self, calls: Iterable[Callable[..., object]]) -> None:
         failed = [line for call in calls for line in fuzz(call, self.values, self.kept)]

@@ -19,19 +19,19 @@ HEADERS = (
     "linux/types.h", "rdma/ib_user_verbs.h", "rdma/ib_user_ioctl_verbs.h", "rdma/ib_user_ioctl_cmds.h",
     "rdma/rdma_user_ioctl_cmds.h", "rdma/mlx5-abi.h", "rdma/mlx5_user_ioctl_cmds.h", "rdma/mlx5_user_ioctl_verbs.h",
     "linux/in.h", "rdma/rdma_user_cm.h",
-)  # fmt: skip
+)
 # Members with other names there: of nested structures, of unions.
 INSIDE = {
     "ib_uverbs_ex_query_device_resp": "base.", "ib_uverbs_query_port_resp_ex": "legacy_resp.",
     "ib_uverbs_ex_create_qp_resp": "base.",
-}  # fmt: skip
+}
 OUTSIDE = {"comp_mask", "response_length", "timestamp_mask", "hca_core_clock", "device_cap_flags_ex", "port_cap_flags2"}
 RENAMED = {
     ("ib_uverbs_gid_entry", "netdev_index"): "netdev_ifindex",
     ("ib_uverbs_ah_attr", "dgid"): "grh.dgid", ("ib_uverbs_ah_attr", "flow_label"): "grh.flow_label",
     ("ib_uverbs_ah_attr", "sgid_index"): "grh.sgid_index", ("ib_uverbs_ah_attr", "hop_limit"): "grh.hop_limit",
     ("ib_uverbs_ah_attr", "traffic_class"): "grh.traffic_class",
-}  # fmt: skip
+}
 CONSTANTS = {
     "UVERBS_ATTR_UHW_IN": abi.UHW_IN, "UVERBS_ATTR_UHW_OUT": abi.UHW_OUT, "RDMA_DRIVER_MLX5": abi.DRIVER_MLX5,
     "IB_USER_VERBS_CMD_FLAG_EXTENDED": abi.EXTENDED, "UVERBS_ATTR_DESTROY_CQ_HANDLE": abi.DESTROYED,
@@ -61,7 +61,7 @@ CONSTANTS = {
     "MLX5_QP_FLAG_UAR_PAGE_INDEX": abi.QP_UAR_PAGE_INDEX, "RDMA_USER_CM_ABI_VERSION": ucma_abi.ABI_VERSION,
     "RDMA_OPTION_ID": ucma_abi.Level.ID, "RDMA_OPTION_IB": ucma_abi.Level.IB, "RDMA_PS_TCP": PortSpace.TCP,
     "RDMA_PS_UDP": PortSpace.UDP, "RDMA_PS_IB": PortSpace.IB,
-}  # fmt: skip
+}
 # By the prefix of the header's names.
 ENUMS: dict[str, type[IntEnum]] = {
     "IB_USER_VERBS_CMD_": abi.Write, "IB_USER_VERBS_EX_CMD_": abi.WriteExtended,
@@ -74,7 +74,7 @@ ENUMS: dict[str, type[IntEnum]] = {
     "MLX5_IB_ATTR_DEVX_SUBSCRIBE_EVENT_": abi.Subscribe, "MLX5_IB_ATTR_DEVX_ASYNC_EVENT_FD_ALLOC_": abi.EventFd,
     "MLX5_IB_ATTR_DEVX_UMEM_REG_": abi.Umem, "IB_UVERBS_QPT_": abi.QpKind,
     "RDMA_USER_CM_CMD_": ucma_abi.Command, "RDMA_OPTION_ID_": ucma_abi.Option,
-}  # fmt: skip
+}
 MEMBERS = {
     **{f"UVERBS_OBJECT_{o.name}": o for o in abi.Object if o < abi.Object.DEVX},
     **{f"MLX5_IB_OBJECT_{o.name}": o for o in abi.Object if o >= abi.Object.DEVX},
@@ -84,7 +84,7 @@ MEMBERS = {
     "MLX5_IB_ATTR_DEVX_OBJ_CREATE_CMD_IN": abi.DevxObject.IN,
     "MLX5_IB_ATTR_DEVX_OBJ_CREATE_CMD_OUT": abi.DevxObject.OUT,
     "MLX5_IB_UAPI_UAR_ALLOC_TYPE_BF": abi.UarType.BLUEFLAME, "MLX5_IB_UAPI_UAR_ALLOC_TYPE_NC": abi.UarType.NONCACHE,
-}  # fmt: skip
+}
 
 def structures() -> dict[str, Entry]:
     found = [entry for module in (abi, call, ucma_abi, sockaddr) for entry in vars(module).values()]
@@ -119,7 +119,7 @@ def header_says(tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
         "#include <stddef.h>\n#include <stdio.h>\n" + "".join(f"#include <{header}>\n" for header in HEADERS)
         + '#define P(name, value) printf("%s %llu\\n", name, (unsigned long long)(value))\n'
         + "int main(void) {\n" + "\n".join(lines) + "\nreturn 0;\n}\n"
-    )  # fmt: skip
+    )
     subprocess.run([compiler() or "cc", "-w", source, "-o", program], check=True, timeout=60)
     out = subprocess.run([program], check=True, capture_output=True, text=True, timeout=60).stdout
     return {name: int(value) for name, value in (line.rsplit(" ", 1) for line in out.splitlines())}
@@ -156,7 +156,7 @@ def test_libibverbs(tmp_path):
             "struct context, poll_cq", "struct context, post_send", "struct context, cmd_fd", "struct cq, context",
             "struct qp, context", "struct qp_ex, qp.context", "struct qp_ex, wr_complete",
         ],
-    }.items():  # fmt: skip
+    }.items():
         prints = "".join(f'printf("%zu ", offsetof({member}));' for member in members)
         (tmp_path / "places.c").write_text(
             f"{text}\n#include <stddef.h>\n#include <stdio.h>\nint main(void) {{ {prints} }}\n"

@@ -49,7 +49,7 @@ def test_attributes_that_mlx5_takes(tmp_path: Path):
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
         "device_cap_flags 0x1c06", "max_rd_atomic 16, max_dest_rd_atomic 16", "max_wr 0, post: refused",
-    ]  # fmt: skip
+    ]
 
 
 def test_flow_labels(tmp_path: Path):
@@ -97,13 +97,13 @@ def test_counters_in_sysfs(tmp_path: Path):
         "rx_write_requests 11", "req_remote_access_errors 2", "resp_remote_access_errors 2", "lifespan 10",
         "link_downed 0",
         "12",
-    ]  # fmt: skip
+    ]
 
 
 @pytest.mark.parametrize(("how", "when"), [
     ("exit", "before"), ("cancel", "after"), pytest.param("exit", "after", marks=pytest.mark.slow),
     pytest.param("cancel", "before", marks=pytest.mark.slow),
-])  # fmt: skip
+])
 def test_a_process_ends_with_its_last_thread(tmp_path: Path, how: str, when: str):
     """pthread_exit(3): it performs exit(3) with 0. The first thread ends, before or after a device is opened."""
     done = run(c_programs.build("first_thread_ends", tmp_path), how, when)

@@ -100,7 +100,7 @@ def make(program: Program, obj: Object, given: Entry, values: dict[str, int], *a
     (QpKind.RC, abi.QP_ALLOW_SCATTER_CQE, True, 128, 128, 0, 0),
     (QpKind.UC, abi.QP_SCATTER_CQE | abi.QP_ALLOW_SCATTER_CQE, True, 128, 64, 0, 1),
     (QpKind.UD, abi.QP_SCATTER_CQE | abi.QP_ALLOW_SCATTER_CQE, True, 128, 128, 0, 0),
-])  # fmt: skip
+])
 def test_payload_in_completions(program, kind, flags, all_signalled, send, receive, cs_req, cs_res):
     """As mlx5_ib asks for it. Responses need all sends to have completions, or a program that says that it knows."""
     with queue_pair(program, kind, flags, all_signalled, (send, receive)) as handle:
@@ -126,7 +126,7 @@ def queue_pair(
             (abi.CreateCq.RESP_CQE, 4, out),
         )
         for i, size in enumerate(cqe_sizes)
-    ]  # fmt: skip
+    ]
     cap = ctypes.create_string_buffer(abi.QP_CAP.pack(max_send_wr=4, max_recv_wr=4), abi.QP_CAP.size)
     qp = make(
         program, Object.QP, abi.MLX5_CREATE_QP,
@@ -137,11 +137,11 @@ def queue_pair(
         (abi.CreateQp.CAP, abi.QP_CAP.size, ctypes.addressof(cap)), (abi.CreateQp.TYPE, 8, kind),
         (abi.CreateQp.FLAGS, 4, all_signalled << 12), (abi.CreateQp.RESP_CAP, abi.QP_CAP.size, out),
         (abi.CreateQp.RESP_QP_NUM, 4, out),
-    )  # fmt: skip
+    )
     yield qp
     for obj, method, handle in (
         (Object.QP, abi.DESTROY, qp), *((Object.CQ, abi.DESTROY, cq) for cq in cqs), (Object.PD, abi.DESTROY_ONLY, pd),
-    ):  # fmt: skip
+    ):
         answer = ((abi.DESTROY_RESP, 8 if obj == Object.CQ else 4, out),) if method == abi.DESTROY else ()
         assert program.control(obj, method, (abi.DESTROYED, 0, handle), *answer) == 0
     memory.close()
@@ -162,12 +162,12 @@ def test_what_linux_refuses_of_modify_qp(program):
         values = {"port_num": 1, "path_mtu": 3, "max_rd_atomic": 1, "max_dest_rd_atomic": 1, **values}
         packed = abi.MODIFY_QP.pack(
             qp_handle=handle, attr_mask=mask, qp_state=state, dest=abi.QP_DEST.pack(**(dest or path)), **values
-        )  # fmt: skip
+        )
         given = ctypes.create_string_buffer(packed, len(packed))
         return program.control(
             Object.DEVICE, abi.Method.INVOKE_WRITE, (abi.Invoke.CMD, 8, abi.Write.MODIFY_QP),
             (abi.Invoke.IN, len(packed), ctypes.addressof(given)),
-        )  # fmt: skip
+        )
 
     with queue_pair(program, QpKind.RC) as handle:
         qp = program.file.get(Object.QP, handle)
@@ -214,7 +214,7 @@ def test_memory_that_the_program_does_not_have(program, address):
 def test_addresses_that_preload_passes_on(program):
     """By the types of the functions that it calls: an address of 0 is one like others."""
     calls = {name: ctypes.CFUNCTYPE(ctypes.c_long, *_TYPES[name])(_guarded(getattr(program.calls, name)))
-             for name in ("control", "map", "write")}  # fmt: skip
+             for name in ("control", "map", "write")}
     assert calls["control"](program.number, 0) == -errno.EFAULT
     assert calls["control"](program.number, (1 << 64) - 1) == -errno.EFAULT
     assert calls["map"](program.number, (1 << 64) - 1, (1 << 64) - 1) == -errno.EINVAL
@@ -291,11 +291,11 @@ def reg_mr(program: Program, start: int, nbytes: int, access: int, iova: int | N
         abi.REG_MR.pack(start=start, length=nbytes, hca_va=start if iova is None else iova, pd_handle=pd,
                         access_flags=access),
         abi.REG_MR.size,
-    )  # fmt: skip
+    )
     write = (abi.Invoke.CMD, 8, abi.Write.REG_MR), (abi.Invoke.IN, abi.REG_MR.size, ctypes.addressof(request))
     code = program.control(
         Object.DEVICE, abi.Method.INVOKE_WRITE, *write, (abi.Invoke.OUT, 12, program.address)
-    )  # fmt: skip
+    )
     if code == 0:
         mr = program.read()
         assert program.control(Object.MR, abi.DESTROY_MR, (abi.DESTROYED, 0, mr)) == 0
@@ -314,7 +314,7 @@ REGISTERED = [
     (0, 1, LOCAL_WRITE | HUGETLB, 0), (0, 1, LOCAL_WRITE | MW_BIND, 0), (0, 1, LOCAL_WRITE | RELAXED, 0),
     (0, 1, LOCAL_WRITE | 1 << 29, 0),  # one of those that a device need not know
     (0, 1, ON_DEMAND, errno.EOPNOTSUPP), (0, 1, FLUSH, errno.EOPNOTSUPP), (0, 1, ZERO_BASED, errno.EOPNOTSUPP),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("page, count, access, code", REGISTERED)
@@ -339,17 +339,17 @@ def test_a_region_that_moves_to_unusable_memory(program, pages):
             (Rereg.TRANSLATION, pages + 2 * ROOM, 0, errno.EFAULT), (Rereg.TRANSLATION, 0, 0, errno.EFAULT),
             (Rereg.TRANSLATION | Rereg.ACCESS, pages + ROOM, LOCAL_WRITE, errno.EFAULT),
             (Rereg.TRANSLATION, pages + ROOM, 0, 0), (Rereg.ACCESS, 0, LOCAL_WRITE, errno.EFAULT),
-        ):  # fmt: skip
+        ):
             request = ctypes.create_string_buffer(
                 abi.REREG_MR.pack(mr_handle=handle, flags=flags, start=start, length=ROOM, hca_va=start,
                                   access_flags=access),
                 abi.REREG_MR.size,
-            )  # fmt: skip
+            )
             before = mr.address, mr.access
             assert program.control(
                 Object.DEVICE, abi.Method.INVOKE_WRITE, (abi.Invoke.CMD, 8, abi.Write.REREG_MR),
                 (abi.Invoke.IN, abi.REREG_MR.size, ctypes.addressof(request)), (abi.Invoke.OUT, 8, program.address),
-            ) == -code  # fmt: skip
+            ) == -code
             assert (mr.address, mr.access) == (before if code else (start, Access.LOCAL_READ))
         program.file.remove(Object.MR, handle)
 
@@ -358,18 +358,18 @@ def test_queues_in_memory_that_a_device_cannot_use(program, pages):
     umem = (
         (Umem.HANDLE, 0, 0), (Umem.ADDR, 8, pages + 2 * ROOM), (Umem.LEN, 8, ROOM), (Umem.ACCESS, 4, LOCAL_WRITE),
         (Umem.OUT_ID, 4, program.address),
-    )  # fmt: skip
+    )
     assert program.control(Object.DEVX_UMEM, abi.DEVX_UMEM_REG, *umem) == -errno.EFAULT
     given = ctypes.create_string_buffer(
         abi.MLX5_CREATE_CQ.pack(buf_addr=pages + ROOM, db_addr=pages, cqe_size=64, flags=abi.CQ_UAR_PAGE_INDEX,
                                 uar_page_index=program.page),
         abi.MLX5_CREATE_CQ.size,
-    )  # fmt: skip
+    )
     assert program.control(
         Object.CQ, abi.CREATE, (0, 0, 0), (abi.CreateCq.CQE, 4, 15), (abi.CreateCq.USER_HANDLE, 8, 7),
         (abi.CreateCq.COMP_VECTOR, 4, 0), (abi.CreateCq.RESP_CQE, 4, program.address),
         (abi.UHW_IN, given._length_, ctypes.addressof(given)), (abi.UHW_OUT, 4, program.address),
-    ) == -errno.EFAULT  # fmt: skip
+    ) == -errno.EFAULT
 
 
 def test_a_memory_key_that_is_refused_is_told(program, caplog):
@@ -378,7 +378,7 @@ def test_a_memory_key_that_is_refused_is_told(program, caplog):
     assert program.control(
         Object.DEVX_OBJ, abi.DEVX_OBJ_CREATE, (DevxObject.HANDLE, 0, 0),
         (DevxObject.IN, 272, ctypes.addressof(mailbox)), (DevxObject.OUT, 16, program.address),
-    ) == -errno.EREMOTEIO  # fmt: skip
+    ) == -errno.EREMOTEIO
     (told,) = (record for record in caplog.records if record.levelno == logging.WARNING)
     assert "refuses a memory key: CREATE_MKEY" in told.getMessage()
     assert "wrong address" in told.getMessage()
@@ -421,7 +421,7 @@ def test_pages_that_are_not_there(program):
         max_size=8,
     ),
     st.binary(max_size=200),
-)  # fmt: skip
+)
 def test_anything(program, obj, method, attributes, memory):
     """Also where bytes are the program's own, with anything in them."""
     ctypes.memmove(program.address, memory, len(memory))
@@ -453,7 +453,7 @@ def test_structures_with_anything_in_them(program, data):
         (abi.REG_MR, (Object.DEVICE, abi.Method.INVOKE_WRITE, (abi.Invoke.CMD, 8, abi.Write.REG_MR))),
         (abi.MODIFY_QP, (Object.DEVICE, abi.Method.INVOKE_WRITE, (abi.Invoke.CMD, 8, abi.Write.MODIFY_QP))),
         (abi.CREATE_AH, (Object.DEVICE, abi.Method.INVOKE_WRITE, (abi.Invoke.CMD, 8, abi.Write.CREATE_AH))),
-    ]))  # fmt: skip
+    ]))
     values = {name: data.draw(word) for name in layout.offsets if layout.dtype[name].kind == "u"}
     row = np.zeros((), layout.dtype)
     for name, value in values.items():
@@ -490,7 +490,7 @@ def test_what_is_lacking_is_said_once(program, caplog, kind, name):
         assert program.control(
             Object.QP, abi.CREATE, (abi.UHW_IN, abi.MLX5_CREATE_QP.size, ctypes.addressof(request)),
             (abi.CreateQp.CAP, abi.QP_CAP.size, ctypes.addressof(cap)), (abi.CreateQp.TYPE, 8, kind),
-        ) == -errno.EOPNOTSUPP  # fmt: skip
+        ) == -errno.EOPNOTSUPP
     said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert len(said) == 1
     assert f"software NICs do not have: queue pairs for {name} (type {kind}) are not supported" in said[0]
@@ -501,5 +501,5 @@ def test_dmabufs_are_not_registered(program, caplog, fd, warnings):
     """NCCL and UCX ask with the descriptor -1 whether they could be. Linux's answer for a driver that cannot."""
     assert program.control(
         Object.MR, abi.REG_DMABUF_MR, (abi.RegDmabufMr.FD, 0, fd & (1 << 64) - 1)
-    ) == -errno.EOPNOTSUPP  # fmt: skip
+    ) == -errno.EOPNOTSUPP
     assert sum(record.levelname == "WARNING" for record in caplog.records) == warnings

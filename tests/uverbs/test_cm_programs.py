@@ -61,7 +61,7 @@ def test_examples_of_librdmacm(address, port):
 @pytest.mark.timeout(5 * LIMIT)
 @pytest.mark.parametrize("command", [
     "rstream -S 1024 -C 100", "rstream -S 65536 -C 50 -T a", "riostream -S 1024 -C 50",
-])  # fmt: skip
+])
 def test_sockets_of_librdmacm(address, port, command):
     """rsockets: streams, and writes to memory that the other end offers."""
     common = *command.split(), "-p", port
@@ -88,7 +88,7 @@ def test_a_file_by_sockets_of_librdmacm(address, port, tmp_path):
 @pytest.mark.parametrize("command", [
     "ib_write_bw -n 200", "ib_write_lat -n 100", "ib_send_bw -n 200 -q 4", "ib_send_lat -n 100", "ib_read_bw -n 100 -e",
     "ib_atomic_lat -n 100", "ib_send_bw -n 200 -c UD",
-])  # fmt: skip
+])
 def test_perftest_by_address_and_port(address, port, command):
     common = *command.split(), "-R", "-F", "-p", port
     _, client = both_at(address, common, (*common, address))
@@ -104,7 +104,7 @@ def test_fio(address, port, verb):
     _, client = both_at(
         address, (*common, "--name=server", "--rw=read", "--iodepth=64"),
         (*common, "--name=client", "--rw=write", "--iodepth=8", f"--hostname={address}", f"--verb={verb}"),
-    )  # fmt: skip
+    )
     fields = client.strip().split(";")  # fio(1), TERSE OUTPUT
     assert (fields[2], fields[4]) == ("client", "0"), client
     assert int(fields[46]) == 16 << 10  # KiB written
@@ -126,7 +126,7 @@ class Machine:
         return (
             "qemu-system-x86_64", "-accel", "tcg", "-m", "64", "-S", "-display", "none", "-nodefaults", "-qmp",
             f"unix:{path},server=on,wait=off", *more,
-        )  # fmt: skip
+        )
 
     def __call__(self, name: str, **arguments: object) -> Any:
         self._lines.write(json.dumps({"execute": name, "arguments": arguments}) + "\n")
@@ -157,7 +157,7 @@ def test_a_virtual_machine_moves(address, port, tmp_path, pinned):
     with (
         serving(*destination, options=at) as server, serving(*source) as client,
         contextlib.closing(Machine(there)) as moved, contextlib.closing(Machine(here)) as machine,
-    ):  # fmt: skip
+    ):
         for end in moved, machine:
             end("migrate-set-capabilities", capabilities=[{"capability": "rdma-pin-all", "state": pinned}])
         moved("migrate-incoming", uri=f"rdma:{address}:{port}")

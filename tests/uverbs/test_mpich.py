@@ -47,7 +47,7 @@ def test_two_ranks(mpich, outside):
     done = subprocess.run(
         [*ranks, *under, program] if outside == "mpiexec" else [*under, *ranks, program],
         capture_output=True, text=True, timeout=LIMIT, env=environment(**BY_NIC), check=False,
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     received = dict(re.findall(r"rank (\d) of 2: done, the NIC has received (\d+) bytes", done.stdout))
     assert sorted(received) == ["0", "1"], done.stdout

@@ -23,7 +23,7 @@ CONFIGS = st.builds(
     faults=st.none() | st.builds(Faults, loss=st.floats(0, 1), seed=st.integers(0, 1 << 70)),
     capture=st.none() | st.just("a \u00e4 file") | st.just(Path("/a/folder")), workers=st.integers(0, 16),
     promiscuous=st.booleans(), link_layer=st.just(LinkLayer.ETHERNET),
-)  # fmt: skip
+)
 
 
 @given(st.lists(st.tuples(st.text(), CONFIGS), max_size=3))
@@ -60,7 +60,7 @@ class Planted:
     json.dumps([{"name": "soft0", "port": {"faults": {"loss": "much"}, "link_layer": 1}}]).encode(),
     json.dumps([{"name": "soft0", "port": {"faults": None, "link_layer": 99}}]).encode(),
     json.dumps([{"name": "soft0", "port": {"faults": None, "link_layer": 1, "unknown": 1}}]).encode(),
-])  # fmt: skip
+])
 def test_any_other_file_is_refused(tmp_path, contents):
     (tmp_path / "ports").write_bytes(contents)
     with pytest.raises(InvalidValueError):
@@ -79,7 +79,7 @@ def test_a_pickle_is_not_executed(tmp_path):
     lambda file: os.chown(file, 65534, 65534), lambda file: os.chown(file.parent, 65534, 65534),
     lambda file: file.chmod(0o666), lambda file: file.parent.chmod(0o777),
     lambda file: file.symlink_to(file.rename(file.with_name("other"))),
-])  # fmt: skip
+])
 def test_it_is_checked_at_each_use(tmp_path, monkeypatch, change):
     """Not only when it was made."""
     file = tmp_path / "nics" / environment.PORTS

@@ -65,7 +65,7 @@ PERFTEST = [
     "ib_send_lat -n 100 -e", "ib_read_lat -n 100 -e",
     "ib_send_lat -n 100 -c UD -s 1024", "ib_send_bw -n 200 -e", "ib_send_bw -n 200 -q 4 --use-srq",
     "ib_send_bw -n 200 -c UD", "ib_atomic_bw -n 200 -A CMP_AND_SWAP",
-]  # fmt: skip
+]
 
 
 @pytest.mark.slow
@@ -82,20 +82,20 @@ def test_perftest(port, command):
 UCX = {
     "UCX_NET_DEVICES": "soft0:1", "UCX_IB_PCI_RELAXED_ORDERING": "y", "UCX_WARN_UNUSED_ENV_VARS": "n",
     "UCX_LOG_LEVEL": "warn",
-}  # fmt: skip
+}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how, test", [
     ("rc_x", "tag_lat"), ("rc_x", "ucp_get"), ("rc_x", "ucp_fadd"), ("rc_x", "ucp_put_lat"), ("ud_x", "tag_bw"),
     ("rc_v", "tag_lat"), ("rc_v", "ucp_put_lat"), ("ud_v", "tag_lat"),
-])  # fmt: skip
+])
 @pytest.mark.parametrize("devx", ["y", "n"])
 def test_ucx(port, how, test, devx):
     _, client = both(
         "ucx_perftest", "-t", test, "-n", 100, "-w", 10, "-s", 8, "-p", port,
         UCX_TLS=how, UCX_IB_MLX5_DEVX=devx, **UCX,
-    )  # fmt: skip
+    )
     assert re.search(r"Final:\s+100 ", client), client
 
 
@@ -108,7 +108,7 @@ def test_atomics_of_ucx(port, test, nbytes, devx):
     _, client = both(
         "ucx_perftest", "-t", test, "-n", 100, "-w", 10, "-s", nbytes, "-p", port,
         UCX_TLS="rc_x", UCX_IB_MLX5_DEVX=devx, **UCX,
-    )  # fmt: skip
+    )
     assert re.search(r"Final:\s+100 ", client), client
 
 
@@ -120,7 +120,7 @@ def test_what_ucx_finds():
     assert done.returncode == 0, done.stderr
     assert re.findall(r"Transport: (\w+)\n#\s+Device: soft0:1", done.stdout) == [
         "rc_verbs", "rc_mlx5", "ud_verbs", "ud_mlx5",
-    ]  # fmt: skip
+    ]
     of_rc_mlx5 = done.stdout.partition("Transport: rc_mlx5\n")[2].partition("Transport: ")[0]
     assert len(re.findall(r"atomic_\w+: 32, 64 bit", of_rc_mlx5)) == 10
     assert "failed" not in re.sub("# < failed to open connection manager rdmacm >", "", done.stdout)
@@ -159,7 +159,7 @@ PYVERBS = [
     "test_addr", "test_atomic", "test_cq", "test_cq_events", "test_cqex", "test_device", "test_mr", "test_pd",
     "test_qp", "test_qpex", "test_parent_domain", "test_relaxed_ordering", "test_mlx5_uar", "test_mlx5_devx",
     "test_mlx5_udp_sport", "test_mlx5_raw_wqe",
-]  # fmt: skip
+]
 PYTHON, SUITE = "/usr/bin/python3", Path("/usr/share/doc/rdma-core/tests")
 
 
@@ -243,7 +243,7 @@ def test_run_is_like_exec():
         with subprocess.Popen(
             [*command, "sh", "-c", SURROUNDINGS], stdout=subprocess.PIPE, text=True, env=environment(),
             pass_fds=(reading,),
-        ) as started:  # fmt: skip
+        ) as started:
             out, _ = started.communicate(timeout=LIMIT)
         found.append(out.replace(str(started.pid), "PID"))
     os.close(reading)
@@ -309,7 +309,7 @@ def test_an_environment_without_run(tmp_path):
     done = subprocess.run(
         ["sh", "-c", 'eval "$MADE"; ibv_devices'], capture_output=True, text=True, timeout=LIMIT,
         env=environment() | {"MADE": made.stdout}, check=True,
-    )  # fmt: skip
+    )
     assert re.findall(r"soft\d", done.stdout) == ["soft0", "soft1", "soft2"]
 
 
@@ -317,7 +317,7 @@ def test_an_environment_without_run(tmp_path):
 @pytest.mark.parametrize("change", [
     lambda folder: os.chown(folder, 65534, 65534), lambda folder: folder.chmod(0o777),
     lambda folder: folder.symlink_to(folder.rename(folder.with_name("other"))),
-])  # fmt: skip
+])
 def test_an_environment_that_another_user_may_change(tmp_path, change):
     """The program sees no device, and is told why: another user would decide what it executes."""
     skip_without("ibv_devices")
@@ -326,7 +326,7 @@ def test_an_environment_that_another_user_may_change(tmp_path, change):
     done = subprocess.run(
         ["sh", "-c", 'eval "$MADE"; ibv_devices'], capture_output=True, text=True, timeout=LIMIT,
         env=environment() | {"MADE": made.stdout}, check=False,
-    )  # fmt: skip
+    )
     assert "soft0" not in done.stdout
     why = "no software NICs, as another user may change the folder that stands for them"
     assert done.stderr.splitlines().count(f"gpunetio run: {why}: {tmp_path}/nics") == 1
@@ -360,7 +360,7 @@ def test_what_a_shell_sees():
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines() == [
         "/sys/class/infiniband/soft0/ports/1/state", "soft0", "0000:0000:0000:0000:0000:ffff:7f00:0009", "4: ACTIVE",
-    ]  # fmt: skip
+    ]
 
 
 def test_status_of_infiniband_diags():
@@ -474,7 +474,7 @@ print(opened)
     ("PyDLL", "at once"), ("CDLL", "while gpunetio is imported"),
     pytest.param("CDLL", "at once", marks=pytest.mark.slow),
     pytest.param("PyDLL", "while gpunetio is imported", marks=pytest.mark.slow),
-])  # fmt: skip
+])
 def test_two_threads_that_open_the_first_devices(first, when):
     """With Python's lock, as pyverbs does, or without. The second one waits while the first call runs Python."""
     done = run(sys.executable, "-c", AT_ONCE, first, when)

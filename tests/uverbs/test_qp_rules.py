@@ -20,11 +20,11 @@ BITS = {
     "AV": 7, "PATH_MTU": 8, "TIMEOUT": 9, "RETRY_CNT": 10, "RNR_RETRY": 11, "RQ_PSN": 12, "MAX_QP_RD_ATOMIC": 13,
     "ALT_PATH": 14, "MIN_RNR_TIMER": 15, "SQ_PSN": 16, "MAX_DEST_RD_ATOMIC": 17, "PATH_MIG_STATE": 18, "CAP": 19,
     "DEST_QPN": 20, "RATE_LIMIT": 25,
-}  # fmt: skip
+}
 STATES = {
     "RESET": QpState.RST, "INIT": QpState.INIT, "RTR": QpState.RTR, "RTS": QpState.RTS, "SQD": QpState.SQD,
     "ERR": QpState.ERR,
-}  # fmt: skip
+}
 # mlx5 has no command for it (mlx5_ib's `optab`), and refuses it with EINVAL, too.
 NOT_ON_MLX5 = {("SQD", "SQD")}
 

@@ -84,7 +84,7 @@ class Program:
         done = self.write(
             Command.SET_OPTION, ucma_abi.SET_OPTION, id=cm_id, level=Level.ID, optname=option, optlen=4,
             optval=addressof(value),
-        )  # fmt: skip
+        )
         assert done == 0
 
     def listen(self, cm_id: int, port: int, address: bytes = HERE) -> None:
@@ -223,7 +223,7 @@ def test_datagrams(program, port):
 
 @pytest.mark.parametrize("listens, status", [
     (True, SidrStatus.REJECTED), (False, SidrStatus.SERVICE_NOT_SUPPORTED),
-])  # fmt: skip
+])
 def test_datagrams_for_nobody(program, port, listens, status):
     listener, client = program.create(uid=1, space=PortSpace.UDP), program.create(uid=2, space=PortSpace.UDP)
     if listens:
@@ -362,7 +362,7 @@ def test_wildcards_of_both_families(calls, program, port):
     for cm_id in four, six:
         assert program.write(Command.LISTEN, ucma_abi.LISTEN, id=cm_id, backlog=3) == 0
     taken = [[listening.takes(gid) for gid in (V4, V6)]
-             for cm_id in calls._manager.ids() for _, listening in cm_id.listenings[:1]]  # fmt: skip
+             for cm_id in calls._manager.ids() for _, listening in cm_id.listenings[:1]]
     assert sorted(taken) == [[False, True], [True, False]]
 
 
@@ -395,13 +395,13 @@ def test_a_peer_that_no_device_reaches(calls, program, port):
 @pytest.mark.parametrize("name, value, nbytes, expected", [
     (Option.TOS, 0x20, 1, 0), (Option.TOS, 0x20, 4, -errno.EINVAL), (Option.ACK_TIMEOUT, 14, 1, 0),
     (Option.ACK_TIMEOUT, 32, 1, -errno.EINVAL), (Option.AFONLY, 1, 4, 0), (9, 1, 4, -errno.ENOSYS),
-])  # fmt: skip
+])
 def test_options(program, name, value, nbytes, expected):
     room = create_string_buffer(struct.pack("<I", value), 4)
     done = program.write(
         Command.SET_OPTION, ucma_abi.SET_OPTION, id=program.create(), level=Level.ID, optname=name, optlen=nbytes,
         optval=addressof(room),
-    )  # fmt: skip
+    )
     assert done == expected
 
 
@@ -470,7 +470,7 @@ def test_a_listener_that_is_migrated_with_a_request(calls, program, port, monkey
 @given(
     st.sampled_from([*Command, 99]), st.binary(max_size=300), st.sampled_from([0, 4, 144, 208, 336]),
     st.integers(0, 400),
-)  # fmt: skip
+)
 def test_anything(calls, number, data, room, size):
     """An errno, and a channel that goes on."""
     program = Program(calls)

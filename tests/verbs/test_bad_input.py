@@ -74,7 +74,7 @@ class World(Objects):
         """From `state` to the next, with these values."""
         attr = QpAttr(
             next_state=QpState(state + 1), dest_qp_num=self.qp.qpn, ah_attr=AhAttr(gid=self.ctx.query_gid()),
-        )  # fmt: skip
+        )
         self.qp.modify(replace(attr, **values), mask)
 
     def tables(self) -> list[int]:
@@ -90,7 +90,7 @@ class World(Objects):
                 opcode=WrOpcode.RDMA_WRITE, inline=payload if inline is None else inline,
                 remote_addr=self.target_mr.address, rkey=self.target_mr.rkey,
             )
-        )  # fmt: skip
+        )
         (done,) = until(self.pair_cq.poll, "the write's completion")
         assert done.status == WcStatus.SUCCESS
         assert self.target.tobytes() == payload
@@ -213,7 +213,7 @@ CREATE: dict[str, Row] = {
     "a port that is none": (
         lambda w: verbs.open("soft1", port="udp"),  # type: ignore[arg-type]
         InvalidValueError, "port = 'udp' is of type str: it must be of type PortConfig"),
-}  # fmt: skip
+}
 
 
 @table(CREATE)
@@ -266,7 +266,7 @@ CQS: dict[str, Row] = {
         ("number", lambda w: w.cq.cqn, "{} = 1 is of type int: it must be of type CQ"),
         ("UAR", lambda w: w.uar, "is of type UAR: it must be of type CQ"),
     )
-}  # fmt: skip
+}
 
 
 @table(CQS)
@@ -335,7 +335,7 @@ def test_rights(world, register, access, words):
 
 IOVAS = numbers("iova", lambda w, v: w.pd.register(bytearray(8), iova=v), {
     -1: "iova -0x1: 8 bytes from there do not fit in 64 bits", (1 << 64) - 7: "do not fit in 64 bits",
-})  # fmt: skip
+})
 del IOVAS["iova=None"]  # it means the memory's own addresses
 
 
@@ -396,7 +396,7 @@ FROM_RST: dict[str, Row] = {
         }).items()
         if row != "mask=None"  # all
     },
-}  # fmt: skip
+}
 FROM_INIT: dict[str, Row] = {
     **modified(QpState.INIT, RTR, "dest_qp_num", (1 << 24) - 1),
     **numbers("path_mtu", lambda w, v: w.modify(QpState.INIT, RTR, path_mtu=v), {
@@ -426,7 +426,7 @@ FROM_INIT: dict[str, Row] = {
     "InfiniBand": (
         lambda w: w.modify(QpState.INIT, RTR, ah_attr=AhAttr(addr_type=AddrType.IB_GRH)),
         InvalidValueError, "IB_GRH on a port of ETHERNET: use IPv4 or IPv6"),
-}  # fmt: skip
+}
 FROM_RTR: dict[str, Row] = {
     **modified(QpState.RTR, RTS, "ack_timeout", 31),
     **modified(QpState.RTR, RTS, "retry_cnt", 7),
@@ -518,7 +518,7 @@ CONNECT: dict[str, Row] = {
     "connect port 2": (lambda w: w.qp.connect(w.endpoint(), port=2), InvalidValueError, "has the ports 1 to 1"),
     "connect empty GID": (
         lambda w: w.qp.connect(w.endpoint(), sgid_index=7), NotFoundError, "no GID at index 7: choose one that"),
-}  # fmt: skip
+}
 del CONNECT["psn=None"]  # the queue pair's own
 
 
@@ -542,7 +542,7 @@ STATES: dict[str, tuple[QpState, Call, str]] = {
             state, lambda w: w.qp.connect(w.qp), f"is in state {state.name}, but connect() starts from RST or INIT")
         for state in (QpState.RTR, QpState.RTS, QpState.ERR)
     },
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("state, call, words", list(STATES.values()), ids=list(STATES))
@@ -622,7 +622,7 @@ def test_inline_buffers(world, inline):
 
 @table({
     **numbers("most", lambda w, v: w.cq.poll(v), {0: "most = 0: ask for one completion at least", -1: "most = -1"}),
-})  # fmt: skip
+})
 def test_poll(world, call, error, words):
     refuse(world, call, error, words)
 

@@ -52,7 +52,7 @@ def test_capabilities_are_those_of_the_tables(device):
     told = CMD_HCA_CAP.unpack(capability(device, CapClass.GENERAL, RDMA_CORE_ASKS))
     nic = device.nic
     for name, table in (("log_max_qp", nic.qps), ("log_max_cq", nic.cqs), ("log_max_srq", nic.srqs),
-                        ("log_max_mkey", nic.mkeys), ("log_max_pd", nic.pds)):  # fmt: skip
+                        ("log_max_mkey", nic.mkeys), ("log_max_pd", nic.pds)):
         assert 1 << told[name] == table.mask + 1, name
     known = device.provider.query_device()
     assert 1 << told["log_max_cq_sz"] == known.max_cqe
@@ -70,7 +70,7 @@ def test_atomics(device):
     assert told == {  # 8-byte words in host order, words of 4 and 8 bytes
         "atomic_req_8B_endianness_mode": 1, "supported_atomic_req_8B_endianness_mode_1": 1,
         "atomic_operations": 0b1111, "atomic_size_qp": 0b1100, "atomic_size_dc": 0b1100,
-    }  # fmt: skip
+    }
 
 
 def vport(device: Device, **fields: int) -> tuple[bytes, str]:
@@ -177,7 +177,7 @@ def test_a_port_has_a_speed():
 @pytest.mark.parametrize(
     "mbps, gbps", [(1000, 2.5), (10_000, 10), (25_000, 25), (40_000, 40), (50_000, 50), (100_000, 100), (200_000, 200),
                    (400_000, 400), (800_000, 800), (1_600_000, 800)]
-)  # fmt: skip
+)
 def test_speeds_have_the_codes_of_libibverbs(mbps, gbps):
     width, speed = _rate(mbps)
     assert PortAttr(*[0] * 8, active_width=width, active_speed=speed).gbps == gbps  # type: ignore[arg-type]
@@ -206,7 +206,7 @@ def test_what_mailboxes_have_made_is_closed_with_its_context(caplog):
             opcode=Opcode.CREATE_QP, wq_umem_id=memory.umem_id, wq_umem_valid=1, wq_umem_offset=-memory.address % 64,
             qpc={"st": 0, "pd": pd.pdn, "uar_page": uar.page_id, "rq_type": 3, "log_sq_size": 2, "cqn_snd": cq.cqn,
                  "dbr_umem_valid": 1, "dbr_umem_id": memory.umem_id, "dbr_addr": -memory.address % 64 + 4096},
-        )  # fmt: skip
+        )
         ctx.provider.devx_obj_create(bytes(mailbox), 16)
         assert len(nic.qps) == 1
         ctx.close()

@@ -387,7 +387,7 @@ def test_the_document_lists_every_check():
 def test_selection():
     assert [check.name for check in testing.checks(["send", "device"])] == [
         *(check.name for check in testing.checks(["device"])), "send",
-    ]  # fmt: skip
+    ]
     with pytest.raises(NotFoundError, match="no check or area 'sendd'; the areas are device, objects,"):
         testing.run(opener("soft0"), only=["sendd"])
 

@@ -297,5 +297,5 @@ def test_events_of_ports_and_queue_pairs_have_entries(ctx):
             acks.callback(event.ack)
     assert [(event.eqe[EQE.type], event.eqe[EQE.sub_type], event.eqe[EQE.port] >> 4) for event in (down, up)] == [
         (EventType.PORT_CHANGE, 1, 1), (EventType.PORT_CHANGE, 4, 1),
-    ]  # fmt: skip
+    ]
     assert (up.syndrome, sender.qp.qpn != 0) == (0, True)

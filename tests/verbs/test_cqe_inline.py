@@ -199,7 +199,7 @@ def test_completion_and_bytes(mailbox, nbytes):
     assert one == Completion(
         wr_id=7, status=WcStatus.SUCCESS, opcode=WcOpcode.RECV, byte_len=nbytes, imm=3, qp_num=mailbox.receiver.qpn,
         flags=WcFlags.WITH_IMM,
-    )  # fmt: skip
+    )
     expected = bytearray(1024)
     for at, start, end in ((10, 0, 5), (100, 5, 8), (200, 8, 508)):
         part = BYTES[:nbytes][start:end]

@@ -57,7 +57,7 @@ class End:
                 "uar_page": self.uar, "c_eqn": devx.query_eqn(), "dbr_umem_valid": 1, "dbr_umem_id": self.cq_umem,
                 "dbr_addr": self.cq_layout.record, **self.cq_layout.fields,
             },
-        )  # fmt: skip
+        )
         self.qp = devx.create(
             Opcode.CREATE_QP, wq_umem_valid=1, wq_umem_id=self.qp_umem,
             qpc={
@@ -65,7 +65,7 @@ class End:
                 "dbr_umem_valid": 1, "dbr_umem_id": self.qp_umem, "dbr_addr": self.qp_layout.record,
                 **self.qp_layout.fields,
             },
-        )  # fmt: skip
+        )
         self.buffer = np.zeros(256, np.uint8)
         self.mr = pd.register(self.buffer)
         self.sent = self.received = self.seen = 0
@@ -177,7 +177,7 @@ def test_objects_in_uses_stay_open(soft):
     context = {
         "uar_page": uar.page_id, "c_eqn": devx.query_eqn(), "dbr_umem_valid": 1, "dbr_umem_id": umem.umem_id,
         "dbr_addr": layout.record, **layout.fields,
-    }  # fmt: skip
+    }
     mailbox = c.CREATE_CQ_IN.pack(
         opcode=Opcode.CREATE_CQ, cq_context=context, cq_umem_valid=1, cq_umem_id=umem.umem_id
     )
@@ -197,7 +197,7 @@ def test_a_cq_fits_in_its_layout_and_in_nothing_smaller(soft, cqe):
                 Opcode.CREATE_CQ, cq_umem_valid=1, cq_umem_id=umem,
                 cq_context={"uar_page": uar, "c_eqn": 1, "dbr_umem_valid": 1, "dbr_umem_id": umem,
                             "dbr_addr": layout.record, **layout.fields},
-            ).close()  # fmt: skip
+            ).close()
 
     assert 1 << layout.fields["log_cq_size"] >= cqe
     create(layout.nbytes)
@@ -208,7 +208,7 @@ def test_a_cq_fits_in_its_layout_and_in_nothing_smaller(soft, cqe):
 @pytest.mark.parametrize("sizes", [
     {"sq_wr": 1}, {"rq_wr": 1}, {"sq_wr": 5, "rq_wr": 5}, {"sq_wr": 3, "send_max_sges": 7, "max_inline_data": 200},
     {"rq_wr": 9, "receive_max_sges": 3}, {"sq_wr": 64, "rq_wr": 1},
-], ids=str)  # fmt: skip
+], ids=str)
 def test_a_qp_fits_in_its_layout_and_in_nothing_smaller(soft, sizes):
     devx, memory, pd, cq = soft.devx, HostMemory(1 << 16), soft.create_pd(), soft.create_cq(16)
     layout, uar = devx.qp_layout(**sizes), devx.alloc_uar()
@@ -219,7 +219,7 @@ def test_a_qp_fits_in_its_layout_and_in_nothing_smaller(soft, sizes):
                 Opcode.CREATE_QP, wq_umem_valid=1, wq_umem_id=umem,
                 qpc={"pd": pd, "uar_page": uar, "cqn_snd": cq, "cqn_rcv": cq, "dbr_umem_valid": 1, "dbr_umem_id": umem,
                      "dbr_addr": layout.record, **layout.fields},
-            ).close()  # fmt: skip
+            ).close()
 
     qp = pd.create_qp(send_cq=cq, receive_cq=cq, **sizes)
     assert layout.sends == qp.sq_address - (qp.rq_address if qp.rq_entries else qp.sq_address)
@@ -231,7 +231,7 @@ def test_a_qp_fits_in_its_layout_and_in_nothing_smaller(soft, sizes):
 @pytest.mark.parametrize("kind, wq_type", [
     (SrqType.LINKED_LIST, WqType.LINKED_LIST), (SrqType.CONTIGUOUS, WqType.CYCLIC),
     (SrqType.LINKED_LIST, WqType.CYCLIC),  # UCX: WQEs have the segment of a list, and are taken in turn
-])  # fmt: skip
+])
 def test_an_rmp_fits_in_its_layout_and_in_nothing_smaller(soft, kind, wq_type):
     devx, memory, pd = soft.devx, HostMemory(1 << 14), soft.create_pd()
     layout = devx.srq_layout(20, receive_max_sges=2, srq_type=kind)
@@ -244,7 +244,7 @@ def test_an_rmp_fits_in_its_layout_and_in_nothing_smaller(soft, kind, wq_type):
                 "wq_type": wq_type, "pd": pd, "end_padding_mode": 1, "wq_umem_valid": 1, "wq_umem_id": umem,
                 "dbr_umem_valid": 1, "dbr_umem_id": umem, "dbr_addr": layout.record, **layout.fields,
             }},
-        )  # fmt: skip
+        )
 
     rmp = create(layout.nbytes)
     assert rmp.query()["ctx"]["wq"]["log_wq_sz"] == layout.fields["log_wq_sz"]
@@ -294,7 +294,7 @@ def test_an_address_path(ctx):
     (lambda d: d.command_raw(QUERY_LAG.ljust(1 << 16), 16), "the bytes of mailbox = 65536: it must be 0 to 65535"),
     (lambda d: d.transport_domain().query_raw(b"", 1 << 16), "out_size = 65536: "),
     (lambda d: d.transport_domain().modify_raw(b"", 1 << 16), "out_size = 65536: "),
-])  # fmt: skip
+])
 def test_mistakes(soft, call, message):
     with pytest.raises(InvalidValueError, match=message):
         call(soft.devx)
@@ -317,7 +317,7 @@ def test_what_the_device_refuses(soft):
         devx.create(
             Opcode.CREATE_CQ, cq_umem_valid=1, cq_umem_id=0x7777,
             cq_context={"uar_page": uar, "c_eqn": 1, "dbr_umem_valid": 1, "dbr_umem_id": umem},
-        )  # fmt: skip
+        )
     assert caught.value.status
     assert umem.users == uar.users == ()  # nothing is half made
 

@@ -184,7 +184,7 @@ def write(mine: verbs.MR, theirs: verbs.MR) -> SendWr:
     return SendWr(
         opcode=WrOpcode.RDMA_WRITE, sges=[Sge(mine.address, mine.nbytes, mine.lkey)], flags=SendFlags.SIGNALED,
         remote_addr=theirs.address, rkey=theirs.rkey,
-    )  # fmt: skip
+    )
 
 
 def test_requests_in_flight(ctx):
@@ -465,7 +465,7 @@ def test_the_end_of_python():
         "gpu = gn.Gpu('host')\n"
         "memory = gpu.alloc(64)\n",
         "-X", "dev",
-    )  # fmt: skip
+    )
     assert ended.returncode == 0
     assert "ResourceWarning: <context soft3, software NIC> is still open when Python ends" in ended.stderr
     assert "Traceback" not in ended.stderr
@@ -487,7 +487,7 @@ def test_a_forked_child():
         "    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), len(ctx.provider.nic.pds), flush=True)\n"
         "    gpu.close()\n",
         "-W", "always::ResourceWarning",
-    )  # fmt: skip
+    )
     assert (ended.returncode, ended.stdout) == (0, "3 1\n")
     assert "Warning" not in ended.stderr.replace("DeprecationWarning", "")
 
@@ -500,7 +500,7 @@ def test_warnings_that_are_errors():
         "    ctx.create_pd()\n"
         "    print(ctx.create_pd().pdn)\n",
         "-W", "error",
-    )  # fmt: skip
+    )
     assert ended.returncode == 0
     assert ended.stdout.strip() == "2"
     assert "ResourceWarning: <PD 0x1 of soft3> was dropped before it was closed" in ended.stderr

@@ -170,7 +170,7 @@ def test_immediate_data_can_be_solicited(pair):
     pair.receive(1)
     pair.received.req_notify(solicited_only=True)
     pair.send(opcode=WrOpcode.RDMA_WRITE_WITH_IMM, imm=1, remote_addr=pair.target.address,
-              rkey=pair.target.mr.rkey, solicited=True)  # fmt: skip
+              rkey=pair.target.mr.rkey, solicited=True)
     assert pair.event() is pair.received
 
 
@@ -475,7 +475,7 @@ def test_refused_requests(names, wrong):
         target = Buffer(far, 64, access=Access.LOCAL_WRITE if wrong == "right" else None)
         key = target.mr.rkey ^ 0x55 if wrong == "key" else target.mr.rkey
         a.post_send(SendWr(opcode=WrOpcode.RDMA_WRITE, sges=[Sge(source.address, 8, source.key)],
-                           remote_addr=target.address, rkey=key))  # fmt: skip
+                           remote_addr=target.address, rkey=key))
         event = there.get_async_event(PATIENCE)
         assert event is not None
         wanted = AsyncEventType.QP_REQ_ERR if wrong == "queue_pair" else AsyncEventType.QP_ACCESS_ERR
@@ -605,5 +605,5 @@ def test_channels_come_and_go(steps):
 def test_types_of_the_prm():
     numbers = {"COMPLETION": 0, "COMM_EST": 2, "CQ_ERROR": 4, "WQ_CATAS_ERROR": 5, "INTERNAL_ERROR": 8,
                "PORT_CHANGE": 9, "WQ_INVAL_REQ_ERROR": 0x10, "WQ_ACCESS_ERROR": 0x11, "SRQ_LAST_WQE": 0x13,
-               "SRQ_RQ_LIMIT": 0x14}  # fmt: skip
+               "SRQ_RQ_LIMIT": 0x14}
     assert {name: EventType[name].value for name in numbers} == numbers

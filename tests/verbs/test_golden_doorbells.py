@@ -101,7 +101,7 @@ SENDS = {
     "no_dbr":   posted(ONE, ONE, send_dbr_mode=QpSendDbrMode.NO_DBR_EXT),
     "own_page": sent_by_a_page_of_ones_own,
     "reset":    sent_after_a_reset,
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", SENDS)
@@ -160,7 +160,7 @@ RECEIVES = {
     "wraps":   received_altogether(0x10000),
     "wrapped": received_altogether(0x10005),
     "reset":   received_after_a_reset,
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", RECEIVES)
@@ -202,7 +202,7 @@ SHARED = {
     "last":     shared_altogether(0xFFFF, room=0x7FFF),
     "wraps":    shared_altogether(0x10000, room=0x7FFF),
     "wrapped":  shared_altogether(0x10005, room=0x7FFF),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", SHARED)
@@ -239,7 +239,7 @@ POLLS = {
     "last":       polled(3, from_index=0xFFFFFC),
     "wraps":      polled(2, from_index=0xFFFFFE),
     "wrapped":    polled(3, 2, from_index=0xFFFFFE),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", POLLS)
@@ -288,7 +288,7 @@ ARMS = {
     "four":       told(3, armed(SOLICITED)),
     "wrapped":    armed(ANY, after=polled(3, from_index=0xFFFFFE)),
     "own_page":   armed(ANY),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", ARMS)
@@ -306,4 +306,4 @@ def test_every_column_has_its_configuration():
     assert {name: list(golden.bytes_of) for name, golden in GOLDEN.items()} == {
         "SEND RECORD": list(SENDS), "SEND REGISTER": list(SENDS), "RECEIVE RECORD": list(RECEIVES),
         "SRQ RECORD": list(SHARED), "CQ RECORD": list(POLLS), "ARM RECORD": list(ARMS), "ARM REGISTER": list(ARMS),
-    }  # fmt: skip
+    }

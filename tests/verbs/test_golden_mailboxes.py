@@ -73,7 +73,7 @@ CREATE_CQ = {
     "external":  cq_in_two_umems,
     "largest":   cq_of_the_largest_size,
     "own_page":  cq_with_a_page,
-}  # fmt: skip
+}
 
 
 def qp(**values: Any) -> Configuration:
@@ -90,7 +90,7 @@ def qp_with_two_cqs(device: Recorder, ctx: Context):
     ctx.create_pd().create_qp(
         sq_wr=10, rq_wr=5, receive_max_sges=3, user_index=0xABCDEF,
         send_cq=ctx.create_cq(4), receive_cq=ctx.create_cq(4),
-    )  # fmt: skip
+    )
 
 
 def qp_with_srq(device: Recorder, ctx: Context):
@@ -103,7 +103,7 @@ def qp_in_two_umems(device: Recorder, ctx: Context):
     pd.create_qp(
         sq_wr=2, send_cq=completions,
         external_umem=(umem(ctx), 0xC0), external_dbr_umem=(umem(ctx), 0x10), external_uar=ctx.create_uar(),
-    )  # fmt: skip
+    )
 
 
 def qp_in_one_umem(device: Recorder, ctx: Context):
@@ -111,7 +111,7 @@ def qp_in_one_umem(device: Recorder, ctx: Context):
     pd.create_qp(
         sq_wr=2, send_cq=completions, external_umem=(memory, 0), external_dbr_umem=(memory, 0xFF8),
         core_direct_master=True, send_dbr_mode=QpSendDbrMode.NO_DBR_EXT,
-    )  # fmt: skip
+    )
 
 
 CREATE_QP_RINGS = {
@@ -122,7 +122,7 @@ CREATE_QP_RINGS = {
     "srq":      qp_with_srq,
     "sges":     qp(sq_wr=8, send_max_sges=6, rq_wr=32, receive_max_sges=16),
     "inline":   qp(sq_wr=3, max_inline_data=200, sq_sig_all=True, user_index=1),
-}  # fmt: skip
+}
 
 CREATE_QP_MODES = {
     "uc":       qp(sq_wr=2, qp_type=QpType.UC),
@@ -132,7 +132,7 @@ CREATE_QP_MODES = {
     "emulated": qp(sq_wr=2, emulate_no_dbr_ext=True),
     "external": qp_in_two_umems,
     "one_umem": qp_in_one_umem,
-}  # fmt: skip
+}
 
 
 def srq(srq_wr: int, **values: Any) -> Configuration:
@@ -158,7 +158,7 @@ CREATE_RMP = {
     "wide":       srq(9, receive_max_sges=3, srq_type=SrqType.CONTIGUOUS, external_datapath=True),
     "external":   srq_in_two_umems,
     "imported":   srq_of_an_imported_pd,
-}  # fmt: skip
+}
 
 # --- transitions
 
@@ -198,7 +198,7 @@ def connect(device: Recorder, ctx: Context) -> None:
         PEER, port=2, pkey_index=3, psn=0xFEDCBA, remote_access=Access.REMOTE_READ | Access.REMOTE_ATOMIC,
         atomic_type=QpAtomicType.UP_TO_8BYTES, max_rd_atomic=8, retry_cnt=5, rnr_retry=4, ack_timeout=19,
         min_rnr_timer=9, traffic_class=0x20, hop_limit=32,
-    )  # fmt: skip
+    )
 
 
 NEEDED = "PKEY_INDEX PORT_NUM ALLOW_REMOTE_WRITE ALLOW_REMOTE_READ"
@@ -216,7 +216,7 @@ RST2INIT = {
     ),
     "unmasked": to_init(allow_remote_atomic=QpAtomicType.UP_TO_8BYTES, rq_psn=1, min_rnr_timer=9, path_mtu=4),
     "connect":  connect,
-}  # fmt: skip
+}
 
 in_init = partial(transition, INIT, QpState.INIT)
 
@@ -231,7 +231,7 @@ INIT2INIT = {
         f"{NEEDED} ATOMIC_MODE CURRENT_STATE", current_state=QpState.INIT, pkey_index=1, port_num=1,
         allow_remote_write=True, allow_remote_read=True, allow_remote_atomic=QpAtomicType.IB_SPEC,
     ),
-}  # fmt: skip
+}
 
 PATH = "RQ_PSN DEST_QP_NUM PATH_MTU AH_ATTR"
 to_rtr = partial(transition, INIT, QpState.RTR, f"{PATH} MIN_RNR_TIMER")
@@ -275,7 +275,7 @@ INIT2RTR = {
         rq_psn=3, dest_qp_num=5, path_mtu=MtuSize.MTU_4K, ah_attr=IPV4, min_rnr_timer=9, max_dest_rd_atomic=8,
     ),
     "connect": connect,
-}  # fmt: skip
+}
 
 to_rts = partial(transition, RTR, QpState.RTS)
 SENDING = "SQ_PSN ACK_TIMEOUT RETRY_CNT RNR_RETRY"
@@ -294,7 +294,7 @@ RTR2RTS = {
     "long_psn":  to_rts(SENDING, sq_psn=0x1_ABCDEF, ack_timeout=1, retry_cnt=1, rnr_retry=1),  # is cut, and logged
     "uc":        to_rts("SQ_PSN", QpType.UC, sq_psn=2, ack_timeout=14),
     "connect":   connect,
-}  # fmt: skip
+}
 
 in_rts = partial(transition, RTS, QpState.RTS)
 MOVED = AhAttr(gid=GID_IPV4, sgid_index=7, traffic_class=0b101110_01, hop_limit=3, static_rate=4)
@@ -317,7 +317,7 @@ RTS2RTS = {
     "no_dscp":   on(in_rts("AH_ATTR", ah_attr=AhAttr(gid=GID_IPV4, sgid_index=1, traffic_class=8)), rts2rts_dscp=False),
     "ib":        on(in_rts("AH_ATTR", ah_attr=MOVED_IB), ethernet=False),
     "udp_sport": asked(lambda qp: qp.modify_udp_sport(UDP_SPORT)),
-}  # fmt: skip
+}
 
 TO_SQD = {"plain": transition(RTS, QpState.SQD, "")}
 FROM_SQD = {

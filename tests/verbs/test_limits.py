@@ -27,7 +27,7 @@ def ends(pd: PD, kind: QpType, **init: int) -> tuple[verbs.QP, verbs.QP]:
     cq = pd.ctx.create_cq(64)
     a, b = (
         pd.create_qp(**{"sq_wr": 4, "rq_wr": 4, **init}, send_cq=cq, receive_cq=cq, qp_type=kind) for _ in range(2)
-    )  # fmt: skip
+    )
     if kind.datagrams:
         a.to_rts(qkey=5)
         b.to_rts(qkey=5)

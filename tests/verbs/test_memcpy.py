@@ -60,7 +60,7 @@ HERE = Sge(0x1000, 64, 7)
         (SendWr(opcode=WrOpcode.MEMCPY, sges=[HERE, HERE], inline=b""), "MEMCPY takes two scatter/gather entries"),
         (memcpy(Sge(1 << 64, 64, 7), HERE), "address = 0x10000000000000000 does not fit in 64 bits"),
     ],
-)  # fmt: skip
+)
 def test_bad_requests(qp, request_, words):
     with pytest.raises(BadWrError, match=re.escape(words)):
         qp.post_send(request_)

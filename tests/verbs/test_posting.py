@@ -91,7 +91,7 @@ def test_send(sides, imm):
     assert received == Completion(
         wr_id=7, status=WcStatus.SUCCESS, opcode=WcOpcode.RECV, byte_len=3001, imm=imm, qp_num=b.qp.qpn,
         flags=QUIET if imm is None else WcFlags.WITH_IMM,
-    )  # fmt: skip
+    )
     wanted = np.append(a.memory.bytes[:3000], a.memory.bytes[8000])
     assert np.array_equal(np.append(b.memory.bytes[:100], b.memory.bytes[1000:3901]), wanted)
 
@@ -135,7 +135,7 @@ def test_atomics(sides):
     a.qp.post_send(add, swap)
     assert [(done.opcode, done.byte_len) for done in take(a.sent, 2)] == [
         (WcOpcode.FETCH_ADD, 8), (WcOpcode.COMP_SWAP, 8),
-    ]  # fmt: skip
+    ]
     assert (a.memory.word(0), a.memory.word(8), b.memory.word(64)) == (old, (old - 3) % 2**64, 77)
 
 
@@ -265,7 +265,7 @@ def test_failures_flush_what_is_behind_them(sides):
     a.qp.post_send(*requests)
     assert [(done.wr_id, done.status) for done in take(a.sent, 3)] == [
         (1, WcStatus.REM_ACCESS_ERR), (2, WcStatus.WR_FLUSH_ERR), (3, WcStatus.WR_FLUSH_ERR),
-    ]  # fmt: skip
+    ]
     a.qp.post_send(SendWr(opcode=WrOpcode.SEND, wr_id=4))  # in ERR it is taken, and flushed
     assert [(done.wr_id, done.status) for done in take(a.sent)] == [(4, WcStatus.WR_FLUSH_ERR)]
     b.qp.to_error()
@@ -333,7 +333,7 @@ REQUESTS = st.lists(
     st.tuples(st.sampled_from(["write", "read", "send", "inline"]), st.integers(0, 2000), st.integers(0, 1000),
               st.integers(1, 3), st.booleans()),
     min_size=1, max_size=60,
-)  # fmt: skip
+)
 
 
 @settings(max_examples=25)
@@ -357,25 +357,25 @@ def test_programs(requests):
                 data = bytes([wr_id & 0xFF]) * min(nbytes, 60)
                 a.qp.post_send(SendWr(
                     opcode=WrOpcode.RDMA_WRITE, inline=data, wr_id=wr_id, flags=flags, **b.remote(target.start)
-                ))  # fmt: skip
+                ))
                 there[target.start : target.start + len(data)] = np.frombuffer(data, np.uint8)
             elif kind == "read":
                 a.qp.post_send(SendWr(
                     opcode=WrOpcode.RDMA_READ, sges=sges, wr_id=wr_id, flags=flags | SendFlags.FENCE,
                     **b.remote(target.start),
-                ))  # fmt: skip
+                ))
                 here[index] = there[target]
             elif kind == "write":
                 a.qp.post_send(SendWr(
                     opcode=WrOpcode.RDMA_WRITE, sges=sges, wr_id=wr_id, flags=flags | SendFlags.FENCE,
                     **b.remote(target.start),
-                ))  # fmt: skip
+                ))
                 there[target] = here[index]
             else:
                 b.qp.post_recv(RecvWr(sges=[b.sge(target.start, nbytes)], wr_id=wr_id))
                 a.qp.post_send(SendWr(
                     opcode=WrOpcode.SEND, sges=sges, wr_id=wr_id, flags=flags | SendFlags.FENCE
-                ))  # fmt: skip
+                ))
                 there[target] = here[index]
                 (received,) = take(b.received)
                 assert (received.wr_id, received.byte_len) == (wr_id, nbytes)
@@ -414,7 +414,7 @@ class Ring:
         qp = SimpleNamespace(
             qpn=qpn, rq_stride=BLOCK, dbr_address=address, doorbell_register=address + 8,
             init_attr=QpInitAttr(send_max_sges=3, receive_max_sges=4, max_inline_data=200), type=QpType.RC,
-        )  # fmt: skip
+        )
         self.qpn, self.queue = qpn, kind(qp, self.ring)  # type: ignore[arg-type]
         self.waiting: deque[tuple[int, int, SendWr | RecvWr]] = deque()  # index, slots, request
         self.producer = 0

@@ -80,7 +80,7 @@ def test_a_payload_comes_from_the_new_memory(pd):
     qp = pd.create_qp(sq_wr=4, send_cq=cq)
     qp.connect(qp)
     qp.post_send(SendWr(opcode=WrOpcode.RDMA_WRITE, sges=[Sge(mr.address, 8, mr.lkey)], remote_addr=to.iova,
-                        rkey=to.rkey))  # fmt: skip
+                        rkey=to.rkey))
     found: list[Completion] = []
     until(lambda: bool(found.extend(cq.poll()) or found), "the completion")
     assert target.tolist() == [7] * 8 + [0] * 56

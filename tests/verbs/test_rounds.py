@@ -71,7 +71,7 @@ def objects_of_verbs() -> None:
             pd.create_qp(sq_wr=4, send_cq=cq, receive_cq=cq, srq=pd.create_srq(4)),
             pd.create_ah(verbs.AhAttr(gid=ctx.query_gid())), pd.register(bytearray(4096)), ctx.register_umem(host),
             ctx.create_uar(),
-        ]  # fmt: skip
+        ]
         ctx.devx.transport_domain()
         assert ctx.get_async_event(0) is None
     assert all(each.closed for each in made)
@@ -81,7 +81,7 @@ def connected_queue_pairs(wire: str = "auto") -> Round:
     def play() -> None:
         with (
             verbs.open("soft0", port=PortConfig(wire=wire)) as a, verbs.open("soft1", port=PortConfig(wire=wire)) as b,
-        ):  # fmt: skip
+        ):
             two_queues(a).connect(two_queues(b))
 
     return play
@@ -202,7 +202,7 @@ OBJECTS: dict[str, Round] = {
 }
 few_and_many = pytest.mark.parametrize("rounds", [
     FEW, pytest.param(MANY, marks=[pytest.mark.slow, pytest.mark.timeout(400)]),
-])  # fmt: skip
+])
 soft_nic = pytest.mark.soft_nic
 
 

@@ -78,7 +78,7 @@ def test_every_queue_pair_takes_from_it(shop):
     done = shop.take(16)
     assert sorted(one.wr_id for one in done) == list(range(16))
     offsets: dict[int, list[int]] = {qp.qpn: [1000 * (4 * n + i) for n in range(4)] for i, qp in
-                                     enumerate(shop.receivers)}  # fmt: skip
+                                     enumerate(shop.receivers)}
     for one in done:
         assert (one.status, one.opcode, one.byte_len) == (WcStatus.SUCCESS, WcOpcode.RECV, 700)
         at = offsets[one.qp_num].pop(0)  # of one sender in order
@@ -365,7 +365,7 @@ def test_contiguous(ctx, offset):
     srq = pd.create_srq(
         4, receive_max_sges=2, srq_type=SrqType.CONTIGUOUS, external_umem=(ctx.register_umem(rings), offset),
         external_dbr_umem=(ctx.register_umem(records), 64),
-    )  # fmt: skip
+    )
     assert (srq.entries, srq.stride, srq.ring_address) == (4, 32, rings.address + offset)
     with pytest.raises(BadStateError, match="external data path"):
         srq.post_recv(RecvWr())

@@ -38,7 +38,7 @@ BITS = {
     "ATOMIC_MODE":        (15, "allow_remote_atomic"),
     "MAX_QP_RD_ATOMIC":   (16, "max_rd_atomic"),
     "MAX_DEST_RD_ATOMIC": (17, "max_dest_rd_atomic"),
-}  # fmt: skip
+}
 UNKNOWN = {"bits 0x40000": 18, "bits 0x40000000": 30}
 STATE_BITS = ("NEXT_STATE", "CURRENT_STATE")  # allowed everywhere
 
@@ -57,7 +57,7 @@ TABLE = {
     ("RTS", "RTS"): ("", "MIN_RNR_TIMER ALLOW_REMOTE_WRITE ALLOW_REMOTE_READ ATOMIC_MODE AH_ATTR"),
     **{(state, "RST"): ("", "") for state in STATES},
     **{(state, "ERR"): ("", "") for state in STATES},
-}  # fmt: skip
+}
 NOT_REQUIRED_OF_UC = {"MIN_RNR_TIMER", "ACK_TIMEOUT", "RETRY_CNT", "RNR_RETRY"}
 
 Rule = tuple[set[str], set[str]]
@@ -83,17 +83,17 @@ class Machine:
         cq = pd.ctx.create_cq(16)
         self.qp: QP = pd.create_qp(sq_wr=4, rq_wr=4, send_cq=cq, receive_cq=cq, qp_type=QpType[transport])
         ah = AhAttr(gid=pd.ctx.query_gid(), addr_type=AddrType.IPv4, static_rate=1, hop_limit=9, traffic_class=0x10,
-                    flow_label=0x12345)  # fmt: skip
+                    flow_label=0x12345)
         self.first = QpAttr(
             path_mtu=512, rq_psn=0x111111, sq_psn=0x222222, dest_qp_num=self.qp.qpn, ah_attr=ah,
             ack_timeout=10, retry_cnt=1, rnr_retry=2, min_rnr_timer=3, max_rd_atomic=2, max_dest_rd_atomic=4,
-        )  # fmt: skip
+        )
         self.second = QpAttr(
             path_mtu=2048, rq_psn=0xABCDEF, sq_psn=0xFEDCBA, dest_qp_num=0x123456,
             allow_remote_write=True, allow_remote_read=True, allow_remote_atomic=QpAtomicType.UP_TO_8BYTES,
             ah_attr=replace(ah, sgid_index=1, static_rate=2, hop_limit=77, traffic_class=0xAC, flow_label=0xFFFFF),
             ack_timeout=17, retry_cnt=5, rnr_retry=6, min_rnr_timer=19, max_rd_atomic=8, max_dest_rd_atomic=16,
-        )  # fmt: skip
+        )
         self.transport = transport
 
     def bring(self, state: str) -> QpAttr:
@@ -101,7 +101,7 @@ class Machine:
         ways = {
             "RST": (), "INIT": ("INIT",), "RTR": ("INIT", "RTR"), "RTS": ("INIT", "RTR", "RTS"),
             "ERR": ("INIT", "RTR", "RTS", "ERR"),
-        }  # fmt: skip
+        }
         self.qp.reset()
         for start, following in zip(("RST", "INIT", "RTR", "RTS"), ways[state], strict=False):
             required = TABLE[start, following][0].split()
@@ -128,7 +128,7 @@ class Machine:
         expected = replace(
             before, current_state=QpState[following], next_state=QpState[following],
             **{name: getattr(self.second, name) for name in set_},
-        )  # fmt: skip
+        )
         if (start, following) == ("RTS", "RTS") and "AH_ATTR" in names:  # a connected path changes in these only
             assert before.ah_attr
             assert self.second.ah_attr

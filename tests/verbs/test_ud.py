@@ -122,7 +122,7 @@ WIRES = {
     "one NIC of workers": {"workers": 3, "same": True},
     "infiniband": {"link_layer": LinkLayer.INFINIBAND},
     "one infiniband": {"link_layer": LinkLayer.INFINIBAND, "same": True},
-}  # fmt: skip
+}
 
 
 def open_two(same: bool = False, **config: Any) -> list[Context]:
@@ -443,7 +443,7 @@ def test_capture(two, tmp_path: Path, layer: LinkLayer):
         shown = subprocess.run(
             ["tshark", "-r", file, "-T", "fields", *(word for name in fields for word in ("-e", name))],
             capture_output=True, text=True, check=True,
-        ).stdout.split()  # fmt: skip
+        ).stdout.split()
         assert [int(word, 0) for word in shown] == [0x65, qpns[1], QKEY, qpns[0]]
 
 
@@ -473,7 +473,7 @@ def test_states_and_attributes(end):
     (M.NEXT_STATE | M.PKEY_INDEX | M.PORT_NUM, "needs QKEY"),
     (TO_INIT | M.ALLOW_REMOTE_WRITE, "does not take ALLOW_REMOTE_WRITE"),
     (TO_INIT | M.AH_ATTR, "does not take AH_ATTR"),
-])  # fmt: skip
+])
 def test_attributes_of_others(end, mask, message):
     qp = end.pd.create_qp(sq_wr=4, send_cq=end.cq, qp_type=QpType.UD)
     with pytest.raises(InvalidValueError, match=message):
@@ -512,7 +512,7 @@ def test_requests(end):
         ({"ah": None}, "without ah"), ({"ah": 5}, "AddressHandle"), ({"remote_qpn": 1 << 24}, "24 bits"),
         ({"remote_qkey": 1 << 32}, "32 bits"), ({"opcode": WrOpcode.RDMA_WRITE}, "only datagrams"),
         ({"opcode": WrOpcode.RDMA_READ}, "only datagrams"),
-    ):  # fmt: skip
+    ):
         with pytest.raises(BadWrError, match=message):
             end.qp.post_send(SendWr(**{**good, **wrong}))
     ah.close()
@@ -545,7 +545,7 @@ def test_room_for_inline_data(end):
     (AhAttr(gid=bytes(16), addr_type=AddrType.IB_GRH), InvalidValueError, "IPv4 or IPv6"),
     (AhAttr(gid=gid_of(ip_address("255.255.255.255"))), NotFoundError, "no route"),
     (AhAttr(gid=gid_of(ip_address("::1"))), InvalidValueError, "cannot be reached"),
-])  # fmt: skip
+])
 def test_impossible_addresses(end, attr, error, message):
     with pytest.raises(error, match=message):
         end.pd.create_ah(attr)

@@ -33,7 +33,7 @@ TABLES = ("qps", "cqs", "srqs", "mkeys", "pds", "umems", "uar_pages")
 MAKING = (
     "alloc_pd", "reg_mr", "reg_umem", "alloc_uar", "query_eqn", "devx_obj_create", "doorbell_register",
     "create_event_channel", "subscribe",
-)  # fmt: skip
+)
 
 
 @dataclass
@@ -120,7 +120,7 @@ class Stage:
             write = SendWr(
                 opcode=WrOpcode.RDMA_WRITE, sges=[Sge(source.address, nbytes, source.lkey)], flags=SendFlags(0),
                 remote_addr=target.address, rkey=target.rkey,
-            )  # fmt: skip
+            )
             one.post_send(write, write, write)
 
     def close(self, a: int, b: int) -> None:
@@ -168,7 +168,7 @@ STEPS = st.lists(
 FIRST: tuple[tuple[str, int, int], ...] = (
     ("open", 0, 0), ("open", 1, 0), ("pd", 0, 0), ("pd", 1, 0), ("cq", 0, 0), ("cq", 1, 0), ("mr", 0, 0), ("mr", 1, 0),
     ("qp", 0, 0), ("qp", 1, 0),
-)  # fmt: skip
+)
 
 
 def play(
@@ -294,7 +294,7 @@ def close_in(order: tuple[str, ...]) -> None:
         write = SendWr(
             opcode=WrOpcode.RDMA_WRITE, sges=[Sge(mr.address, mr.nbytes, mr.lkey)], flags=SendFlags(0),
             remote_addr=mr.address, rkey=mr.rkey,
-        )  # fmt: skip
+        )
         qp.post_send(*[write] * 8)
         handles: dict[str, verbs.Handle] = {"qp": qp, "cq": cq, "mr": mr, "pd": pd, "umem": umem}
         gone: set[str] = set()

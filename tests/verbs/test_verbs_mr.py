@@ -33,7 +33,7 @@ class CudaArray:
     def __init__(self, readonly: bool = False):
         self.__cuda_array_interface__ = {
             "shape": (16,), "typestr": "<u4", "data": (0x7F00_0000_0000, readonly), "version": 3,
-        }  # fmt: skip
+        }
 
 
 def test_array(fake, ctx):
@@ -72,7 +72,7 @@ def test_an_address_that_the_cpu_cannot_read_may_be_a_gpus(fake, ctx):
     ((1 << 64) - 4, 8, "no range of memory"), (4096, "8", "nbytes = '8' is of type str"),
     (bytearray(8), 4, "nbytes = 4 beside a bytearray: only an address needs a length"),
     (True, None, "bool is not memory"),
-])  # fmt: skip
+])
 def test_addresses_that_are_refused(ctx, address, nbytes, message):
     for register in (ctx.create_pd().register, ctx.register_umem):
         with pytest.raises(InvalidValueError, match=message):

@@ -413,7 +413,7 @@ def pow2(n: int) -> int:
 @given(
     sq_wr=st.integers(1, 3000), sges=st.integers(1, 20), inline=st.integers(0, 600),
     rq_wr=st.integers(0, 3000), rq_sges=st.integers(1, 32),
-)  # fmt: skip
+)
 def test_sizes(sq_wr, sges, inline, rq_wr, rq_sges):
     provider = FakeProvider()
     ctx = Context(provider)
@@ -424,7 +424,7 @@ def test_sizes(sq_wr, sges, inline, rq_wr, rq_sges):
     attributes = {
         "sq_wr": sq_wr, "rq_wr": rq_wr, "send_max_sges": sges, "receive_max_sges": rq_sges, "max_inline_data": inline,
         "send_cq": cq, "receive_cq": cq,
-    }  # fmt: skip
+    }
     if sq_bytes // 64 > 32768:
         with pytest.raises(InvalidValueError, match="basic blocks"):
             queue_sizes(QpInitAttr(**attributes), ctx.query_device())
@@ -569,7 +569,7 @@ CALLS = {
         lambda qp: qp.state, lambda qp: qp.query(), lambda qp: qp.modify(verbs.QpAttr(), 0), QP.reset, QP.to_error,
         QP.endpoint, lambda qp: qp.connect(verbs.QpEndpoint(1, GID, 0, 1024)),
     ],
-}  # fmt: skip
+}
 EVERY_CALL = [(kind, call) for kind, calls in CALLS.items() for call in calls]
 
 

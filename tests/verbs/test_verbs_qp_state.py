@@ -21,7 +21,7 @@ BITS = {
     "NEXT_STATE": 5, "CURRENT_STATE": 6, "PATH_MTU": 7, "RQ_PSN": 8, "SQ_PSN": 9, "DEST_QP_NUM": 10, "ACK_TIMEOUT": 11,
     "RETRY_CNT": 12, "RNR_RETRY": 13, "AH_ATTR": 14, "ATOMIC_MODE": 15, "MAX_QP_RD_ATOMIC": 16,
     "MAX_DEST_RD_ATOMIC": 17,
-}  # fmt: skip
+}
 
 # from, to: opcode, required, optional (besides CURRENT_STATE and NEXT_STATE)
 LEGAL = {
@@ -38,7 +38,7 @@ LEGAL = {
     ("RTS", "RTS"): (0x505, "", "ALLOW_REMOTE_WRITE ALLOW_REMOTE_READ MIN_RNR_TIMER AH_ATTR ATOMIC_MODE"),
     **{(state, "RST"): (0x50A, "", "") for state in PRM_STATE},
     **{(state, "ERR"): (0x507, "", "") for state in PRM_STATE},
-}  # fmt: skip
+}
 
 
 def bits(names: str) -> int:
@@ -182,7 +182,7 @@ BAD_VALUES = [
     ("RTR", "RTS", {"retry_cnt": 8}, "retry_cnt = 8: it must be 0 to 7"),
     ("RTR", "RTS", {"rnr_retry": 8}, "rnr_retry = 8: it must be 0 to 7"),
     ("RTR", "RTS", {"max_rd_atomic": 17}, "max_rd_atomic = 17: it must be 0 to 16"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("current, following, values, message", BAD_VALUES)
@@ -232,7 +232,7 @@ def test_rst2init(fake):
     attr = QpAttr(
         next_state=QpState.INIT, pkey_index=0x12, port_num=1, allow_remote_write=True, allow_remote_read=True,
         allow_remote_atomic=QpAtomicType.UP_TO_8BYTES,
-    )  # fmt: skip
+    )
     mask = M.NEXT_STATE | M.PKEY_INDEX | M.PORT_NUM | M.ALLOW_REMOTE_WRITE | M.ALLOW_REMOTE_READ
     qp.modify(attr, mask)  # without ATOMIC_MODE, atomics are not carried
     qp.reset()
@@ -279,7 +279,7 @@ def test_init2rtr_over_roce_v2(fake):
     attr = QpAttr(
         next_state=QpState.RTR, rq_psn=0xABCDEF, dest_qp_num=0x123456, path_mtu=MtuSize.MTU_4K, min_rnr_timer=12,
         ah_attr=ah, max_dest_rd_atomic=16, allow_remote_write=True, pkey_index=2,
-    )  # fmt: skip
+    )
     qp.modify(attr, RTR_MASK | M.MAX_DEST_RD_ATOMIC | M.ALLOW_REMOTE_WRITE | M.PKEY_INDEX)
     (mailbox,) = fake.sent(0x503)
     (asked,) = fake.sent(0x760)
@@ -303,7 +303,7 @@ def test_init2rtr_over_roce_v2(fake):
     assert rest_is_zero(
         mailbox, (0, 2), (9, 3), (0x10, 4), (QPC + 8, 1), (QPC + 0x15, 3), (QPC + 0x91, 2), (QPC + 0x94, 4),
         (PATH + 2, 2), (PATH + 9, 3), (PATH + 0x10, 16), (PATH + 0x21, 3), (PATH + 0x26, 6),
-    )  # fmt: skip
+    )
 
 
 def test_udp_source_ports_are_spread_over_the_device_s_range(fake):
@@ -334,7 +334,7 @@ def test_init2rtr_over_infiniband(addr_type, global_route):
     ah = AhAttr(
         gid=gid, addr_type=addr_type, dlid=0x1234, sl=5, sgid_index=3, hop_limit=9, traffic_class=0x77,
         flow_label=0xABCDE,
-    )  # fmt: skip
+    )
     qp.modify(QpAttr(next_state=QpState.RTR, ah_attr=ah), RTR_MASK)
     (mailbox,) = fake.sent(0x503)
     assert fake.sent(0x760) == []
@@ -373,7 +373,7 @@ def test_rtr2rts(fake):
     attr = QpAttr(
         next_state=QpState.RTS, sq_psn=0x112233, ack_timeout=18, retry_cnt=5, rnr_retry=6, min_rnr_timer=7,
         max_rd_atomic=8, allow_remote_atomic=QpAtomicType.IB_SPEC,
-    )  # fmt: skip
+    )
     mask = M(bits(LEGAL["RTR", "RTS"][1])) | M.NEXT_STATE
     qp.modify(attr, mask | M.MIN_RNR_TIMER | M.MAX_QP_RD_ATOMIC | M.ATOMIC_MODE)
     (mailbox,) = fake.mailboxes
@@ -434,7 +434,7 @@ def test_query(fake):
         dest_qp_num=b.qpn, allow_remote_read=True, port_num=1, ack_timeout=20, retry_cnt=7, rnr_retry=7,
         min_rnr_timer=1, max_rd_atomic=16, max_dest_rd_atomic=16,
         ah_attr=AhAttr(gid=GID, addr_type=AddrType.IPv4, hop_limit=255, traffic_class=0b110000_00),
-    )  # fmt: skip
+    )
     attr, _ = a.query(M.DEST_QP_NUM | M.AH_ATTR)
     assert attr == QpAttr(dest_qp_num=b.qpn, ah_attr=attr.ah_attr)
     assert attr.ah_attr
@@ -511,7 +511,7 @@ def test_connect_over_infiniband(subnet, addr_type):
 
 @pytest.mark.parametrize("gid, kind", [
     (bytes(10) + b"\xff\xff" + bytes(4), AddrType.IPv4), (b"\xfe\x80" + bytes(14), AddrType.IPv6),
-])  # fmt: skip
+])
 def test_the_address_type_of_a_gid_on_ethernet(fake, gid, kind):
     ctx = Context(fake)
     assert with_type(ctx, 1, AhAttr(gid=gid)).addr_type == kind
@@ -521,7 +521,7 @@ def test_the_address_type_of_a_gid_on_ethernet(fake, gid, kind):
 
 @pytest.mark.parametrize("gid, kind", [
     (GID, AddrType.IB_NO_GRH), (b"other-su" + bytes(8), AddrType.IB_GRH), (bytes(16), AddrType.IB_NO_GRH),
-])  # fmt: skip
+])
 def test_the_address_type_of_a_gid_on_infiniband(gid, kind):
     fake = FakeProvider(ethernet=False)
     qp = make_qp(fake, "INIT")

@@ -275,7 +275,7 @@ def run(script: str) -> str:
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(script)],
         capture_output=True, text=True, timeout=60, env=environment(), check=False,
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 

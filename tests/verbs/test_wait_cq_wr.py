@@ -423,7 +423,7 @@ def test_a_queue_closes_while_it_waits(bench):
 NAME = "verbs_wait_cq_wr"
 SAID = [
     "Starting the sample", "Data in buffer3 is identical to the data in buffer1", "Sample finished successfully",
-]  # fmt: skip
+]
 
 
 def invoke(*args):
@@ -442,7 +442,7 @@ def address(text=None):
         SampleOptions(nic_port=PortConfig(addresses=(own_address(),), link_layer=LinkLayer.INFINIBAND)),
     ],
     ids=["ipv4", "link-local", "ipv6", "named", "infiniband"],
-)  # fmt: skip
+)
 def test_sample(caplog, options):
     caplog.set_level(logging.INFO, "gpunetio.samples")
     sample.run(options)
@@ -467,7 +467,7 @@ def test_command():
         (["-gi", 9], 1, "no GID at index 9"), (["-gi", -1], 2, "'--gid-index': -1"), (["-d", "soft99"], 1, "soft99"),
         (["--sdk-log-level", 1], 2, "'1'"), (["extra"], 2, "extra"),
     ],
-)  # fmt: skip
+)
 def test_mistakes(args, status, text):
     result = invoke("--address", own_address(), *args)
     assert result.exit_code == status

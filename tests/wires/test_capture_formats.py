@@ -119,7 +119,7 @@ def test_sections_interfaces_and_blocks_of_all_kinds(tmp_path):
     data = (
         section() + interface(snap=100) + interface(105) + block(4, b"names") + old + simple + block(0xBAD, b"12345")
         + section(">") + interface(order=">") + packet(FRAMES[2], order=">")
-    )  # fmt: skip
+    )
     (tmp_path / "a").write_bytes(data)
     assert read(tmp_path / "a") == [FRAMES[0], FRAMES[1][:100], FRAMES[2]]
     with PcapFile(tmp_path / "a") as file:
@@ -143,7 +143,7 @@ def test_resolutions_of_time_stamps(tmp_path, resolution, units):
     section() + struct.pack("<II", 6, 1 << 30), section() + interface(options=struct.pack("<HH", 9, 0)) + packet(b"x"),
     section() + interface() + block(6, struct.pack("<IIIII", 0, 0, 0, 1 << 20, 1 << 20)),
     section() + interface() + struct.pack("<I", 6),
-])  # fmt: skip
+])
 def test_blocks_that_are_damaged(tmp_path, data):
     (tmp_path / "a").write_bytes(data)
     with pytest.raises(InvalidValueError, match=r"is damaged at byte \d+|ends in the middle of the record at byte \d+"):
@@ -200,7 +200,7 @@ def test_linux_cooked(tmp_path, link):
     assert [frame.dst[0] == "f" for frame in found] == [False, True, False] * 3
     if shutil.which("tshark"):
         out = subprocess.run(["tshark", "-r", tmp_path / "a", "-T", "fields", "-e", "frame.protocols"], check=True,
-                             timeout=60, capture_output=True, text=True).stdout.split()  # fmt: skip
+                             timeout=60, capture_output=True, text=True).stdout.split()
         names = {"ip": IP, "ipv6": IPv6, "arp": ARP}
         for line, frame in zip(out, found, strict=True):
             assert names[line.split(":")[2]] in frame

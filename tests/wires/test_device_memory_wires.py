@@ -34,7 +34,7 @@ from nic_rig import (
     raddr,
     reports_of,
     until,
-)  # fmt: skip
+)
 
 KIB, MIB = 1 << 10, 1 << 20
 FA = 0x12
@@ -296,7 +296,7 @@ def test_a_read_of_memory_that_fails(ends):
 def test_a_target_that_fails_later(ends, operation):
     """What had been acknowledged before stays so; the first request whose bytes are not in place fails."""
     here, there = (ends.host(0, 64 * KIB, 1), ends.device(1, 64 * KIB)) if operation != READ else (
-        ends.device(0, 64 * KIB), ends.host(1, 64 * KIB, 1))  # fmt: skip
+        ends.device(0, 64 * KIB), ends.host(1, 64 * KIB, 1))
     (row,) = streams(ends)
     ends.a.post(WRITE if operation != READ else READ, there.remote(), here.at())
     assert ends.a.done.next().opcode == REQ

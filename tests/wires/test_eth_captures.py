@@ -19,7 +19,7 @@ MSS, NBYTES = 1000, 9500
 FIELDS = (
     "frame.number", "ip.checksum.status", "tcp.checksum.status", "udp.checksum.status", "vlan.id", "ip.id", "tcp.len",
     "tcp.seq", "tcp.flags.fin", "tcp.flags.push", "tcp.analysis.flags", "_ws.malformed", "_ws.expert.message",
-)  # fmt: skip
+)
 V4, V6 = IP(src="192.0.2.1", dst="192.0.2.2", id=5), IPv6(src="2001:db8::1", dst="2001:db8::2")
 
 
@@ -30,7 +30,7 @@ def seen(path: Path) -> list[dict[str, str]]:
     done = subprocess.run(
         ["tshark", "-r", str(path), *checks, "-T", "fields", "-E", "separator=|", *fields],
         capture_output=True, text=True, timeout=60, check=True,
-    )  # fmt: skip
+    )
     return [dict(zip(FIELDS, line.split("|"), strict=True)) for line in done.stdout.splitlines()]
 
 

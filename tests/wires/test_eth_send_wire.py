@@ -56,7 +56,7 @@ def ends(tmp_path: Path, **port: Any) -> Iterator[Ends]:
                 verbs.open(f"soft{n}", port=PortConfig(addresses=ADDRESSES[n], wire=wire, **(port if n == 0 else {})))
             )
             for n in range(2)
-        )  # fmt: skip
+        )
         undo.callback(remove_rules, b)
         yield Ends(a, b)
 

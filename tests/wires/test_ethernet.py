@@ -192,7 +192,7 @@ def test_neighbour_solicitations_are_answered(nic, station, target):
     assert Ether(bytes(checked))[ICMPv6ND_NA].cksum == sum_on_wire
     assert (answer.src, answer.dst, answer[IPv6].dst, answer[IPv6].hlim) == (
         mac_text(nic.nic.mac), THERE, V6[1], 255
-    )  # fmt: skip
+    )
     advertisement = answer[ICMPv6ND_NA]
     assert (advertisement.tgt, advertisement.S, advertisement.O, advertisement.R) == (own, 1, 1, 0)
     assert answer[ICMPv6NDOptDstLLAddr].lladdr == answer.src
@@ -251,7 +251,7 @@ FATES = [
     ("IPv4 options", lambda nic: roce(nic, ip=IP(src=V4[1], dst=V4[0], options=b"\x01" * 4)), "rx_no_qp"),
     ("broadcast", lambda nic: roce(nic, dst="ff:ff:ff:ff:ff:ff"), "rx_no_qp"),
     ("IPv6", lambda nic: roce(nic, ip=IPv6(src=V6[1], dst=V6[0])), "rx_no_qp"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("frame", "counter"), [row[1:] for row in FATES], ids=[row[0] for row in FATES])
@@ -283,7 +283,7 @@ def test_interfaces_that_cannot_be_used(cable):
     refused(cable, NotFoundError, "there is no interface nothere: `ip link`", wire="packet:nothere")
     refused(cable, InvalidValueError, "lo is no Ethernet", wire="packet:lo")
     refused(cable, InvalidValueError, "MTU is to be 9000, but that of the interface here is 1500. `ip link set here "
-            "mtu 9000`", wire="packet:here", mtu=9000)  # fmt: skip
+            "mtu 9000`", wire="packet:here", mtu=9000)
     refused(cable, InvalidValueError, "here exists, and is no TAP device", wire="tap:here")
     cable.ip("link set here down")
     refused(cable, InvalidValueError, "interface here is down. `ip link set here up`", wire="packet:here")
@@ -314,7 +314,7 @@ def test_the_port_has_the_interfaces_mtu(cable):
     ("error", "kind", "text"),
     [(errno.ENOENT, NotSupportedError, "has no /dev/net/tun. `modprobe tun`"),
      (errno.EACCES, NotPermittedError, "/dev/net/tun cannot be opened.*unshare -Urn")],
-)  # fmt: skip
+)
 def test_no_tun_device(lan, monkeypatch, error, kind, text):
     real = os.open
 
@@ -336,7 +336,7 @@ def test_without_the_rights(cable, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(tap.fcntl, "ioctl", refuse)
         refused(cable, NotPermittedError, "takes CAP_NET_ADMIN.*ip tuntap add t0 mode tap user.*unshare -Urn",
-                wire="tap:t0")  # fmt: skip
+                wire="tap:t0")
     monkeypatch.setattr(packet_wire, "socket", SimpleNamespace(**{**vars(socket), "socket": refuse}))
     refused(cable, NotPermittedError, "takes CAP_NET_RAW.*unshare -Urn", wire="packet:here")
 
@@ -344,7 +344,7 @@ def test_without_the_rights(cable, monkeypatch):
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1", "224.0.0.1", "0.0.0.0"])
 def test_addresses_that_no_ethernet_carries(cable, address):
     refused(cable, InvalidValueError, f"where {address} is nobody's address: give the port", wire="packet:here",
-            addresses=address)  # fmt: skip
+            addresses=address)
 
 
 def test_the_device_goes_away_under_the_nic(lan, caplog, monkeypatch):

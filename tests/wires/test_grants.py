@@ -36,7 +36,7 @@ from nic_rig import (
     raddr,
     until,
     view,
-)  # fmt: skip
+)
 from repository import environment
 
 MTU = 4096
@@ -405,7 +405,7 @@ def test_letters_that_make_no_sense(ends, caplog):
         (lend | {"nbytes": MAX_GRANTED + 1}, [good.fd]),
         (lend | {"nbytes": 2 * PAGE}, [good.fd]), (lend | {"nbytes": None}, [good.fd]), (lend, [good.fd, good.fd]),
         (lend, [loose]), (lend | {"number": 1}, [good.fd]), (lend | {"number": 1 + GRANTS}, [good.fd]),
-    ]  # fmt: skip
+    ]
     for message, fds in messages:
         link.send(message, fds)
     for message in ({"op": "lent", "number": 99}, {"op": "end", "number": 99}):

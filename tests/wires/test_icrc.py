@@ -52,7 +52,7 @@ def icrc_of(packet: bytes, source, destination, port: int, ip_id: int = 0) -> in
     scratch, _keep_too = address_of(bytes(icrc.HEADER_ROOM))
     return icrc.icrc(
         scratch, at, len(packet), source.version, *gid(source), *gid(destination), port, ip_id
-    )  # fmt: skip
+    )
 
 
 @given(data=st.binary(max_size=600), crc=st.integers(0, 2**32 - 1))
@@ -87,7 +87,7 @@ assert icrc.solve_ip_id(icrc._multiply(ops.x_to_the(8 * 126), 0x34120000), 100) 
     pytest.param(PLAIN, 0, id="plain"),
     pytest.param(SSE, 1, id="sse", marks=pytest.mark.slow),
     pytest.param(AVX2, 2, id="avx2", marks=pytest.mark.slow),
-])  # fmt: skip
+])
 def test_crc32_on_other_cpus(features, lanes):
     """In a process that compiles for a simpler x86-64 than this one."""
     flags = {0: set(), 1: {"pclmulqdq"}, 2: {"vpclmulqdq", "avx2"}}[lanes]
@@ -125,7 +125,7 @@ packets = st.fixed_dictionaries({
     "port": st.integers(0, 0xFFFF),
     "dqpn": st.integers(0, 0xFF_FFFF), "psn": st.integers(0, 0xFF_FFFF),
     "fecn": st.integers(0, 1), "becn": st.integers(0, 1), "ackreq": st.integers(0, 1),
-})  # fmt: skip
+})
 
 
 @given(source=ipv4, destination=ipv4, ip_id=ids, packet=packets)

@@ -44,7 +44,7 @@ class Child:
         self.process = subprocess.Popen(
             [sys.executable, RIGS / "neighbour.py", place],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
+        )
         self.hello = self.answer()
 
     def tell(self, *words: object) -> None:
@@ -451,7 +451,7 @@ def message(text: bytes) -> bytes:
         message(b"7"), message(b"\xff\xfe"), message(b"[" * 60000),
         pytest.param(b"\0\0", marks=pytest.mark.slow),  # waits for the rest
     ],
-)  # fmt: skip
+)
 def test_garbage_is_dropped(door, other, data):
     with visit(door) as sock:
         sock.sendall(data)
@@ -513,7 +513,7 @@ def test_links_that_are_refused(door, other, heard):
     asked = {
         "version": VERSION, "op": "connect", "name": "x", "capacity": CAPACITY, "medium": "ETHERNET",
         "from": place(other), "to": place(door),
-    }  # fmt: skip
+    }
     with Heard().open(place(other), place(door)) as unclaimed:
         assert not any(unclaimed.claimed.values())
     for change, sent, reason in (
@@ -649,7 +649,7 @@ def test_odd_names(door):
     odd = [
         b"gpunetio/\xff\xfe", b"gpunetio/a\nb", b"gpunetio/ a b", b"gpunetio/", b"\n\n", b"\xff" * 100,
         b"x\n0: 00000002 00000000 00010000 0001 01 7 @gpunetio/made-up",
-    ]  # fmt: skip
+    ]
     with contextlib.ExitStack() as stack:
         for name in odd:
             stack.enter_context(listener(name))
@@ -697,7 +697,7 @@ def test_one_neighbour_lays_so_many_links(door, monkeypatch):
         asked = {
             "version": VERSION, "op": "connect", "name": "x", "capacity": CAPACITY, "medium": "ETHERNET",
             "from": place(others[4]), "to": place(door),
-        }  # fmt: skip
+        }
         laid = f"of which process {os.getpid()} has laid 3: the limits are 64 in all and 3 from one process"
         assert answer_to(door, asked)["reason"] == f"soft0 has 3 links, {laid}"
         links.append(door.connect(place(others[4])))  # what we lay ourselves is not a neighbour's

@@ -29,17 +29,17 @@ def decoded(entry: Entry, data: bytes) -> Mapping[str, object]:
 
 @given(opcode=st.sampled_from(sorted(formats.PacketOpcode)), solicited=uint(1), migrated=uint(1), pad=uint(2),
        version=uint(4), pkey=uint(16), fecn=uint(1), becn=uint(1), dqpn=uint(24), ackreq=uint(1),
-       psn=uint(24))  # fmt: skip
+       psn=uint(24))
 def test_bth(opcode, solicited, migrated, pad, version, pkey, fecn, becn, dqpn, ackreq, psn):
     built = roce.BTH(opcode=opcode, solicited=solicited, migreq=migrated, padcount=pad, version=version, pkey=pkey,
-                     fecn=fecn, becn=becn, dqpn=dqpn, ackreq=ackreq, psn=psn, icrc=0)  # fmt: skip
+                     fecn=fecn, becn=becn, dqpn=dqpn, ackreq=ackreq, psn=psn, icrc=0)
     data = bytes(built)
     assert len(data) == formats.BTH.size + formats.ICRC_SIZE
     flags = formats.SOLICITED * solicited | formats.MIGRATED * migrated | pad << formats.PAD_SHIFT | version
     assert decoded(formats.BTH, data) == {
         "opcode": opcode, "se_m_pad_tver": flags, "pkey": pkey,
         "resv_dest_qp": fecn << 31 | becn << 30 | dqpn, "ack_psn": formats.ACK_REQUEST * ackreq | psn,
-    }  # fmt: skip
+    }
     assert flags & formats.TVER_MASK == version
     assert psn == psn & formats.PSN_MASK
     assert dqpn == dqpn & formats.QPN_MASK
@@ -66,7 +66,7 @@ def test_aeth(syndrome, msn):
     ("kind", "value", "syndrome"),
     [("ACK", formats.NO_CREDITS, 0x1F), ("RNR_NAK", 12, 0x2C), ("NAK", formats.NakCode.PSN_SEQUENCE, 0x60),
      ("NAK", formats.NakCode.REMOTE_ACCESS, 0x62)],
-)  # fmt: skip
+)
 def test_syndromes(kind, value, syndrome):
     """The values of IBTA table 47 and those below it."""
     assert formats.AckKind[kind] << formats.ACK_KIND_SHIFT | value == syndrome
@@ -76,12 +76,12 @@ def test_syndromes(kind, value, syndrome):
 @given(traffic_class=uint(8), flow=uint(20), length=uint(16), hop_limit=uint(8), sgid=uint(128), dgid=uint(128))
 def test_grh(traffic_class, flow, length, hop_limit, sgid, dgid):
     built = roce.GRH(tclass=traffic_class, flowlabel=flow, paylen=length, nexthdr=formats.GRH_NEXT_HEADER,
-                     hoplmt=hop_limit, sgid=sgid, dgid=dgid)  # fmt: skip
+                     hoplmt=hop_limit, sgid=sgid, dgid=dgid)
     assert decoded(formats.GRH, bytes(built)) == {
         "version_class_flow": 6 << 28 | traffic_class << 20 | flow, "payload_length": length,
         "next_header": formats.GRH_NEXT_HEADER, "hop_limit": hop_limit,
         "sgid": sgid.to_bytes(16, "big"), "dgid": dgid.to_bytes(16, "big"),
-    }  # fmt: skip
+    }
 
 
 @pytest.mark.parametrize(
@@ -91,11 +91,11 @@ def test_grh(traffic_class, flow, length, hop_limit, sgid, dgid):
         (formats.LRH, ">BBHHH"), (formats.DETH, ">II"),
     ],
     ids=["reth", "atomic_eth", "atomic_ack_eth", "imm_dt", "lrh", "deth"],
-)  # fmt: skip
+)
 def test_headers_that_scapy_lacks(entry, model):
     """IBTA 9.3.2, 9.3.3, 9.3.5, 9.5.3, 9.6 and 7.7: fields without gaps."""
     values = tuple(0x0102030405060708 * (i + 1) % (1 << 8 * struct.calcsize(">" + code))
-                   for i, code in enumerate(model[1:]))  # fmt: skip
+                   for i, code in enumerate(model[1:]))
     data = struct.pack(model, *values)
     assert entry.size == len(data)
     assert tuple(decoded(entry, data).values()) == values
@@ -107,31 +107,31 @@ def test_ethernet(destination, source, kind):
     built = Ether(dst=macs[0].hex(":"), src=macs[1].hex(":"), type=kind)
     assert decoded(formats.ETHERNET, bytes(built)) == {
         "destination": macs[0], "source": macs[1], "ether_type": kind,
-    }  # fmt: skip
+    }
 
 
 @given(tos=uint(8), length=uint(16), ip_id=uint(16), ttl=uint(8), checksum=uint(16), source=uint(32), target=uint(32))
 def test_ipv4(tos, length, ip_id, ttl, checksum, source, target):
     addresses = [ipaddress.IPv4Address(a) for a in (source, target)]
     built = IP(tos=tos, len=length, id=ip_id, flags="DF", ttl=ttl, proto=17, chksum=checksum,
-               src=str(addresses[0]), dst=str(addresses[1]))  # fmt: skip
+               src=str(addresses[0]), dst=str(addresses[1]))
     assert decoded(formats.IPV4, bytes(built)) == {
         "version_ihl": 0x45, "tos": tos, "total_length": length, "identification": ip_id,
         "flags_fragment": formats.IPV4_DONT_FRAGMENT, "ttl": ttl, "protocol": formats.IP_PROTOCOL_UDP,
         "checksum": checksum, "source": addresses[0].packed, "destination": addresses[1].packed,
-    }  # fmt: skip
+    }
 
 
 @given(traffic_class=uint(8), flow=uint(20), length=uint(16), hop_limit=uint(8), source=uint(128), target=uint(128))
 def test_ipv6(traffic_class, flow, length, hop_limit, source, target):
     addresses = [ipaddress.IPv6Address(a) for a in (source, target)]
     built = IPv6(tc=traffic_class, fl=flow, plen=length, nh=formats.IP_PROTOCOL_UDP, hlim=hop_limit,
-                 src=str(addresses[0]), dst=str(addresses[1]))  # fmt: skip
+                 src=str(addresses[0]), dst=str(addresses[1]))
     assert decoded(formats.IPV6, bytes(built)) == {
         "version_class_flow": 6 << 28 | traffic_class << 20 | flow, "payload_length": length,
         "next_header": formats.IP_PROTOCOL_UDP, "hop_limit": hop_limit,
         "source": addresses[0].packed, "destination": addresses[1].packed,
-    }  # fmt: skip
+    }
 
 
 @given(port=uint(16), length=uint(16), checksum=uint(16))
@@ -139,4 +139,4 @@ def test_udp(port, length, checksum):
     built = UDP(sport=port, dport=formats.ROCE_UDP_PORT, len=length, chksum=checksum)
     assert decoded(formats.UDP, bytes(built)) == {
         "source_port": port, "destination_port": 4791, "length": length, "checksum": checksum,
-    }  # fmt: skip
+    }

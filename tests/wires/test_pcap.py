@@ -49,7 +49,7 @@ from nic_rig import (
     connect,
     raddr,
     until,
-)  # fmt: skip
+)
 from pcap_rig import Operation, Packet, check_roce, dissect, icrc_fits, need_tshark, records
 from udp_rig import Namespace, own_address
 
@@ -328,7 +328,7 @@ def test_all_operations_over_infiniband(tmp_path, mtu):
         packet.has(
             vl=0, lver=0, lnh=2, sl=0, slid=lids[0], dlid=lids[1], words=(len(body) - 2) // 4, pkey=0xFFFF,
             icrc=int.from_bytes(body[-6:-2], "big"), vcrc=int.from_bytes(body[-2:], "big"), ipver=None,
-        )  # fmt: skip
+        )
         assert infiniband_icrc(body[:-6]) == int.from_bytes(body[-6:-2], "little")
         if i % 20 == 0:
             assert vcrc(body[:-2]) == int.from_bytes(body[-2:], "little")
@@ -338,7 +338,7 @@ def test_all_operations_over_infiniband(tmp_path, mtu):
 SAMPLE = bytes.fromhex(
     "7012375c000e17d2 0a202487 0087b1b3 000dec2a 01710a1c015d4002 38f27a05 0000000e"
     "bb884d85fd5cfba4728bc0690ed40000"
-)  # fmt: skip
+)
 
 
 def test_icrc_of_the_specification():
@@ -401,7 +401,7 @@ def lay_addresses(here: Namespace, there: Namespace, version: int) -> tuple[str,
     mine, yours = ("10.9.0.1", "10.9.0.2") if version == 4 else ("fd00::1", "fd00::2")
     for namespace, interface, address in ((here, "here", mine), (there, "there", yours)):
         namespace.ip(f"address add {address}/{'24' if version == 4 else '64 nodad'} dev {interface}".replace(
-            "64 nodad dev " + interface, f"64 dev {interface} nodad"))  # fmt: skip
+            "64 nodad dev " + interface, f"64 dev {interface} nodad"))
     return mine, yours
 
 
@@ -581,7 +581,7 @@ def test_a_file_that_ends_early_is_told(tmp_path, caplog):
     pytest.param((), marks=pytest.mark.slow, id="shared memory"),
     pytest.param(("--wire", "udp"), marks=pytest.mark.slow, id="udp"),
     pytest.param(("--link-layer", "infiniband"), marks=pytest.mark.slow, id="infiniband"),
-])  # fmt: skip
+])
 def test_pingpong_of_two_processes(tmp_path, options):
     """--pcap and --link-layer: each end has its file, with every SEND and ACK of both."""
     pid = os.getpid()
@@ -596,7 +596,7 @@ def test_pingpong_of_two_processes(tmp_path, options):
                 [sys.executable, "-m", "gpunetio", "pingpong", *([server] if i else []), "-d", f"soft{i}",
                  "--address", address, "--pcap", path, "-n", "3", "-s", "100", "-p", str(port), *options],
                 stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            ))  # fmt: skip
+            ))
             if i == 0:
                 until(lambda: is_listening(port) or ends[0].poll() is not None, "the server", 60)
         for end in ends:

@@ -225,7 +225,7 @@ def test_requests_that_are_no_run(ends, kind):
             at, to = (64, 1024) if kind == TWO_WRITES else (1024, 64)
             pieces = [(at, to, 100), (at + 1000, to + 100, 30)] if kind == TWO_WRITES else [
                 (at, to, 100), (at + 100, to + 1000, 30)
-            ]  # fmt: skip
+            ]
             for begin, end, size in pieces:
                 target[end : end + size] = source[begin : begin + size]
         else:
@@ -308,7 +308,7 @@ def test_129_queues(ends):
 
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.tuples(st.sampled_from([PUT, GET, ADD]), st.booleans(), st.integers(0, 100), st.integers(0, 100)),
-                min_size=1, max_size=6))  # fmt: skip
+                min_size=1, max_size=6))
 def test_requests_of_both_in_any_order(ends, requests):
     """Memory is that of a model in plain Python, and nothing is sent."""
     model = [end.write(seed).copy() for seed, end in enumerate(ends)]

@@ -198,7 +198,7 @@ def test_packets_are_refused_as_from_any_wire(lab):
     assert (done.packets, done.accepted) == (6, 1)
     assert done.refused == {
         "rx_no_qp": 1, "rx_wrong_peer": 1, "rx_icrc_encapsulated": 1, "rx_wrong_pkey": 1, "duplicate_request": 1,
-    }  # fmt: skip
+    }
     assert lab.memory[:4] == b"good"
 
 
@@ -290,7 +290,7 @@ def captured(path: Path, addresses: tuple[str, str] | None = (OWN, PEER), **conf
         for opcode, nbytes, words in (
             (WrOpcode.RDMA_WRITE, LONG, remote), (WrOpcode.SEND, LONG, {}), (WrOpcode.RDMA_READ, LONG, remote),
             (WrOpcode.ATOMIC_FETCH_AND_ADD, 8, {**remote, "add": 1}),
-        ):  # fmt: skip
+        ):
             a.post_send(SendWr(opcode=opcode, sges=[Sge(here.address, nbytes, here.lkey)], **words))
             until(lambda: cq.poll(1), f"a {opcode.name}")
 
@@ -381,7 +381,7 @@ FRAMES = [
         ARP(), IP(src=PEER, dst=OWN) / UDP(dport=53) / Raw(bytes(1000)), Dot1Q(vlan=7) / IPv6() / UDP(),
         Raw(b"whatever it is"), IP(src=PEER, dst=OWN) / UDP(dport=4791) / Raw(bytes(64)),
     )
-]  # fmt: skip
+]
 
 
 def test_all_frames_reach_a_receive_queue(tmp_path):
@@ -429,7 +429,7 @@ def test_no_frame_comes_for_which_a_ring_has_no_room(tmp_path, longest):
     with (
         verbs.open("soft6", port=port) as ctx, Gpu("host") as gpu,
         eth.CyclicRxq(gpu, ctx.create_pd(), 1024, 9216 if longest > 2000 else 2048) as rxq, FlowPort(ctx) as flows,
-    ):  # fmt: skip
+    ):
         flows.steer(match.everything(), to=rxq)
         nic = ctx.provider.nic  # type: ignore[attr-defined]
         with pytest.raises(TimedOutError, match="soft6 has not taken frame"):
@@ -458,7 +458,7 @@ def test_frames_of_a_file_that_is_cut_off(tmp_path):
     "data, error, text",
     [(b"nonsense", InvalidValueError, "is no pcap file"), (pcap(link=197), InvalidValueError, "has InfiniBand packets"),
      (None, OperatingSystemError, "cannot read the capture file")],
-)  # fmt: skip
+)
 def test_files_that_no_wire_has(tmp_path, data, error, text):
     if data is not None:
         (tmp_path / "file").write_bytes(data)

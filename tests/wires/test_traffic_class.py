@@ -171,7 +171,7 @@ def traffic_in(packet: Packet) -> tuple[int, ...]:
 @pytest.mark.parametrize(
     "addresses, traffic", [(("10.97.0.1", "10.97.0.2"), (CLASS, HOPS)), ((OWN6, PEER6), (CLASS, HOPS, LABEL))],
     ids=["IPv4", "IPv6"],
-)  # fmt: skip
+)
 @pytest.mark.parametrize("ethernet", [False, True], ids=["pipes", "Ethernet"])
 def test_captures_of_both_ends(tmp_path, addresses, traffic, ethernet):
     """Between two NICs of a process, only captures have IP headers. On Ethernet wires, the frames have them."""

@@ -27,7 +27,7 @@ from gpunetio.fabric.udp_records import (
     SOL_UDP,
     TX_MESSAGES,
     UDP_SEGMENT,
-)  # fmt: skip
+)
 from udp_rig import Arrived, Namespace, Node, own_address
 
 PORT = 4791
@@ -156,7 +156,7 @@ def test_no_message_is_larger_than_what_all_kernels_take(two):
 @given(plan=st.lists(
     st.tuples(st.sampled_from([12, 16, 52, 52, 4124]) | st.integers(12, 300), st.integers(0, 1), st.integers(0, 1)),
     min_size=1, max_size=60,
-))  # fmt: skip
+))
 def test_any_order_of_destinations_and_sizes(plan):
     """Packets of (size, from, to)."""
     here = [own_address(), own_address()]
@@ -222,7 +222,7 @@ def scapy_packet(source: str, destination: str, port: int, payload: bytes, ip_id
     return bytes(
         IP(src=source, dst=destination, id=ip_id, flags="DF")
         / UDP(sport=port, dport=PORT) / BTH(opcode="RC_SEND_ONLY", dqpn=7, psn=9) / Raw(payload)
-    )  # fmt: skip
+    )
 
 
 def test_what_is_too_short_is_dropped_and_counted():
@@ -348,7 +348,7 @@ def test_segmentation_can_be_turned_off():
     [(20, "fd00::1", 0), (20, "127.0.0.1", 1), (20, "127.0.0.1", -1), (20, "127.0.0.1", 256), (11, "127.0.0.1", 0),
      (64997, "127.0.0.1", 0), (20, "192.0.2.1", 0)],
     ids=["ipv6 by ipv4", "no such gid", "negative", "beyond the table", "no BTH", "too large", "unreachable"],
-)  # fmt: skip
+)
 def test_what_cannot_be_sent_is_dropped_and_counted(nbytes, to, source):
     """Between two that can. 192.0.2.1 cannot be reached from 127.0.0.0/8."""
     with Node(own_address()) as a:
@@ -498,7 +498,7 @@ def test_an_address_of_others_is_named(address):
         (["127.0.0.1"], {"gid_indices": [256]}, "GID index 256"), (["127.0.0.1"], {"gid_indices": []}, "as many"),
         (["127.0.0.1", "127.0.0.2"], {"gid_indices": [1, 1]}, "different"),
     ],
-)  # fmt: skip
+)
 def test_bad_arguments_are_explained(addresses, options, text):
     with pytest.raises(InvalidValueError, match=text):
         Node(*addresses, **options)

@@ -108,7 +108,7 @@ def _file(link: Link, own: File | None, hello: Message, sends: bool) -> File | N
 
 def swap_ends(
     link: Link, endpoints: list[QpEndpoint], address: int, rkey: int, nbytes: int, needed: int, receives: int = 0
-) -> Far:  # fmt: skip
+) -> Far:
     """Exchange descriptions of queue pairs and memory with the peer. `needed` bytes of this end's memory are used.
 
     `receives` is the number of slots of this end's receive queues, which limits what the peer may send at a time.
@@ -116,7 +116,7 @@ def swap_ends(
     link.send(
         "ends", address=address, rkey=rkey, nbytes=nbytes, receives=receives,
         qps=[endpoint_values(endpoint) for endpoint in endpoints],
-    )  # fmt: skip
+    )
     ends = link.expect("ends")
     theirs = ends.parts("qps", 2 * MOST_QPS)
     if len(theirs) != len(endpoints):
@@ -125,7 +125,7 @@ def swap_ends(
     return Far(
         tuple(endpoint_of(each) for each in theirs), ends.integer("address", 0, (1 << 63) - 1),
         ends.integer("rkey", 0, 0xFFFF_FFFF), ends.integer("receives", 0, 1 << 15),
-    )  # fmt: skip
+    )
 
 
 def swap_words(link: Link, address: int, rkey: int) -> tuple[int, int]:

@@ -66,7 +66,7 @@ class Launcher:
     def launch(
         self, kernel: Kernel, grid: int, block: int, *args: object, launched: Callable[[], None] = lambda: None,
         seconds: float = LAUNCH_SECONDS,
-    ) -> np.ndarray:  # fmt: skip
+    ) -> np.ndarray:
         """Run a kernel to its end. Return a record per thread: begin and end in nanoseconds, and a status.
 
         `launched` is called once the kernel runs. The kernel may run for `seconds`.

@@ -40,7 +40,7 @@ RING = Entry("litmus_ring", 256, """
     consumed   128  i64
     torn       136  i64
     stale      144  i64
-""")  # fmt: skip
+""")
 
 _DEPTH, _PAYLOAD, _SLOT = DEPTH, 64, WQEBB + 64
 _RING_BYTES = RING.size + DEPTH * _SLOT

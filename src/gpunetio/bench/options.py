@@ -23,7 +23,7 @@ CUDA_THREADS = 512
 # Settings that must be equal at both ends, and their options.
 TERMS = {
     "sizes": "--size", "iterations": "--iters", "duration": "--duration", "qps": "--qp", "inline": "--inline",
-}  # fmt: skip
+}
 HOST_THREADS = 8  # at most, because the engine needs a core
 HOST_WARP = 2  # lanes of a warp of host threads that post together
 TRACED = 1024  # operations of one size that all threads together record by default
@@ -98,7 +98,7 @@ BENCHMARKS = {
             companion=True,
         ),
     )
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -91,7 +91,7 @@ def write_all(sock: socket.socket, data: bytes, peer: str, seconds: float = STEP
 def talk(
     sock: socket.socket, peer: str, own: QpEndpoint, mtu: int, client: bool, connect: Callable[[QpEndpoint], None],
     seconds: float = STEP_SECONDS,
-) -> QpEndpoint:  # fmt: skip
+) -> QpEndpoint:
     """Exchange addresses and return the peer's. `connect` gets it before the client learns this end's address."""
     what = "its address"
     if client:

@@ -43,7 +43,7 @@ class KernelPlayer(Player, Launcher):
         sends = self.ctx.create_cq(SEND_SLOTS, overrun=CqOverrun.ENABLE)
         receives = self.ctx.create_cq(1 << options.rx_depth.bit_length())
         self.qp: QP = pd.create_qp(sq_wr=SEND_SLOTS, rq_wr=options.rx_depth, send_cq=sends, receive_cq=receives,
-                                    qp_type=options.qp_type)  # fmt: skip
+                                    qp_type=options.qp_type)
         self._exported = self.gpu.export_qp(self.qp, timeout=launches.WAIT_SECONDS)
         self._stack.callback(self._exported.close)
         self._qps.append(self._exported)
@@ -52,7 +52,7 @@ class KernelPlayer(Player, Launcher):
         self._rq.write(np.array([
             self.qp.rq_address, self.qp.rq_stride, self.qp.rq_entries, self.qp.dbr_address + QP_DBREC.rcv,
             receives.ring_address, receives.entries, receives.dbr_address,
-        ], np.int64))  # fmt: skip
+        ], np.int64))
 
     def close(self) -> None:
         self._close()
@@ -83,7 +83,7 @@ class KernelPlayer(Player, Launcher):
             pingpong, 1, 1, int(options.server is not None), self._exported, self._rq, self._buffer, self._received,
             self._mr.lkey, options.size, options.rx_depth, iterations, int(options.validate),
             seconds=launches.LAUNCH_SECONDS + SECONDS_A_MESSAGE * iterations,
-        )  # fmt: skip
+        )
         return self._words(records)
 
     @staticmethod

@@ -99,7 +99,7 @@ class Player(ABC):
         self.qp.connect(
             far, port=options.port, sgid_index=options.gid_index or 0, sl=options.sl, min_rnr_timer=_MIN_RNR_TIMER,
             max_rd_atomic=1, remote_access=Access.LOCAL_READ,
-        )  # fmt: skip
+        )
 
     @abstractmethod
     def compile(self) -> None:

@@ -67,7 +67,7 @@ class Remote(Run):
         self.far = swap_ends(
             link, [qp.qp.endpoint(sgid_index=options.gid_index) for qp in side.queues],
             side.shown.address, side.shown.rkey, side.back.nbytes, self.room, self.queue.qp.rq_entries,
-        )  # fmt: skip
+        )
         if benchmark.two_sided and self.is_client:
             options.check_receives(self.gpu.target, self.far.receives)
         far = Shown(self.far.address, self.far.rkey)
@@ -106,7 +106,7 @@ class Remote(Run):
     def launch(
         self, kernel: Kernel, grid: int, block: int, *args: object, launched: Callable[[], None] = lambda: None,
         seconds: float = LAUNCH_SECONDS,
-    ) -> np.ndarray:  # fmt: skip
+    ) -> np.ndarray:
         """Launch a kernel. If the connection has ended, raise its error, which is the reason why the kernel failed."""
         try:
             return super().launch(kernel, grid, block, *args, launched=launched, seconds=seconds)

@@ -32,7 +32,7 @@ from ..formats.packet import (
     RETH,
     SERVICE_SHIFT,
     PacketOpcode,
-)  # fmt: skip
+)
 from ..nic.engine.port import MAX_HEADERS, MTUS, PortConfig, address_of
 from ..nic.wires.pcap import replay_frames
 from ..nic.wires.replay import TIMEOUT, Replayed, replay
@@ -206,7 +206,7 @@ class Result:
             "skipped": self.skipped, "elsewhere": self.elsewhere, "queues": self.queues, "replayed": done.packets,
             "seconds": done.seconds, "accepted": done.accepted, "answers": done.answered, "refused": done.refused,
             "reasons": self.reasons,
-        }  # fmt: skip
+        }
 
 
 class Stage:

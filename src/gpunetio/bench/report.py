@@ -51,7 +51,7 @@ _LAT_LAYOUTS = (
         ),
         1,
     ),
-)  # fmt: skip
+)
 
 
 def _bw_layouts(unit: str) -> tuple[_Layout, _Layout]:
@@ -66,7 +66,7 @@ def _bw_layouts(unit: str) -> tuple[_Layout, _Layout]:
             ),
             2,
         ),
-    )  # fmt: skip
+    )
 
 
 class Table:
@@ -181,7 +181,7 @@ def _settings(run: Run) -> dict[str, object]:
             "link_layer": port.link_layer.name,
             "capture": port.capture and str(port.capture),
         },
-    }  # fmt: skip
+    }
 
 
 def as_json(run: Run, results: Sequence[Result]) -> str:

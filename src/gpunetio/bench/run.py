@@ -218,7 +218,7 @@ class Run(Launcher, ABC):
         records = self.launch(
             KERNELS[options.benchmark.name], self._sides * blocks, threads // blocks, self._ends, options.qps,
             int(options.scope), size, total, slots, first, count, self._parts if trace else 0, launched=launched,
-        )  # fmt: skip
+        )
         if trace:
             parts = self._parts.array.view(np.int64).reshape(self._sides * len(self._noting), -1)
             for side, rows in enumerate(np.split(parts, self._sides)):

@@ -83,7 +83,7 @@ class Side:
             self._keep(self.qps, gpu.create_qp(
                 pd, depth, receives=depth if benchmark.two_sided else 0, cq_collapsed=benchmark.collapsed,
                 cqe_inline=options.inline, nic_handler=handler, send_dbr_mode=mode, timeout=timeout,
-            ))  # fmt: skip
+            ))
 
     def _keep(self, queues: list[ExportedQp], queue: ExportedQp) -> None:
         self._stack.callback(queue.close)  # must happen before the memory named by its WQEs is freed
@@ -122,7 +122,7 @@ class Side:
                 dump=self.data.device_address if self._dumps else 0,
             )
             for i, queue in enumerate(self.qps)
-        ]  # fmt: skip
+        ]
 
     @property
     def _dumps(self) -> bool:

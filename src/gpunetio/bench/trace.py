@@ -85,7 +85,7 @@ def _span(name: str, pid: int, tid: int, begin: int, end: int, arguments: dict[s
     return {
         "ph": "X", "name": name, "cat": "gpunetio", "pid": pid, "tid": tid, "ts": begin / _US,
         "dur": (end - begin) / _US, "args": arguments,
-    }  # fmt: skip
+    }
 
 
 def check(path: Path) -> None:

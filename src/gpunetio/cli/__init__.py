@@ -46,7 +46,7 @@ for _command in (
     nccl_plugin, packet_processing, pingpong, rdma, rdma_client, rdma_client_server_write, rdma_server, replay, rping,
     run, selftest, send_wait_time, show, simple_receive, simple_send, stat, topo, verbs_dpa, verbs_server_client,
     verbs_wait_cq_wr, warm,
-):  # fmt: skip
+):
     app.add_command(_command)
 
 

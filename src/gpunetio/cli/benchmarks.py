@@ -59,7 +59,7 @@ def _command(name: str) -> click.Command:
     @click.command(
         name, cls=BenchmarkCommand, short_help=_HELP[name], help=f"{_HELP[name]} {_MORE[name]}",
         context_settings={"max_content_width": 120},
-    )  # fmt: skip
+    )
     @benchmark_options(latency=name.endswith("_lat"), two_sided=name == "twosided_bw")
     @guarded
     def command(**values: Any) -> None:
@@ -206,7 +206,7 @@ class _Progress:
             self._bar = Progress(
                 BarColumn(), text, TimeElapsedColumn(), console=Console(stderr=True), transient=True,
                 redirect_stdout=False, redirect_stderr=False,
-            )  # fmt: skip
+            )
             self._task = self._bar.add_task("", total=total)
 
     def __enter__(self) -> Self:

@@ -17,7 +17,7 @@ def _port(default: int) -> Callable[[Decorated], Decorated]:
     return click.option(
         "-p", "--port", type=click.IntRange(1, 65535), default=default, show_default=True, metavar="PORT",
         help="RDMA port where the server listens.",
-    )  # fmt: skip
+    )
 
 
 _NIC = click.option("-n", "--nic", "device", metavar="NIC", help="The NIC.  [default: the first that is free]")
@@ -62,7 +62,7 @@ def _message(command: Decorated) -> Decorated:
 
 @click.command("rdma_client", context_settings={"max_content_width": 120})
 @click.option("-s", "--server-address", "address", metavar="IP", default="127.0.0.1", show_default=True,
-              help="The server's address.")  # fmt: skip
+              help="The server's address.")
 @_message
 @guarded
 def rdma_client(**values: Any) -> None:
@@ -77,7 +77,7 @@ def rdma_client(**values: Any) -> None:
 
 @click.command("rdma_server", context_settings={"max_content_width": 120})
 @click.option("-s", "--server-address", "address", metavar="IP",
-              help="Where to listen.  [default: the NIC's first address]")  # fmt: skip
+              help="Where to listen.  [default: the NIC's first address]")
 @_message
 @guarded
 def rdma_server(**values: Any) -> None:

@@ -46,7 +46,7 @@ def conformance(names: tuple[str, ...], device: str, peer: str | None, only_list
         report = run(
             lambda: open_device(device), lambda: open_device(peer or device), names or None,
             tell=lambda result: None if as_json else click.echo(result.line(width)),
-        )  # fmt: skip
+        )
     click.echo(json.dumps(_document(report, device, peer or device), indent=2) if as_json else report.summary)
     if not report.passed:
         raise click.exceptions.Exit(1)
@@ -59,7 +59,7 @@ def _document(report: Report, device: str, peer: str) -> dict[str, object]:
             "message": result.message, "seconds": result.seconds,
         }
         for result in report.results
-    ]  # fmt: skip
+    ]
     return {"device": device, "peer": peer, "passed": report.passed, "results": results}
 
 

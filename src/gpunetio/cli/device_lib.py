@@ -19,11 +19,11 @@ KINDS = ("ltoir", "ptx", "cubin")
 @click.option(
     "--format", "kinds", type=click.Choice(KINDS), multiple=True, default=("ltoir",), show_default=True,
     help="May be given several times.",
-)  # fmt: skip
+)
 @click.option(
     "-o", "--output", "folder", type=click.Path(path_type=Path, file_okay=False), default=".", metavar="DIR",
     help="Folder for the files.  [default: the current one]",
-)  # fmt: skip
+)
 @guarded
 def device_lib(arch: str, kinds: tuple[str, ...], folder: Path) -> None:
     """Write gpunetio's device functions for CUDA C++: gpunetio_device.cuh, and a file to link in each format.

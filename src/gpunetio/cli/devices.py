@@ -21,7 +21,7 @@ _ROCE_VERSIONS = {1 << 0: "RoCE v1", 1 << 2: "RoCE v2"}  # PRM, roce_cap.roce_ve
 _LIMITS = (
     "max_qp", "max_qp_wr", "max_sge", "max_cq", "max_cqe", "max_mr", "max_pd", "max_qp_rd_atom", "max_qp_init_rd_atom",
     "max_ah", "max_srq", "max_srq_wr", "max_srq_sge", "max_pkeys",
-)  # fmt: skip
+)
 
 
 @click.command()

@@ -33,7 +33,7 @@ def dma_memcpy(**values: Any) -> None:
 @click.command("dma_local_copy", context_settings={"max_content_width": 120})
 @port_options
 @click.option("-p", "--pci-addr", "device", required=True, metavar="NIC",
-              help="The NIC; `gpunetio devices` names them.")  # fmt: skip
+              help="The NIC; `gpunetio devices` names them.")
 @click.option("-t", "--text", default=_TEXT, show_default=True, help=f"What to copy; {_MOST_BYTES} bytes at most.")
 @common
 @guarded

@@ -31,7 +31,7 @@ _FOR = ("verbs", "ethernet", "dma", "software")
 def doctor(
     use: str | None, bar1_mib: int, probing: bool, as_json: bool, verbose: bool, record: Path | None, redact: bool,
     gpu: str, nic: str, replay: Path | None, root: str | None,
-) -> None:  # fmt: skip
+) -> None:
     """Check whether this machine is ready for GPU networking, and say what to type if it is not.
 
     Nothing is changed. Exit status: 0 ready, 1 not ready, 2 cannot tell. docs/setup.md explains all checks.

@@ -52,13 +52,13 @@ def _room(*names: str, where: str) -> Callable[[Decorated], Decorated]:
     return click.option(
         *names, type=click.IntRange(0, 4096), default=0, show_default=True, metavar="BYTES",
         help=f"Bytes that stay free {where} each packet.",
-    )  # fmt: skip
+    )
 
 
 _MAC = click.option(
     "-m", "--mac", "--mac-addr", "destination", type=Mac(), default="FF:FF:FF:FF:FF:FF", show_default=True,
     help="Destination of the frames.",
-)  # fmt: skip
+)
 _TIMESTAMP = click.option(
     "-ts", "--timestamp", is_flag=True, help="Show when each packet has arrived, by the device's clock."
 )

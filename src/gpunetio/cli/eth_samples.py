@@ -30,7 +30,7 @@ def _scope(who: str) -> Callable[[Decorated], Decorated]:
     return click.option(
         "-e", "--exec-scope", "scope", type=click.Choice(["0", "1", "2"]), default="2", show_default=True,
         help=f"Who {who} together: 0 each thread alone, 1 a warp, 2 a block.",
-    )  # fmt: skip
+    )
 
 
 @click.command("simple_receive", context_settings={"max_content_width": 120})
@@ -58,16 +58,16 @@ def simple_receive(**values: Any) -> None:
 @click.option(
     "-s", "--size", type=click.IntRange(14, 1 << 14), required=True, metavar="BYTES",
     help="Bytes of a packet, without its check sequence.",
-)  # fmt: skip
+)
 @click.option(
     "-t", "--threads", type=click.IntRange(32, 2048), required=True,
     help="Threads that send: a multiple of 32, with --shared-qp of 64.",
-)  # fmt: skip
+)
 @click.option("-q", "--shared-qp", "shared", metavar="0|1", default="0", show_default=True,
-              help="1: two blocks share the send queue.")  # fmt: skip
+              help="1: two blocks share the send queue.")
 @_scope("posts, with --shared-qp,")
 @click.option("-p", "--proxy", metavar="0|1", default="0", show_default=True,
-              help="Not 0: a thread of the CPU rings the NIC for the kernel.")  # fmt: skip
+              help="Not 0: a thread of the CPU rings the NIC for the kernel.")
 @click.option("--original-frame", is_flag=True, help="Send zeros behind the EtherType, as DOCA's sample does.")
 @common
 @guarded
@@ -83,7 +83,7 @@ def simple_send(**values: Any) -> None:
         gpu=values["gpu"], device=values["device"], nic_port=nic_port(values), size=values["size"],
         threads=values["threads"], shared=values["shared"] == "1", scope=ExecScope(int(values["scope"])),
         proxy=values["proxy"] != "0", original_frame=values["original_frame"],
-    )  # fmt: skip
+    )
     with messages(values):
         run(options)
 
@@ -93,7 +93,7 @@ def simple_send(**values: Any) -> None:
 @click.option(
     "-t", "--time", "interval_ns", type=click.IntRange(1, _MOST_NS), required=True, metavar="NS",
     help="Nanoseconds from one burst to the next, less than 4 s.",
-)  # fmt: skip
+)
 @common
 @guarded
 def send_wait_time(**values: Any) -> None:

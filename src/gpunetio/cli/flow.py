@@ -24,7 +24,7 @@ _LIMIT, _QUEUES = 100, 4  # rules of a table, and queues of a rule, that are sho
 _COLUMNS = (
     ("order", True), ("match", False), ("to", False), ("tag", True), ("counter", True), ("packets", True),
     ("bytes", True), ("group", True),
-)  # fmt: skip
+)
 _MATTER = 7  # columns that are shown unless more are wanted
 
 
@@ -33,7 +33,7 @@ _MATTER = 7  # columns that are shown unless more are wanted
 @click.option(
     "--limit", type=click.IntRange(0), metavar="N",
     help=f"Show at most N rules of each table.  [default: {_LIMIT}; with --json, all]",
-)  # fmt: skip
+)
 @selection
 @wide_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
@@ -258,7 +258,7 @@ class Rules:
         return {
             "device": self.name, "pid": self.pid, "no_ethernet": self._no_ethernet or None, "root": self._root or None,
             "tables": [self._table_document(number, limit) for number in self._shown(wanted)],
-        }  # fmt: skip
+        }
 
     def _table_document(self, number: int, limit: int | None) -> dict[str, object]:
         row, groups, rules = self.tables[number], self._groups_of(number), self._some(number, limit)
@@ -273,7 +273,7 @@ class Rules:
             ],
             "rules": [self._rule_document(rule, masks) for rule in rules],
             "rules_left_out": self._count[number] - len(rules),
-        }  # fmt: skip
+        }
 
     def _rule_document(self, rule: np.void, masks: dict[int, bytes]) -> dict[str, object]:
         counter = int(rule["counter"])
@@ -283,4 +283,4 @@ class Rules:
             "to": self._target(rule).document(), "tag": int(rule["tag"]),
             "counter": {"number": counter, "packets": int(rule["packets"]), "bytes": int(rule["octets"])}
             if counter else None,
-        }  # fmt: skip
+        }

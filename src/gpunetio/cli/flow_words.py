@@ -64,7 +64,7 @@ def _ipv6(number: int) -> str:
 
 _ADDRESSES: dict[str, Callable[[int], str]] = {
     "dmac": _mac, "smac": _mac, "src_ipv4": _ipv4, "dst_ipv4": _ipv4, "src_ipv6": _ipv6, "dst_ipv6": _ipv6,
-}  # fmt: skip
+}
 
 
 def _leaves(struct: BitStruct, at: int = 0) -> Iterator[tuple[str, int, int]]:

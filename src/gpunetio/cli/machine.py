@@ -24,7 +24,7 @@ _OPTIONS = (
                  help="Only this NIC: an RDMA device, a network interface, or a PCI address."),
     click.option("--replay", metavar="FILE", type=FILE, help="Use a machine that `gpunetio doctor --record` recorded."),
     click.option("--root", metavar="DIR", help="Use a machine whose files are below DIR. No command is run."),
-)  # fmt: skip
+)
 
 
 def terminal_width() -> int:

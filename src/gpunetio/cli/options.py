@@ -119,7 +119,7 @@ _COMMON = (
         help="Slots of a send queue; rounded up to a power of two.",
     ),
     click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of the table."),
-)  # fmt: skip
+)
 _BANDWIDTH = (
     click.option(
         "-q", "--qp", "qps", type=click.IntRange(1, 64),
@@ -132,7 +132,7 @@ _BANDWIDTH = (
     click.option(
         "--report_gbits", "--report-gbits", "gbits", is_flag=True, help="Bandwidth in Gb/sec instead of MiB/sec."
     ),
-)  # fmt: skip
+)
 _GID_INDEX = {"type": click.IntRange(0), "default": 0, "show_default": True, "help": "Index of its address. Also -gid."}
 _ONE_SIDED = (click.option("-l", "-x", "--gid-index", **_GID_INDEX),)  # type: ignore[arg-type]
 _TWO_SIDED = (
@@ -141,7 +141,7 @@ _TWO_SIDED = (
         "-x", "--inline", is_flag=True,
         help="Put data into the completions of receives: sizes of up to 32 bytes.  [default sizes: 1, 4, 8, … 30, 32]",
     ),
-)  # fmt: skip
+)
 
 
 def benchmark_options(latency: bool, two_sided: bool) -> Callable[[Decorated], Decorated]:

@@ -32,20 +32,20 @@ _LIVE_SECONDS = 1.0  # between two updates of the dashboard on a terminal
 @click.option(
     "-q", "--queue", "queues", type=click.IntRange(1, 4), required=True,
     help="Receive queues of UDP, and of TCP.",
-)  # fmt: skip
+)
 @click.option("--dashboard", is_flag=True, help="Show a table of all queues and their rates instead of the statistics.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document at the end, and nothing else.")
 @click.option(
     "--prometheus", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
     help="Write all counts to FILE every 5 s, in Prometheus' text format.",
-)  # fmt: skip
+)
 @click.option(
     "--seconds", type=Seconds(0, min_open=True), metavar="SECONDS", help="Stop after this time.  [default: at Ctrl+C]"
 )
 @click.option(
     "--replay", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
     help="Take packets from a capture file, as fast as the kernels receive them, and stop at its end.",
-)  # fmt: skip
+)
 @click.option("-s", "--httpserver", "http", is_flag=True, help="Serve HTTP from the GPU.")
 @click.option(
     "--pages", type=click.Path(path_type=Path, file_okay=False, exists=True), metavar="DIR",
@@ -69,7 +69,7 @@ def packet_processing(**values: Any) -> None:
     options = Options(
         gpu=values["gpu"], device=values["device"], queues=values["queues"], nic_port=nic_port(values),
         seconds=values["seconds"], replay=values["replay"], http=values["http"], pages=values["pages"],
-    )  # fmt: skip
+    )
     with ExitStack() as stack:
         watchers = []
         if values["dashboard"]:

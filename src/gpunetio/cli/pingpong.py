@@ -22,18 +22,18 @@ _MESSAGE, _DATAGRAM = 4096, 2048  # bytes, by default
 @click.option(
     "--qp-type", type=click.Choice(["RC", "UC", "UD"], case_sensitive=False), default="RC", show_default=True,
     help="Service of the queue pair, as of ibv_rc_pingpong, ibv_uc_pingpong or ibv_ud_pingpong. UD implies --cpu.",
-)  # fmt: skip
+)
 @click.option(
     "-s", "--size", type=click.IntRange(1, 1 << 30), help="Message bytes.  [default: 4096; 2048 for UD, one packet]"
 )
 @click.option(
     "-m", "--mtu", "path_mtu", type=click.Choice(["256", "512", "1024", "2048", "4096"]), default="1024",
     show_default=True, help="Path MTU; not for UD.",
-)  # fmt: skip
+)
 @click.option(
     "-r", "--rx-depth", type=click.IntRange(1, 1 << 14), default=500, show_default=True,
     help="Receives posted at a time.",
-)  # fmt: skip
+)
 @click.option(
     "-n", "--iters", "iterations", type=click.IntRange(1), default=1000, show_default=True, help="Exchanges."
 )
@@ -43,7 +43,7 @@ _MESSAGE, _DATAGRAM = 4096, 2048  # bytes, by default
 @click.option(
     "-g", "--gid-idx", "gid_index", type=click.IntRange(0),
     help="Index of the NIC's address.  [default: 0 on Ethernet, none on InfiniBand]",
-)  # fmt: skip
+)
 @click.option("-c", "--chk", "validate", is_flag=True, help="Validate the contents of every message.")
 @port_options
 @guarded
@@ -64,7 +64,7 @@ def _play(host: str | None, values: Values) -> bool:
         server=host, nic_port=nic_port(values), port=values["ib_port"], mtu=int(values["path_mtu"]),
         qp_type=qp_type, size=size,
         **{name: values[name] for name in names},
-    )  # fmt: skip
+    )
     with PingPong(options) as end:
         click.echo(show_address("local", end.own))
         click.echo(show_address("remote", end.meet()))

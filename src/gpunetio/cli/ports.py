@@ -62,7 +62,7 @@ class NicEngine(click.ParamType):
 ADDRESS = click.option(
     "--address", "addresses", metavar="IP", multiple=True,
     help="An IP address of the NIC; may be given several times.  [default: softN has 127.0.0.(N+1)]",
-)  # fmt: skip
+)
 _OPTIONS = (
     click.option(
         "--wire", type=Wire(), default="auto", show_default=True,
@@ -94,7 +94,7 @@ _OPTIONS = (
         "--faults", metavar="NAME=VALUE,…",
         help="Disturb what the NIC sends: loss, duplication, reordering, corruption (0 to 1), delay_us, seed.",
     ),
-)  # fmt: skip
+)
 MTU = click.option("--mtu", type=click.IntRange(256), metavar="BYTES", help="MTU.  [default: the wire's largest]")
 
 
@@ -110,7 +110,7 @@ def tcp_port(*names: str, default: int = 18515) -> Callable[[Decorated], Decorat
     return click.option(
         *names, "tcp_port", type=click.IntRange(1, 65535), default=default, show_default=True, metavar="PORT",
         help="TCP port where the two ends meet.",
-    )  # fmt: skip
+    )
 
 
 def _engine(values: Values) -> str:
@@ -142,4 +142,4 @@ def nic_port(values: Values) -> PortConfig | None:
         addresses=addresses, wire=wire, mtu=mtu, link_layer=LinkLayer[link_layer.upper()],
         faults=Faults.parse(faults) if faults else None, capture=capture, promiscuous=promiscuous,
         engine=engine, copiers=copiers,
-    )  # fmt: skip
+    )

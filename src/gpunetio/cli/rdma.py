@@ -47,14 +47,14 @@ def _file(*names: str, default: str, of: str) -> _Option:
     return click.option(
         *names, type=click.Path(path_type=Path, dir_okay=False), default=f"/tmp/{default}_desc_path.txt",
         show_default=True, metavar="FILE", help=f"File of the description of {of}.",
-    )  # fmt: skip
+    )
 
 
 def _string(letter: str, what: str) -> _Option:
     return click.option(
         letter, f"--{what}-string", "text", type=Text(), default="Hi DOCA RDMA!", show_default=True, metavar="STRING",
         help=f"What to {what}; {_MOST_BYTES} bytes at most.",
-    )  # fmt: skip
+    )
 
 
 _COMMON = (
@@ -74,15 +74,15 @@ _COMMON = (
     click.option("-sa", "--server-addr", "server", metavar="ADDRESS",
                  help="With -cm, connect to the end that listens at this address of its NIC."),
     server_address_type("kind"),
-)  # fmt: skip
+)
 _SEVERAL = click.option(
     "-nc", "--num-connections", "connections", type=click.IntRange(1, _MOST_CONNECTIONS), default=2, show_default=True,
     help="Connections; files of all but the first have a number at the end.",
-)  # fmt: skip
+)
 _FIELDS = (
     "device", "gid_index", "transport", "local", "remote", "resource", "text", "connections", "by_address", "server",
     "cm_port",
-)  # fmt: skip
+)
 _SENT, _READ, _WRITTEN = _string("-s", "send"), _string("-r", "read"), _string("-w", "write")
 
 

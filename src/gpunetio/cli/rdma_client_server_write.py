@@ -16,12 +16,12 @@ from .samples import IP_VERSIONS, common, messages, server_address_type
 @click.option("-d", "--device", required=True, metavar="NIC", help="The NIC; `gpunetio devices` names them.")
 @click.option("-gpu", "--gpu", "gpu", required=True, metavar="GPU", help="PCI address or number of a GPU, or host.")
 @click.option("-gid", "--gid-index", type=click.IntRange(0), default=0, show_default=True,
-              help="Index of the NIC's address.")  # fmt: skip
+              help="Index of the NIC's address.")
 @click.option("-c", "--client", "server", metavar="IP",
-              help="Be the client of the server at IP.  [default: be the server]")  # fmt: skip
+              help="Be the client of the server at IP.  [default: be the server]")
 @click.option("-cm", "--use-rdma-cm", "use_cm", is_flag=True, help="Connect by the connection manager.")
 @click.option("-p", "--port", "cm_port", type=click.IntRange(1, 65535), default=13579, show_default=True,
-              help="Port of the connection manager.")  # fmt: skip
+              help="Port of the connection manager.")
 @click.option("-sa", "--server-addr", metavar="ADDRESS", help="Address of the server's NIC: the client's, with -cm.")
 @server_address_type("server_addr_type")
 @tcp_port("--tcp-port")

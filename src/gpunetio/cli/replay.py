@@ -20,24 +20,24 @@ if TYPE_CHECKING:
 @click.option(
     "--address", metavar="IP|LID",
     help="Replay the packets to this address.  [default: the one with most requests]",
-)  # fmt: skip
+)
 @click.option(
     "--frames", is_flag=True,
     help="Replay all Ethernet frames to a receive queue, instead of RDMA packets to queue pairs.",
-)  # fmt: skip
+)
 @click.option("--fast", is_flag=True, help="Replay as fast as possible instead of at the packets' times.")
 @click.option(
     "--timeout", type=Seconds(0, min_open=True), default=600.0, show_default=True, metavar="SECONDS",
     help="Give up if the replay takes longer.",
-)  # fmt: skip
+)
 @click.option(
     "-d", "--device", "--ib-dev", "device", metavar="NIC", default="soft0", show_default=True,
     help="The software NIC to open.",
-)  # fmt: skip
+)
 @click.option(
     "--pcap", "capture", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
     help="Write all packets that the NIC takes and sends to FILE.",
-)  # fmt: skip
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @guarded
 def replay(

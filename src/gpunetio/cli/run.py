@@ -25,7 +25,7 @@ _IGNORED_BY_PYTHON = signal.SIGPIPE, signal.SIGXFSZ
 _NICS = click.option(
     "--nics", type=click.IntRange(1, MOST_NICS), default=None, show_default="one for each --address, or else 2",
     metavar="N", help="How many software NICs the program sees: soft0, soft1, …",
-)  # fmt: skip
+)
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
@@ -55,7 +55,7 @@ def run(nics: int | None, program: tuple[str, ...], **values: Any) -> None:
 @click.option(
     "--path", "folder", type=click.Path(path_type=Path, file_okay=False), required=True, metavar="FOLDER",
     help="Where to put what stands for the devices. It must be empty, or not exist.",
-)  # fmt: skip
+)
 @_NICS
 @port_options
 @MTU

@@ -67,7 +67,7 @@ def table(columns: Iterable[tuple[str, bool]], rows: Iterable[Sequence[str]], ti
         made.add_column(
             heading, justify="right" if right else "left", no_wrap=heading not in _FOLDED, overflow="fold",
             header_style="",
-        )  # fmt: skip
+        )
     for row in rows:
         made.add_row(*map(Text, row))
     return made

@@ -31,7 +31,7 @@ def _level(*names: str, whose: str, default: str | None = None) -> Callable[[Dec
     return click.option(
         *names, type=click.Choice(["10", "20", "30", "40", "50", "60", "70"]), metavar="LEVEL", default=default,
         help=f"Log level of {whose}: {_LEVELS}.  [default: {shown}]",
-    )  # fmt: skip
+    )
 
 
 def common(command: Decorated) -> Decorated:
@@ -49,7 +49,7 @@ def server_address_type(name: str) -> Callable[[Decorated], Decorated]:
     return click.option(
         "-sat", "--server-addr-type", name, type=click.Choice(list(IP_VERSIONS), case_sensitive=False), default="IPv4",
         show_default=True, help="What kind of address -sa is.",
-    )  # fmt: skip
+    )
 
 
 def _device(*names: str) -> Callable[[Decorated], Decorated]:
@@ -76,11 +76,11 @@ def _gid_index(*names: str) -> Callable[[Decorated], Decorated]:
 @click.option(
     "-ro", "--rdma-oper-type", "operation", type=click.Choice(["Send", "Write", "Read"], case_sensitive=False),
     default="Send", show_default=True, metavar="[Send|Write|Read]", help="RDMA operation.",
-)  # fmt: skip
+)
 @click.option(
     "-s", "--buffer-size", "size", type=click.IntRange(4, 1 << 30), default=64, show_default=True,
     help="Bytes per message.",
-)  # fmt: skip
+)
 @click.option("-qt", "--qp-type", type=click.Choice(["RC"]), default="RC", show_default=True, help="QP type.")
 @click.option(
     "-n", "--iters", "iterations", type=click.IntRange(1, 10_000), default=1, show_default=True, help="Messages."
@@ -123,7 +123,7 @@ def verbs_wait_cq_wr(**values: Any) -> None:
     options = SampleOptions(
         device=values["device"], gid_index=values["gid_index"], ipv6=values["ipv6"],
         nic_port=PortConfig(addresses=values["addresses"]) if values["addresses"] else None,
-    )  # fmt: skip
+    )
     with messages(values):
         run(options)
 

@@ -26,7 +26,7 @@ def selftest() -> None:
 @click.option(
     "--fence", "fences", type=click.Choice(FENCES), multiple=True, metavar="FENCE",
     help="product (the device library's own fence), gpu, sys or none; may be given several times.  [default: all]",
-)  # fmt: skip
+)
 @click.option(
     "--seconds", type=Seconds(0.01, 3600), default=2.0, show_default=True, help="Time for each fence."
 )
@@ -79,7 +79,7 @@ def _verdict(outcomes: list[Outcome]) -> str:
     said = []
     if product := by_fence.get("product"):
         said.append("passed: the library's fence keeps the order" if product.ordered else "FAILED: the library's fence "
-                    "lets doorbells overtake their WQEs")  # fmt: skip
+                    "lets doorbells overtake their WQEs")
     if none := by_fence.get("none"):
         said.append("without a fence, no error was seen" if none.ordered else "without a fence, the order is lost")
     return "; ".join(said) or "the library's own fence was not tested"

@@ -29,7 +29,7 @@ _COLUMNS = (("device", False), ("pid", True), ("counter", False), ("value", True
 @click.option(
     "--interval", type=Seconds(0.05), default=1.0, show_default=True, metavar="SECONDS",
     help="Time between two samples.",
-)  # fmt: skip
+)
 @click.option(
     "--count", type=click.IntRange(1), help="Stop after this number of samples.  [default: never; 1 without a terminal]"
 )
@@ -41,7 +41,7 @@ _COLUMNS = (("device", False), ("pid", True), ("counter", False), ("value", True
 def stat(
     device: str | None, pid: int | None, interval: float, count: int | None, once: bool, all_counters: bool,
     as_json: bool, prometheus: bool,
-) -> None:  # fmt: skip
+) -> None:
     """Show the counters of running software NICs: all NICs of this user in this network namespace."""
     from ..nic.observe.running import running
 
@@ -113,7 +113,7 @@ class _Sample:
             ("", self.counters, self.rates),
             *((f"{kind} {number:#x} ", counts, self.queue_rates[kind, number])
               for (kind, number), counts in self.queues.items()),
-        ):  # fmt: skip
+        ):
             for name, value in counts.items():
                 if value or all_counters:
                     yield prefix + name, str(value), "" if rates is None else f"{rates[name]:.0f}"
@@ -154,7 +154,7 @@ class _Watch:
                 ],
             }
             for sample in self._samples.values()
-        ]  # fmt: skip
+        ]
 
     def table(self) -> Table:
         """Return the sample as a table."""

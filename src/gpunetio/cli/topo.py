@@ -140,4 +140,4 @@ def _document(machine: Machine, nodes: tuple[Node, ...], matrix: dict[str, dict[
         "matrix": matrix,
         "nvidia_smi": [{"gpu": f.gpu, "status": f.status, "summary": f.summary} for f in _findings(machine)],
         "tree": [dataclasses.asdict(node) for node in nodes],
-    }  # fmt: skip
+    }

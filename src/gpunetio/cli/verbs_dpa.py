@@ -18,7 +18,7 @@ from .ports import MTU, nic_port, port_options, tcp_port
 @click.option(
     "-d", "--device", "--ib-dev", metavar="NIC",
     help="The NIC; `gpunetio devices` names them.  [default: the first that no other process uses]",
-)  # fmt: skip
+)
 @click.option(
     "-g", "--gid-index", type=click.IntRange(0), default=0, show_default=True, help="Index of the NIC's address."
 )
@@ -28,7 +28,7 @@ from .ports import MTU, nic_port, port_options, tcp_port
 @click.option(
     "-i", "--iters", "iterations", type=click.IntRange(1, 1 << 20), default=1, show_default=True,
     help="Messages in each direction.",
-)  # fmt: skip
+)
 @port_options
 @MTU
 @guarded

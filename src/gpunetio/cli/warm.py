@@ -68,7 +68,7 @@ def _warm() -> None:
     others = (
         "pingpong", "selftest litmus", "verbs_dpa", "verbs_server_client", "verbs_wait_cq_wr", "simple_receive",
         "simple_send", "send_wait_time", "eth", "packet_processing", "rdma_client_server_write",
-    )  # fmt: skip
+    )
     click.echo(f"ready: {', '.join(('the NIC', *BENCHMARKS, *others))} ({time.monotonic() - start:.1f} s)")
 
 
@@ -129,7 +129,7 @@ def _all_that_is_compiled() -> dict[str, Callable[[], object]]:
         **{kernel.name: kernel.compile_for_the_host
            for kernel in (receive_icmp, *KERNELS.values(), receive_tcp, receive_udp, *samples)},
         "pump": compile_pump,
-    }  # fmt: skip
+    }
 
 
 def _post() -> None:

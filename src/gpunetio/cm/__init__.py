@@ -21,4 +21,4 @@ __all__ = [
     "Connection", "ConnectionRejectedError", "ConnectionState", "DatagramListener", "DatagramRequest", "Destination",
     "Event", "EventType", "Listener", "Parameters", "RejectReason", "Request", "SidrStatus", "Times", "connect",
     "connect_async", "listen", "listen_datagrams", "resolve", "resolve_async", "start_connecting",
-]  # fmt: skip
+]

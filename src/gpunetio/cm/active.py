@@ -36,7 +36,7 @@ class Active:
         mad = self._common.message(
             made, Attribute.REQ, made.address.pack() + private_data, local_ca_guid=self._common.guid,
             **request_of(own, times, made.service_id, path, source),
-        )  # fmt: skip
+        )
         self._common.request(made, mad, times.retries, times.resend)
         return made
 
@@ -88,7 +88,7 @@ class Active:
             responder_resources=fields["responder_resources"], initiator_depth=fields["initiator_depth"],
             retry_count=found.own.retry_count, mtu=found.own.mtu, srq=bool(fields["srq"]),
             flow_control=bool(fields["end_to_end_flow_control"]),
-        )  # fmt: skip
+        )
         found.ack_timeout = ack_timeout(fields["target_ack_delay"], found.times.packet_life)
         common.know(found, remote_id, guid)
         common.tell_when_reached(found, found.data_path or path, EventType.RESPONSE, fields["private_data"])

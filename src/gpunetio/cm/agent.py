@@ -194,7 +194,7 @@ class Agent(Handle):
     # --- for the users -----------------------------------------------------------------------------------------------
 
     def find(self, path: Path, failed: Callable[[DocaError], None], found: Callable[[], None] = _nothing,
-             patience: float = PATIENCE) -> None:  # fmt: skip
+             patience: float = PATIENCE) -> None:
         """Find the way to a path's peer without waiting. Call `found` or `failed`, now or in a thread of the agent.
 
         `failed` gets NotFoundError if nothing answers within `patience` seconds. On a card, neither is called: the

@@ -41,7 +41,7 @@ class Common:
     def __init__(
         self, guid: int, gids: Sequence[bytes], clock: Callable[[], float], send: Callable[[Path, bytes], None],
         reach: Reach,
-    ):  # fmt: skip
+    ):
         self.guid, self.gids, self.clock, self.send, self.reach = guid, gids, clock, send, reach
         self.timers: Timers[Communication] = Timers()
         self.by_id: dict[int, Communication] = {}
@@ -137,7 +137,7 @@ class Common:
     # --- messages ----------------------------------------------------------------------------------------------------
 
     def message(self, communication: Communication, attribute: Attribute, private_data: bytes = b"",
-                **fields: int | bytes) -> bytes:  # fmt: skip
+                **fields: int | bytes) -> bytes:
         """Return a packed message of a communication."""
         ids = {"local_comm_id": communication.local_id}
         if attribute != Attribute.REQ:
@@ -171,7 +171,7 @@ class Common:
             Attribute.REJ, message.transaction_id, local_comm_id=message.fields.get("remote_comm_id", 0),
             remote_comm_id=message.fields["local_comm_id"], message_rejected=answered, reason=reason,
             reject_info_length=len(info), additional_reject_info=padded_info(info),
-        )  # fmt: skip
+        )
         self.send(path, mad)
 
 

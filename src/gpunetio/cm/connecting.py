@@ -20,7 +20,7 @@ from .times import LINUX, Times
 def start_connecting(
     qp: QP, address: str, port: int, private_data: bytes = b"", *, gid_index: int = 0,
     parameters: Parameters = DEFAULT, times: Times = LINUX, port_num: int = 1,
-) -> Connection:  # fmt: skip
+) -> Connection:
     """Connect as `connect` does, without waiting. The event ESTABLISHED, REJECTED or UNREACHABLE follows.
 
     The queue pair is in INIT until then. If the connection fails, `Connection.close` resets it.
@@ -50,7 +50,7 @@ def start_connecting(
 def connect(
     qp: QP, address: str, port: int, private_data: bytes = b"", *, gid_index: int = 0, timeout: float = DEADLINE,
     parameters: Parameters = DEFAULT, times: Times = LINUX, port_num: int = 1,
-) -> Connection:  # fmt: skip
+) -> Connection:
     """Connect a queue pair in RST or INIT to a port of a peer, and return the connection (`rdma_connect`).
 
     `address` is an IPv4 or IPv6 address, or a GID; `private_data` is at most 56 bytes for the peer. `gid_index` selects
@@ -75,7 +75,7 @@ def connect(
 async def connect_async(
     qp: QP, address: str, port: int, private_data: bytes = b"", *, gid_index: int = 0, timeout: float = DEADLINE,
     parameters: Parameters = DEFAULT, times: Times = LINUX, port_num: int = 1,
-) -> Connection:  # fmt: skip
+) -> Connection:
     """Connect as `connect` does, in asyncio's event loop. If the task is cancelled, the queue pair is in RST."""
     connection = start_connecting(
         qp, address, port, private_data, gid_index=gid_index, parameters=parameters, times=times, port_num=port_num

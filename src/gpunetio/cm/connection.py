@@ -51,7 +51,7 @@ class Connection(Handle):
     def __init__(
         self, agent: Agent, qp: QP, parameters: Parameters, peer: str, port: int, state: ConnectionState,
         begin: Callable[[Notify], Communication], private_data: bytes = b"",
-    ):  # fmt: skip
+    ):
         super().__init__(qp.ctx)
         self._use(agent, qp)
         self.qp, self.peer, self.port, self.state, self.private_data = qp, peer, port, state, private_data

@@ -37,32 +37,32 @@ class Datagrams:
         mad = pack(
             Attribute.SIDR_REQ, made.transaction_id, made.address.pack() + private_data, request_id=made.local_id,
             partition_key=DEFAULT_PKEY, service_id=made.service_id,
-        )  # fmt: skip
+        )
         self._common.request(made, mad, times.retries, times.resend)
         return made
 
     def answer(
         self, communication: Communication, service: Service | None, private_data: bytes = b"",
         status: int = SidrStatus.VALID,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Send the SIDR_REP. If it is lost, the peer repeats its request, and the program gets it again."""
         check_private(Attribute.SIDR_REP, private_data)
         check_state(communication, "answering", State.SIDR_REQ_RECEIVED)
         self._reply(
             communication.path, communication.transaction_id, communication.remote_id, communication.service_id, status,
             service, private_data,
-        )  # fmt: skip
+        )
         del self._asked[communication.remote_id, communication.path.gid]
         self._common.forget(communication)
 
     def _reply(
         self, path: Path, transaction_id: int, request_id: int, service: int, status: int, found: Service | None = None,
         private_data: bytes = b"",
-    ) -> None:  # fmt: skip
+    ) -> None:
         mad = pack(
             Attribute.SIDR_REP, transaction_id, private_data, request_id=request_id, status=status,
             service_id=service, qpn=found.qpn if found else 0, q_key=found.q_key if found else 0,
-        )  # fmt: skip
+        )
         self._common.send(path, mad)
 
     def on_sidr_req(self, path: Path, message: Message) -> None:

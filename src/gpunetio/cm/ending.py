@@ -26,7 +26,7 @@ class Ending:
     def reject(
         self, communication: Communication, private_data: bytes = b"", reason: int = RejectReason.CONSUMER,
         info: bytes = b"",
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Refuse the peer's REQ or REP. This ends the communication."""
         check_private(Attribute.REJ, private_data)
         check_state(communication, "rejecting", *_ASKED, State.REP_RECEIVED)
@@ -37,12 +37,12 @@ class Ending:
     def _send_reject(
         self, communication: Communication, answered: Answered, reason: int, private_data: bytes = b"",
         info: bytes = b"",
-    ) -> None:  # fmt: skip
+    ) -> None:
         common = self._common
         mad = common.message(
             communication, Attribute.REJ, private_data, message_rejected=answered, reason=reason,
             reject_info_length=len(info), additional_reject_info=padded_info(info),
-        )  # fmt: skip
+        )
         common.send(communication.path, mad)
 
     def disconnect(self, communication: Communication, private_data: bytes = b"") -> None:
@@ -181,5 +181,5 @@ def _drep(dreq: Message) -> bytes:
     """Return the DREP that answers a DREQ."""
     ids: Fields = {
         "local_comm_id": dreq.fields["remote_comm_id"], "remote_comm_id": dreq.fields["local_comm_id"],
-    }  # fmt: skip
+    }
     return pack(Attribute.DREP, dreq.transaction_id, **ids)

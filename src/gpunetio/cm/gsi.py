@@ -55,7 +55,7 @@ class GeneralServices:
             self._qp = self._pd.create_qp(
                 qp_type=QpType.GSI, sq_wr=_SENDS, rq_wr=_RECEIVES, send_cq=self._sent, receive_cq=self._arrived,
                 max_inline_data=MAD_BYTES,
-            )  # fmt: skip
+            )
         except DriverError as error:
             raise InUseError(
                 f"{ctx.name} gives out its queue pair 1 once, and a connection manager or another program has it: use "
@@ -112,7 +112,7 @@ class GeneralServices:
                     opcode=WrOpcode.SEND, inline=mad, wr_id=self._next, ah=handle, remote_qpn=GSI_QPN,
                     remote_qkey=GSI_Q_KEY,
                 )
-            )  # fmt: skip
+            )
         except DocaError as error:
             logger.info("%s: a datagram is lost: %s", self._qp, error)
         else:

@@ -31,7 +31,7 @@ class IpHeader:
                 version=_VERSION, ip_version=ip_version, source_port=self.source_port, source_address=source,
                 destination_address=destination,
             )
-        )  # fmt: skip
+        )
 
     @staticmethod
     def parse(private_data: bytes) -> IpHeader | None:

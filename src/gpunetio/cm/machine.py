@@ -22,7 +22,7 @@ _OF_DATAGRAMS = State.SIDR_REQ_SENT, State.SIDR_REQ_RECEIVED
 _REPEATED = frozenset({
     State.REQ_SENT, State.MRA_REQ_RECEIVED, State.REP_SENT, State.MRA_REP_RECEIVED, State.DREQ_SENT,
     State.SIDR_REQ_SENT,
-})  # fmt: skip
+})
 
 
 class Machine:
@@ -42,7 +42,7 @@ class Machine:
     def __init__(
         self, guid: int, gids: Sequence[bytes], clock: Callable[[], float], send: Callable[[Path, bytes], None],
         reach: Reach = lambda path, reached, silent: reached(),
-    ):  # fmt: skip
+    ):
         self._common = Common(guid, gids, clock, send, reach)
         self._listeners = Listeners()
         self._ending = Ending(self._common)
@@ -112,7 +112,7 @@ class Machine:
     def connect(
         self, path: Path, port: int, own: Terms, notify: Notify, *, private_data: bytes = b"",
         times: Times = LINUX,
-    ) -> Communication:  # fmt: skip
+    ) -> Communication:
         """Request a connection to a port of the peer. The event RESPONSE, REJECTED or UNREACHABLE follows."""
         return self._active.connect(path, port, own, private_data, times, notify)
 
@@ -123,7 +123,7 @@ class Machine:
     def resolve(
         self, path: Path, port: int, notify: Notify, *, private_data: bytes = b"",
         times: Times = LINUX,
-    ) -> Communication:  # fmt: skip
+    ) -> Communication:
         """Ask for the datagram service at a port of the peer. The event RESPONSE, REJECTED or UNREACHABLE follows."""
         return self._datagrams.resolve(path, port, private_data, times, notify)
 
@@ -132,7 +132,7 @@ class Machine:
     def listen(
         self, space: PortSpace, port: int, gid: bytes | None, backlog: int, notify: Notify, *,
         times: Times = LINUX, ipv4: bool | None = None,
-    ) -> Listening:  # fmt: skip
+    ) -> Listening:
         """Listen at a port, at address `gid` or at any address of a kind. InUseError if another listener overlaps."""
         listener = Listening(service_id(space, port), gid, backlog, times, notify, ipv4)
         self._listeners.add(listener)

@@ -14,19 +14,19 @@ from ..formats.cm import (
     METHOD_SEND,
     Attribute,
     private_bytes,
-)  # fmt: skip
+)
 from ..formats.layout import Fields
 
 _HEADER = {
     "base_version": BASE_VERSION, "mgmt_class": CM_CLASS, "class_version": CM_CLASS_VERSION, "method": METHOD_SEND,
-}  # fmt: skip
+}
 _KNOWN = frozenset(Attribute)
 _START = bytes(MAD_HEADER.pack(**_HEADER)[:4])  # the header up to the method
 _ATTRIBUTE = MAD_HEADER.offset("attribute_id")
 _NAMED: dict[int, int] = {  # offset of this end's ID of the communication in a peer's message
     attribute: MAD_HEADER.size + message.offset("request_id" if attribute is Attribute.SIDR_REP else "remote_comm_id")
     for attribute, message in MESSAGES.items() if attribute not in (Attribute.REQ, Attribute.SIDR_REQ)
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True, slots=True)

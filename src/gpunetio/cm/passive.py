@@ -36,7 +36,7 @@ class Passive:
             responder_resources=own.responder_resources, initiator_depth=own.initiator_depth,
             target_ack_delay=times.ack_delay, end_to_end_flow_control=own.flow_control,
             rnr_retry_count=own.rnr_retry, srq=own.srq, local_ca_guid=self._common.guid,
-        )  # fmt: skip
+        )
         self._common.request(communication, mad, times.retries, seconds(times.response_timeout))
 
     def establish(self, communication: Communication) -> None:
@@ -101,7 +101,7 @@ class Passive:
         times = Times(
             response_timeout=fields["local_cm_response_timeout"], packet_life=listener.times.packet_life,
             retries=fields["max_cm_retries"], ack_delay=listener.times.ack_delay,
-        )  # fmt: skip
+        )
         made = common.new(State.REQ_RECEIVED, path, times, listener.notify)
         made.listener, made.transaction_id = listener, message.transaction_id
         made.service_id = fields["service_id"]
@@ -112,12 +112,12 @@ class Passive:
             retry_count=fields["retry_count"], mtu=MTU_OF_CODE[fields["path_packet_payload_mtu"]],
             srq=bool(fields["srq"]), flow_control=bool(fields["end_to_end_flow_control"]),
             p_key=fields["partition_key"],
-        )  # fmt: skip
+        )
         made.data_path = Path(
             fields["primary_local_gid"], common.gids.index(fields["primary_remote_gid"]),
             fields["primary_hop_limit"], fields["primary_traffic_class"], fields["primary_sl"],
             fields["primary_flow_label"],
-        )  # fmt: skip
+        )
         made.ack_timeout = fields["primary_local_ack_timeout"]
         common.know(made, fields["local_comm_id"], fields["local_ca_guid"])
         listener.waiting.add(made)

@@ -71,4 +71,4 @@ def ah_of(path: Path) -> AhAttr:
     return AhAttr(
         gid=path.gid, sgid_index=path.sgid_index, hop_limit=path.hop_limit, traffic_class=path.traffic_class,
         sl=path.sl, flow_label=path.flow_label,
-    )  # fmt: skip
+    )

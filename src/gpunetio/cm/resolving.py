@@ -100,7 +100,7 @@ def _ask(
 def resolve(
     where: Context | PD, address: str, port: int, private_data: bytes = b"", *, gid_index: int = 0,
     timeout: float = DEADLINE, times: Times = LINUX, port_num: int = 1,
-) -> Destination:  # fmt: skip
+) -> Destination:
     """Ask a peer for the destination of datagrams for its port (SIDR; `rdma_connect` of a UD `rdma_cm_id`).
 
     `private_data` is at most 180 bytes. ConnectionRejectedError if the port has no listener; other errors are as in
@@ -113,7 +113,7 @@ def resolve(
 async def resolve_async(
     where: Context | PD, address: str, port: int, private_data: bytes = b"", *, gid_index: int = 0,
     timeout: float = DEADLINE, times: Times = LINUX, port_num: int = 1,
-) -> Destination:  # fmt: skip
+) -> Destination:
     """Ask as `resolve` does, in asyncio's event loop."""
     with _ask(where, address, port, private_data, gid_index, times, port_num) as question:
         return await question.wait_async(timeout)

@@ -42,7 +42,7 @@ class Times:
 
     def __post_init__(self) -> None:
         for name, most in (("response_timeout", _MOST_CODE), ("packet_life", _MOST_CODE - 1),
-                           ("retries", _MOST_RETRIES), ("ack_delay", _MOST_CODE)):  # fmt: skip
+                           ("retries", _MOST_RETRIES), ("ack_delay", _MOST_CODE)):
             within(name, getattr(self, name), 0, most)
 
     @property

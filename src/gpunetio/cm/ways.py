@@ -67,7 +67,7 @@ class Ways:
     def __init__(
         self, name: str, services: GeneralServices, lock: threading.RLock, told: Callable[[], None],
         refuses: Callable[[bytes], bool], undo: ExitStack,
-    ):  # fmt: skip
+    ):
         self._services, self._told, self._refuses = services, told, refuses
         self._changed = threading.Condition(lock)
         self._handles: dict[bool, _Handles] = {False: OrderedDict(), True: OrderedDict()}  # True: only for refusals

@@ -17,4 +17,4 @@ from .task import Task, TaskState
 __all__ = [
     "Buf", "BufArray", "BufInventory", "ContextState", "CoreContext", "MemoryMap", "ProgressEngine", "RemoteMemory",
     "Task", "TaskState",
-]  # fmt: skip
+]

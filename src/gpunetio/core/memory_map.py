@@ -21,7 +21,7 @@ class _Bytes:
         self._region = region
         self.__array_interface__ = {
             "shape": (nbytes,), "typestr": "|u1", "data": (address, region.readonly), "version": 3
-        }  # fmt: skip
+        }
 
 
 class MemoryMap(MR):

@@ -63,4 +63,4 @@ class RemoteMemory:
         return MEMORY_EXPORT.pack(
             magic=MEMORY_EXPORT_MAGIC, version=MEMORY_EXPORT_VERSION, address=self.address, nbytes=self.nbytes,
             rkey=self.rkey, access=int(self.access),
-        )  # fmt: skip
+        )

@@ -17,43 +17,43 @@ from .eth_rxq import rxq_first, rxq_give_back, rxq_lkey, rxq_packet, rxq_recv
 from .eth_txq import txq_poll, txq_reserve, txq_send, txq_send_headers, txq_wait, txq_wait_send
 from .eth_wqe import (
     txq_headers_blocks, txq_multi_blocks, txq_prepare_headers, txq_prepare_multi, txq_prepare_send, txq_prepare_wait,
-)  # fmt: skip
+)
 from .modes import (
     ASYNC_STORE_RELEASE, BLOCK, CPU_PROXY, CPU_PROXY_UPDATE_PI, CTA, DEFAULT, EXCLUSIVE, GPU, GPU_SM_BF, GPU_SM_DB,
     GPU_SM_NO_DBR, SKIP_AVAILABILITY_CHECK, SKIP_DB_RINGING, SYNC_CTA, SYNC_GPU, SYNC_SYS, SYNC_THREAD, THREAD,
     WARP,
-)  # fmt: skip
+)
 from .onesided import fence, get, get_wait, mcst, p, p_signal, put, put_signal, signal, wait, wait_all, wait_word
 from ..jit.ops import (
     be16, be32, be64, block_broadcast, block_dim, block_idx, block_slot, block_sync, clock_ns, copy,
     fence_acquire_sys, fence_release_sys, fetch_add_gpu64, fetch_add_sys64, global_id, grid_dim, lane_id, ld16,
     ld32, ld64, ld8, ld_acquire64, ld_relaxed64, ld_relaxed8, pause, st16, st32, st64, st8, st_relaxed64,
     st_release64, thread_idx, warp_broadcast, warp_size, warp_sync, yield_thread,
-)  # fmt: skip
+)
 from .qp import mark_ready, reserve
 from .rdma import (
     RDMA_IMM, rdma_commit_strong, rdma_commit_weak, rdma_get_info, rdma_read_strong, rdma_read_weak, rdma_send_strong,
     rdma_send_weak, rdma_wait_all, rdma_write_inline_strong, rdma_write_inline_weak, rdma_write_strong,
     rdma_write_value_strong, rdma_write_value_weak, rdma_write_weak,
-)  # fmt: skip
+)
 from .rdma_recv import (
     rdma_get_recv, rdma_recv_commit_strong, rdma_recv_commit_weak, rdma_recv_get_info, rdma_recv_strong,
     rdma_recv_wait_all, rdma_recv_weak,
-)  # fmt: skip
+)
 from .reduce import block_max, block_min, block_sum, warp_max, warp_min, warp_sum
 from .scope import ALONE, group_of, post_own, reserve_own
 from .semaphore import (
     SEM_DONE, SEM_FREE, SEM_READY, sem_first, sem_free, sem_info, sem_next, sem_packets, sem_set_packets,
     sem_set_status, sem_status, sem_take, sem_wait,
-)  # fmt: skip
+)
 from .status import EAGAIN, EBUSY, EINVAL, EIO, ENOBUFS, ENOTRECOVERABLE, EOVERFLOW, ETIMEDOUT, OK
 from .submit import (
     fence_release, post, ring_db, ring_proxy, submit, submit_bf, submit_bf_warp, submit_multi, update_dbr,
-)  # fmt: skip
+)
 from .twosided import (
     recv, recv_bytes, recv_imm, recv_inline, recv_next, recv_poll, recv_slot, recv_wait, recv_wait_all, send,
     send_imm,
-)  # fmt: skip
+)
 from .views import ATTR_BYTES, attr_at, cq_at, qp_at
 from .waiting import nap, wake
 from .wqe import (
@@ -61,7 +61,7 @@ from .wqe import (
     prepare_atomic, prepare_dump, prepare_masked_add, prepare_masked_swap32, prepare_masked_swap64, prepare_memcpy,
     prepare_nop, prepare_read, prepare_read2, prepare_send, prepare_wait, prepare_write, prepare_write2,
     prepare_write_inline, prepare_write_value, wqe_address,
-)  # fmt: skip
+)
 
 __all__ = [
     "ALONE", "ASYNC_STORE_RELEASE", "ATOMIC_CS", "ATOMIC_FA", "ATTR_BYTES", "BLOCK", "CPU_PROXY",
@@ -95,4 +95,4 @@ __all__ = [
     "txq_prepare_wait", "txq_reserve", "txq_send", "txq_send_headers", "txq_wait", "txq_wait_send",
     "update_cq_record", "update_dbr", "wait", "wait_all", "wait_word", "wake", "warp_broadcast", "warp_max",
     "warp_min", "warp_size", "warp_sum", "warp_sync", "wqe_address", "yield_thread",
-]  # fmt: skip
+]

@@ -46,7 +46,7 @@ def _post_counted(
     qp: VerbsQp, first: int, count: int, companion: VerbsQp, beside: int, counter_raddr: int, counter_rkey: int,
     counter_laddr: int, counter_lkey: int, counter_value: int, valid: int, sharing: int, code_opt: int, scope: int,
     lanes: int,
-):  # fmt: skip
+):
     """Post the filled slots, then the companion's WQEs. Return the ticket, or a negative status."""
     if valid:
         cq = cq_of(qp)
@@ -55,7 +55,7 @@ def _post_counted(
         prepare_atomic(
             companion, beside + 1, ATOMIC_FA, counter_raddr, counter_rkey, counter_laddr, counter_lkey, 0,
             counter_value,
-        )  # fmt: skip
+        )
     else:
         fill_nops(companion, beside, _WQES)
     ticket = post_own(qp, first, count, sharing, code_opt, scope, lanes)
@@ -70,7 +70,7 @@ def _transfer_counter(
     reading: int, qp: VerbsQp, raddr: int, rkey: int, laddr: int, lkey: int, nbytes: int, companion: VerbsQp,
     counter_raddr: int, counter_rkey: int, counter_laddr: int, counter_lkey: int, counter_value: int, sharing: int,
     code_opt: int, scope: int,
-):  # fmt: skip
+):
     valid = nbytes >= 0 and (scope == THREAD or nbytes <= MAX_TRANSFER)
     if scope == THREAD and not valid:
         return EINVAL
@@ -83,7 +83,7 @@ def _transfer_counter(
     return _post_counted(
         qp, first, count, companion, beside, counter_raddr, counter_rkey, counter_laddr, counter_lkey, counter_value,
         valid, sharing, code_opt, scope, lanes,
-    )  # fmt: skip
+    )
 
 
 @device_function
@@ -91,13 +91,13 @@ def put_counter(
     qp: VerbsQp, raddr: int, rkey: int, laddr: int, lkey: int, nbytes: int, companion: VerbsQp, counter_raddr: int,
     counter_rkey: int, counter_laddr: int, counter_lkey: int, counter_value: int, sharing: int = GPU,
     code_opt: int = DEFAULT, scope: int = THREAD,
-):  # fmt: skip
+):
     """Post a `put`. When it is complete, the NIC adds `counter_value` at `counter_raddr`
     (`doca_gpu_dev_verbs_put_counter`)."""
     return _transfer_counter(
         0, qp, raddr, rkey, laddr, lkey, nbytes, companion, counter_raddr, counter_rkey, counter_laddr, counter_lkey,
         counter_value, sharing, code_opt, scope,
-    )  # fmt: skip
+    )
 
 
 @device_function
@@ -105,13 +105,13 @@ def get_counter(
     qp: VerbsQp, raddr: int, rkey: int, laddr: int, lkey: int, nbytes: int, companion: VerbsQp, counter_raddr: int,
     counter_rkey: int, counter_laddr: int, counter_lkey: int, counter_value: int, sharing: int = GPU,
     code_opt: int = DEFAULT, scope: int = THREAD,
-):  # fmt: skip
+):
     """Post a `get`. When it is complete, the NIC adds `counter_value` at `counter_raddr`
     (`doca_gpu_dev_verbs_get_counter`)."""
     return _transfer_counter(
         1, qp, raddr, rkey, laddr, lkey, nbytes, companion, counter_raddr, counter_rkey, counter_laddr, counter_lkey,
         counter_value, sharing, code_opt, scope,
-    )  # fmt: skip
+    )
 
 
 @device_function
@@ -119,7 +119,7 @@ def p_counter(
     qp: VerbsQp, raddr: int, rkey: int, value: int, nbytes: int, companion: VerbsQp, counter_raddr: int,
     counter_rkey: int, counter_laddr: int, counter_lkey: int, counter_value: int, sharing: int = GPU,
     code_opt: int = DEFAULT, scope: int = THREAD,
-):  # fmt: skip
+):
     """Post a `p`. When it is complete, the NIC adds `counter_value` at `counter_raddr`
     (`doca_gpu_dev_verbs_p_counter`)."""
     valid = 1 <= nbytes <= 8
@@ -136,7 +136,7 @@ def p_counter(
     return _post_counted(
         qp, first, 1, companion, beside, counter_raddr, counter_rkey, counter_laddr, counter_lkey, counter_value, valid,
         sharing, code_opt, scope, lanes,
-    )  # fmt: skip
+    )
 
 
 @device_function
@@ -144,7 +144,7 @@ def signal_counter(
     qp: VerbsQp, sig_raddr: int, sig_rkey: int, sig_laddr: int, sig_lkey: int, sig_value: int, companion: VerbsQp,
     counter_raddr: int, counter_rkey: int, counter_laddr: int, counter_lkey: int, counter_value: int,
     sharing: int = GPU, code_opt: int = DEFAULT, scope: int = THREAD,
-):  # fmt: skip
+):
     """Post a `signal`. When it is complete, the NIC adds `counter_value` at `counter_raddr`
     (`doca_gpu_dev_verbs_signal_counter`)."""
     lanes = group_of(qp, companion, sharing, code_opt, scope)
@@ -155,7 +155,7 @@ def signal_counter(
     return _post_counted(
         qp, first, 1, companion, beside, counter_raddr, counter_rkey, counter_laddr, counter_lkey, counter_value, True,
         sharing, code_opt, scope, lanes,
-    )  # fmt: skip
+    )
 
 
 @device_function
@@ -164,7 +164,7 @@ def put_signal_counter(
     sig_laddr: int, sig_lkey: int, sig_value: int, companion: VerbsQp, counter_raddr: int, counter_rkey: int,
     counter_laddr: int, counter_lkey: int, counter_value: int, sharing: int = GPU, code_opt: int = DEFAULT,
     scope: int = THREAD,
-):  # fmt: skip
+):
     """Post a `put_signal`. When it is complete, the NIC adds `counter_value` at `counter_raddr`
     (`doca_gpu_dev_verbs_put_signal_counter`)."""
     valid = nbytes >= 0 and (scope == THREAD or nbytes <= MAX_TRANSFER)
@@ -183,4 +183,4 @@ def put_signal_counter(
     return _post_counted(
         qp, first, writes + 1, companion, beside, counter_raddr, counter_rkey, counter_laddr, counter_lkey,
         counter_value, valid, sharing, code_opt, scope, lanes,
-    )  # fmt: skip
+    )

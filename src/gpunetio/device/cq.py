@@ -14,7 +14,7 @@ from .modes import CTA, EXCLUSIVE, GPU
 from ..jit.ops import (
     be32, fence_acquire_gpu, fence_acquire_sys, fence_sc_gpu, fetch_max_cta64, fetch_max_gpu64, ld8, ld64, ld_fixed16,
     ld_fixed32, ld_fixed64, ld_relaxed32, ld_relaxed_gpu64, raise_gpu64, st64, st_relaxed32,
-)  # fmt: skip
+)
 from .status import EBUSY, EINVAL, EIO, ETIMEDOUT, OK
 from .waiting import patience
 

@@ -75,7 +75,7 @@ def dma_memcpy(dma: DevDma, src_buf: int, src_offset: int, dst_buf: int, dst_off
     prepare_memcpy(
         qp, index, target, ld_fixed32(dst_buf + DevBuf.lkey), source, ld_fixed32(src_buf + DevBuf.lkey), nbytes,
         ld_fixed64(dma + DevDma.opaque_addr), ld_fixed32(dma + DevDma.opaque_lkey), _UNSIGNALLED,
-    )  # fmt: skip
+    )
     status = mark_ready(qp, index, index, GPU)
     return index if status == OK else status
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from ..formats.cqe import (
     CQE64, ERR_CQE64, FILLER, FLOW_TAG_MASK, INIT_OP_OWN, OPCODE_SHIFT, OWNER_MASK, STRIDES_MASK, STRIDES_SHIFT,
     STRIDING_LENGTH_MASK, CqeOpcode, Syndrome,
-)  # fmt: skip
+)
 from ..formats.device_structs import VerbsCq
 from ..formats.doorbell import PI_MASK
 from ..formats.eth_device import EthRxq, PacketAttr
@@ -18,7 +18,7 @@ from ..jit.compile import device_function
 from ..jit.ops import (
     be16, be32, be64, clock_ns, fence_acquire_sys, fence_release_sys, ld8, ld16, ld32, ld64, ld_fixed32, ld_fixed64,
     ld_relaxed32, on_host, pack64, st64, st128, st_relaxed32,
-)  # fmt: skip
+)
 from .cq import cqe_address, update_cq_record
 from .modes import DEFAULT, EXCLUSIVE, THREAD
 from .onesided import mcst, wait

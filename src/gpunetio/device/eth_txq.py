@@ -17,12 +17,12 @@ from ..jit.compile import device_function
 from ..jit.ops import (
     be32, cas_gpu64, fence_acquire_gpu, fence_acquire_sys, fetch_add_gpu64, ld8, ld64, ld_fixed16, ld_fixed32,
     ld_fixed64, ld_relaxed32, raise_gpu64, st64,
-)  # fmt: skip
+)
 from .cq import CI, cq_of, cqe_address, load_index, timeout_of
 from .eth_wqe import (
     LONGEST, MAX_BLOCKS, fill_nop, is_valid, txq_headers_blocks, txq_prepare_headers, txq_prepare_send,
     txq_prepare_wait,
-)  # fmt: skip
+)
 from .modes import DEFAULT, EXCLUSIVE, GPU, SKIP_AVAILABILITY_CHECK, THREAD
 from .qp import RSVD, give_back, take
 from .scope import from_leader, gather, group_of, group_with, post_own, rank_in, size_of
@@ -208,7 +208,7 @@ def _fill(txq: EthTxq, index: int, laddr: int, lkey: int, nbytes: int, notify: i
 def txq_send(
     txq: EthTxq, laddr: int, lkey: int, nbytes: int, notify: int = 0, sharing: int = GPU, code_opt: int = DEFAULT,
     scope: int = THREAD,
-):  # fmt: skip
+):
     """Send a packet of `nbytes`, 14 to 65535, at `laddr`. Return a ticket, or a negative status
     (`doca_gpu_dev_eth_txq_send`).
 
@@ -231,7 +231,7 @@ def txq_send(
 def txq_send_headers(
     txq: EthTxq, headers: int, header_bytes: int, laddr: int, lkey: int, nbytes: int, mss: int = 0, notify: int = 0,
     sharing: int = GPU, code_opt: int = DEFAULT,
-):  # fmt: skip
+):
     """Send a packet of two parts: headers, which are copied into the WQE, and a payload of 0 or more bytes at `laddr`.
 
     With `mss`, the device cuts the payload into TCP segments of up to `mss` bytes. It sends each with these headers,
@@ -256,7 +256,7 @@ def txq_send_headers(
 def txq_wait_send(
     txq: EthTxq, timestamp: int, laddr: int, lkey: int, nbytes: int, notify: int = 0, sharing: int = GPU,
     code_opt: int = DEFAULT, scope: int = THREAD,
-):  # fmt: skip
+):
     """Send like `txq_send`, but not before a time (`doca_gpu_dev_eth_txq_wait_send`).
 
     `timestamp` is in the format of the device. All threads of a warp or block pass the same one, and wait as one.

@@ -14,7 +14,7 @@ from ..formats.eth_device import EthTxq
 from ..formats.packet import ETHERNET
 from ..formats.wqe import (
     ETH_SEG, OPMOD_SHIFT, SEGMENT, WQEBB_SHIFT, EthChecksum, WaitMode, WaitOperation, WqeOpcode,
-)  # fmt: skip
+)
 from ..jit.compile import device_function
 from ..jit.ops import be16, be32, be64, copy, ld8, ld_fixed32, ld_fixed64, pack64, st128
 from .status import EINVAL, OK
@@ -98,7 +98,7 @@ def txq_headers_blocks(header_bytes: int, nbytes: int):
 def txq_prepare_headers(
     txq: EthTxq, index: int, headers: int, header_bytes: int, laddr: int, lkey: int, nbytes: int, mss: int = 0,
     notify: int = 0,
-):  # fmt: skip
+):
     """Build a packet whose first `header_bytes` are copied into the WQE, and whose other `nbytes` are at `laddr`.
 
     `headers` is an address that the kernel can read. With `mss`, this is a TSO: the device cuts the payload into TCP
@@ -134,7 +134,7 @@ def txq_multi_blocks(packets: int):
 @device_function
 def txq_prepare_multi(
     txq: EthTxq, index: int, packets: int, rank: int, laddr: int, lkey: int, nbytes: int, notify: int = 0,
-):  # fmt: skip
+):
     """Build packet number `rank` of `packets` in one WQE (`doca_gpu_dev_eth_txq_wqe_prepare_send_empw`).
 
     `index` is that of the WQE's first block. Only the `notify` of packet 0 counts. Different threads may build the

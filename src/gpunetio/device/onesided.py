@@ -22,7 +22,7 @@ from .status import EINVAL, ETIMEDOUT, OK
 from .waiting import patience
 from .wqe import (
     ATOMIC_FA, prepare_atomic, prepare_dump, prepare_nop, prepare_read, prepare_write, prepare_write_value,
-)  # fmt: skip
+)
 
 
 
@@ -60,7 +60,7 @@ def fill_nops(qp: VerbsQp, first: int, count: int):
 def put(
     qp: VerbsQp, raddr: int, rkey: int, laddr: int, lkey: int, nbytes: int, sharing: int = GPU,
     code_opt: int = DEFAULT, scope: int = THREAD,
-):  # fmt: skip
+):
     """Write `nbytes` from `laddr` to `raddr`; 0 bytes post a NOP (`doca_gpu_dev_verbs_put`)."""
     valid = nbytes >= 0 and (scope == THREAD or nbytes <= MAX_TRANSFER)
     if scope == THREAD and not valid:
@@ -94,7 +94,7 @@ def mcst(qp: VerbsQp, daddr: int, dlkey: int, sharing: int = GPU, code_opt: int 
 def get(
     qp: VerbsQp, raddr: int, rkey: int, laddr: int, lkey: int, nbytes: int, sharing: int = GPU,
     code_opt: int = DEFAULT, scope: int = THREAD, daddr: int = 0, dlkey: int = 0, blocking: int = 0,
-):  # fmt: skip
+):
     """Read `nbytes` from `raddr` into `laddr`; 0 bytes post a NOP (`doca_gpu_dev_verbs_get`, as corrected in 2.0.2).
 
     `daddr`, `dlkey`: post a `mcst` of that byte after the READs. In a warp or block, all threads pass them, or none.
@@ -124,7 +124,7 @@ def get(
 def p(
     qp: VerbsQp, raddr: int, rkey: int, value: int, nbytes: int = 8, sharing: int = GPU, code_opt: int = DEFAULT,
     scope: int = THREAD,
-):  # fmt: skip
+):
     """Write the low `nbytes` (1 to 8) of `value` to `raddr`, inline (`doca_gpu_dev_verbs_p`)."""
     valid = 1 <= nbytes <= 8
     if scope == THREAD and not valid:
@@ -145,7 +145,7 @@ def p(
 def signal(
     qp: VerbsQp, sig_raddr: int, sig_rkey: int, sig_laddr: int, sig_lkey: int, sig_value: int, sharing: int = GPU,
     code_opt: int = DEFAULT, scope: int = THREAD,
-):  # fmt: skip
+):
     """Add `sig_value` to the 64-bit word at `sig_raddr`; the old value is written to `sig_laddr`
     (`doca_gpu_dev_verbs_signal`)."""
     lanes = group_of(qp, 0, sharing, code_opt, scope)
@@ -160,7 +160,7 @@ def signal(
 def put_signal(
     qp: VerbsQp, raddr: int, rkey: int, laddr: int, lkey: int, nbytes: int, sig_raddr: int, sig_rkey: int,
     sig_laddr: int, sig_lkey: int, sig_value: int, sharing: int = GPU, code_opt: int = DEFAULT, scope: int = THREAD,
-):  # fmt: skip
+):
     """Post a `put`, then a `signal`: the target sees them in this order (`doca_gpu_dev_verbs_put_signal`)."""
     valid = nbytes >= 0 and (scope == THREAD or nbytes <= MAX_TRANSFER)
     if scope == THREAD and not valid:
@@ -183,7 +183,7 @@ def put_signal(
 def p_signal(
     qp: VerbsQp, raddr: int, rkey: int, value: int, nbytes: int, sig_raddr: int, sig_rkey: int, sig_laddr: int,
     sig_lkey: int, sig_value: int, sharing: int = GPU, code_opt: int = DEFAULT, scope: int = THREAD,
-):  # fmt: skip
+):
     """Post a `p` of `value`, then a `signal`: the target sees them in this order (`doca_gpu_dev_verbs_p_signal`)."""
     valid = 1 <= nbytes <= 8
     if scope == THREAD and not valid:

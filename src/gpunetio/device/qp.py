@@ -15,7 +15,7 @@ from .modes import CTA, DEFAULT, EXCLUSIVE, GPU, SKIP_AVAILABILITY_CHECK
 from ..jit.ops import (
     cas_gpu64, fence_acquire_cta, fence_acquire_gpu, fence_cta, fence_sys, fetch_add_cta64, fetch_add_gpu64, ld64,
     ld_fixed16, ld_fixed64, st64, st_relaxed_gpu64,
-)  # fmt: skip
+)
 from .status import EINVAL, EIO, ENOTRECOVERABLE, ETIMEDOUT, OK
 from .waiting import patience
 

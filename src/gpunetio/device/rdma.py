@@ -19,7 +19,7 @@ from ..jit.compile import device_function
 from ..jit.ops import (
     exchange64, fence_release_gpu, fetch_add_gpu64, fetch_max_gpu64, ld_fixed16, ld_fixed32, ld_fixed64,
     ld_relaxed_gpu64, prefetch_to_write, st_relaxed_gpu64,
-)  # fmt: skip
+)
 from .buf import buf_at
 from .cq import CI, poll_at, timeout_of
 from .modes import DEFAULT, GPU, SYNC_SYS, THREAD
@@ -27,7 +27,7 @@ from .qp import RSVD, make_room
 from .rdma_batch import (
     OTHER_BLOCK, TURN, begin_commit, check_weak, close_strong, close_weak, end_commit, free_index, next_strong,
     next_weak, slots_of, take_strong,
-)  # fmt: skip
+)
 from .scope import ALONE, from_leader, gather, group_with, rank_in, size_of
 from .status import EBUSY, EINVAL, ENOBUFS, ETIMEDOUT, OK
 from .submit import PI, announce_alone
@@ -35,7 +35,7 @@ from .waiting import patience
 from .wqe import (
     RDMA_WRITE, RDMA_WRITE_IMM, SEND, SEND_IMM, prepare_read, prepare_send, prepare_write, prepare_write_inline,
     prepare_write_value, signal_wqe, wqe_address,
-)  # fmt: skip
+)
 
 RDMA_IMM = 1
 _UNSIGNALLED = 0
@@ -167,7 +167,7 @@ def _end(strong: int, rdma: DevRdma, conn: int, index: int, lanes: int):
 def _write(
     strong: int, rdma: DevRdma, conn: int, rbuf: int, roff: int, lbuf: int, loff: int, nbytes: int, imm: int,
     flags: int, position: int,
-):  # fmt: skip
+):
     qp, raddr, laddr = qp_of(rdma, conn), address_in(rbuf, roff, nbytes), address_in(lbuf, loff, nbytes)
     index, lanes = _begin(strong, rdma, conn, position, raddr >= 0 and laddr >= 0)
     if index >= 0:
@@ -179,7 +179,7 @@ def _write(
 @device_function
 def rdma_write_strong(
     rdma: DevRdma, conn: int, rbuf: int, roff: int, lbuf: int, loff: int, nbytes: int, imm: int = 0, flags: int = 0,
-):  # fmt: skip
+):
     """Enqueue a WRITE of `nbytes` from `lbuf` to `rbuf` in the next slot (`doca_gpu_dev_rdma_write_strong`).
 
     EBUSY: another block is filling a batch. ENOBUFS: the batch is as long as the queue; commit it.
@@ -191,7 +191,7 @@ def rdma_write_strong(
 def rdma_write_weak(
     rdma: DevRdma, conn: int, rbuf: int, roff: int, lbuf: int, loff: int, nbytes: int, imm: int = 0, flags: int = 0,
     position: int = 0,
-):  # fmt: skip
+):
     """Enqueue a WRITE at a position of a weak batch (`doca_gpu_dev_rdma_write_weak`).
 
     `position` counts from the one that `rdma_get_info` returns, and may wrap around at its mask. EBUSY: a strong batch
@@ -204,7 +204,7 @@ def rdma_write_weak(
 def _write_inline(
     strong: int, rdma: DevRdma, conn: int, rbuf: int, roff: int, pointer: int, nbytes: int, imm: int, flags: int,
     position: int,
-):  # fmt: skip
+):
     qp, raddr = qp_of(rdma, conn), address_in(rbuf, roff, nbytes)
     index, lanes = _begin(strong, rdma, conn, position, raddr >= 0 and nbytes <= MAX_INLINE)
     if index >= 0:
@@ -216,7 +216,7 @@ def _write_inline(
 @device_function
 def rdma_write_inline_strong(
     rdma: DevRdma, conn: int, rbuf: int, roff: int, pointer: int, nbytes: int, imm: int = 0, flags: int = 0,
-):  # fmt: skip
+):
     """Enqueue a WRITE of 1 to 28 bytes, which are copied from `pointer` immediately
     (`doca_gpu_dev_rdma_write_inline_strong`)."""
     return _write_inline(True, rdma, conn, rbuf, roff, pointer, nbytes, imm, flags, 0)
@@ -226,7 +226,7 @@ def rdma_write_inline_strong(
 def rdma_write_inline_weak(
     rdma: DevRdma, conn: int, rbuf: int, roff: int, pointer: int, nbytes: int, imm: int = 0, flags: int = 0,
     position: int = 0,
-):  # fmt: skip
+):
     """Enqueue an inline WRITE at a position of a weak batch (`doca_gpu_dev_rdma_write_inline_weak`)."""
     return _write_inline(False, rdma, conn, rbuf, roff, pointer, nbytes, imm, flags, position)
 
@@ -235,7 +235,7 @@ def rdma_write_inline_weak(
 def _write_value(
     strong: int, rdma: DevRdma, conn: int, rbuf: int, roff: int, value: int, nbytes: int, imm: int, flags: int,
     position: int,
-):  # fmt: skip
+):
     qp, raddr = qp_of(rdma, conn), address_in(rbuf, roff, nbytes)
     index, lanes = _begin(strong, rdma, conn, position, raddr >= 0 and nbytes <= _LONGEST_VALUE)
     if index >= 0:
@@ -247,7 +247,7 @@ def _write_value(
 @device_function
 def rdma_write_value_strong(
     rdma: DevRdma, conn: int, rbuf: int, roff: int, value: int, nbytes: int = 8, imm: int = 0, flags: int = 0,
-):  # fmt: skip
+):
     """Enqueue a WRITE of the low `nbytes`, 1 to 8, of `value`. The C function takes a pointer to it."""
     return _write_value(True, rdma, conn, rbuf, roff, value, nbytes, imm, flags, 0)
 
@@ -256,7 +256,7 @@ def rdma_write_value_strong(
 def rdma_write_value_weak(
     rdma: DevRdma, conn: int, rbuf: int, roff: int, value: int, nbytes: int = 8, imm: int = 0, flags: int = 0,
     position: int = 0,
-):  # fmt: skip
+):
     """Enqueue a WRITE of a value at a position of a weak batch."""
     return _write_value(False, rdma, conn, rbuf, roff, value, nbytes, imm, flags, position)
 
@@ -264,7 +264,7 @@ def rdma_write_value_weak(
 @device_function
 def _read(
     strong: int, rdma: DevRdma, conn: int, rbuf: int, roff: int, lbuf: int, loff: int, nbytes: int, position: int,
-):  # fmt: skip
+):
     qp, raddr, laddr = qp_of(rdma, conn), address_in(rbuf, roff, nbytes), address_in(lbuf, loff, nbytes)
     index, lanes = _begin(strong, rdma, conn, position, raddr >= 0 and laddr >= 0)
     if index >= 0:
@@ -281,7 +281,7 @@ def rdma_read_strong(rdma: DevRdma, conn: int, rbuf: int, roff: int, lbuf: int, 
 @device_function
 def rdma_read_weak(
     rdma: DevRdma, conn: int, rbuf: int, roff: int, lbuf: int, loff: int, nbytes: int, position: int = 0,
-):  # fmt: skip
+):
     """Enqueue a READ at a position of a weak batch (`doca_gpu_dev_rdma_read_weak`)."""
     return _read(False, rdma, conn, rbuf, roff, lbuf, loff, nbytes, position)
 
@@ -289,7 +289,7 @@ def rdma_read_weak(
 @device_function
 def _send(
     strong: int, rdma: DevRdma, conn: int, lbuf: int, loff: int, nbytes: int, imm: int, flags: int, position: int,
-):  # fmt: skip
+):
     qp, laddr = qp_of(rdma, conn), address_in(lbuf, loff, nbytes)
     index, lanes = _begin(strong, rdma, conn, position, laddr >= 0)
     if index >= 0:
@@ -307,7 +307,7 @@ def rdma_send_strong(rdma: DevRdma, conn: int, lbuf: int, loff: int, nbytes: int
 @device_function
 def rdma_send_weak(
     rdma: DevRdma, conn: int, lbuf: int, loff: int, nbytes: int, imm: int = 0, flags: int = 0, position: int = 0,
-):  # fmt: skip
+):
     """Enqueue a SEND at a position of a weak batch (`doca_gpu_dev_rdma_send_weak`)."""
     return _send(False, rdma, conn, lbuf, loff, nbytes, imm, flags, position)
 

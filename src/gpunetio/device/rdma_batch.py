@@ -16,7 +16,7 @@ from ..jit.compile import device_function
 from ..jit.ops import (
     block_idx, cas_acquire_gpu64, cas_gpu64, fence_cta, fetch_add_gpu64, ld_fixed32, ld_fixed64, ld_relaxed_gpu64,
     st_relaxed_gpu64,
-)  # fmt: skip
+)
 from .cq import timeout_of
 from .status import EBUSY, EINVAL, ETIMEDOUT, OK
 from .waiting import patience

@@ -13,14 +13,14 @@ from ..jit.compile import device_function
 from ..jit.ops import (
     cas_gpu64, fence_acquire_gpu, fence_release_gpu, ld8, ld64, ld_fixed32, ld_fixed64, ld_relaxed_gpu64, st32, st64,
     st_relaxed_gpu64,
-)  # fmt: skip
+)
 from .cq import has_failed, timeout_of
 from .modes import DEFAULT, EXCLUSIVE, GPU, THREAD
 from .rdma import address_in, local_key, qp_of, queue_of, told
 from .rdma_batch import (
     TURN, begin_commit, check_weak, close_strong, close_weak, end_commit, free_index, next_strong, next_weak, slots_of,
     take_strong,
-)  # fmt: skip
+)
 from .scope import from_leader, gather, group_with, rank_in, size_of
 from .status import EBUSY, EINVAL, EIO, ENOBUFS, ETIMEDOUT, OK
 from .twosided import fill_receive, has_room, message_cqe, publish, recv_imm, recv_poll, rq_of

@@ -10,7 +10,7 @@ from ..jit.compile import device_function
 from ..jit.ops import (
     BLOCK_PARTS, block_dim, block_group, block_slot, block_sync, group_max, group_sum, lane_id, ld64, on_host,
     shuffle_down, st64, thread_idx, warp_broadcast, warp_group, warp_size,
-)  # fmt: skip
+)
 
 _SUM, _MAX = 0, 1
 

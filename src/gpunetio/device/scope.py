@@ -18,7 +18,7 @@ from .modes import BLOCK, EXCLUSIVE, THREAD, WARP
 from ..jit.ops import (
     block_broadcast, block_count, block_dim, block_sync, converged_lanes, count_lanes, from_first, lane_id, lanes_with,
     ld_fixed16, rank_among, sync_lanes, thread_idx, warp_broadcast, warp_count, warp_size, warp_sync,
-)  # fmt: skip
+)
 from .qp import reserve
 from .status import OK
 from .submit import post

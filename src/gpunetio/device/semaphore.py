@@ -14,7 +14,7 @@ from ..jit.compile import device_function
 from ..jit.ops import (
     cas_sys64, clock_ns, fence_acquire_sys, ld32, ld64, ld_acquire64, ld_fixed32, ld_fixed64, ld_relaxed32,
     ld_relaxed64, st32, st64, st_relaxed32, st_release32, st_release64,
-)  # fmt: skip
+)
 from .status import EAGAIN, EINVAL, ENOBUFS, ETIMEDOUT, OK
 from .waiting import relax
 

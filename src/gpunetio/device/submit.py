@@ -28,12 +28,12 @@ from .cq import load_index
 from .modes import (
     ASYNC_STORE_RELEASE, CPU_PROXY, CTA, DEFAULT, EXCLUSIVE, GPU, GPU_SM_BF, GPU_SM_DB, GPU_SM_NO_DBR,
     SKIP_DB_RINGING, SYNC_CTA, SYNC_GPU, SYNC_SYS, SYNC_THREAD,
-)  # fmt: skip
+)
 from ..jit.ops import (
     be32, cas_acq_rel_gpu64, copy_to_register, fence_gpu, fence_release_cta, fence_release_gpu, fence_release_sys,
     fence_sys, fetch_max_gpu64, has_bulk_copy, lane_id, ld64, ld_fixed32, ld_fixed64, pack64, st64, st_mmio64,
     st_mmio_release64, st_relaxed32, st_relaxed64, st_relaxed_gpu64, warp_broadcast, warp_size, warp_sync,
-)  # fmt: skip
+)
 from .qp import READY, RSVD, hand_on, mark_ready
 from .status import OK
 
@@ -254,7 +254,7 @@ def submit_bf_warp(qp: VerbsQp, producer: int, wqe: int, sharing: int = GPU, cod
 @device_function
 def submit_multi(
     qps: int, producers: int, count: int, sharing: int = GPU, sync: int = SYNC_SYS, code_opt: int = DEFAULT,
-):  # fmt: skip
+):
     """Submit several queues (`doca_gpu_dev_verbs_submit_multi_qps`).
 
     `qps` and `producers` are addresses of `count` 64-bit words: the queues, and the index of each.

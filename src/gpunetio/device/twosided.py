@@ -20,11 +20,11 @@ from ..jit.ops import (
     be16, be32, cas_gpu64, fence_acquire_gpu, fence_acquire_sys, fence_gpu, fence_release_sys, ld8, ld16, ld32,
     ld_fixed32, ld_fixed64, ld_relaxed32, ld_relaxed64, ld_relaxed_gpu64, pack64, st64, st128, st_relaxed32,
     st_relaxed_gpu64,
-)  # fmt: skip
+)
 from .qp import await_turn
 from .scope import (
     ALONE, from_last, from_leader, gather, group_of, group_with, post_own, rank_in, reserve_own, size_of,
-)  # fmt: skip
+)
 from .status import EBUSY, EINVAL, EIO, ENOBUFS, EOVERFLOW, ETIMEDOUT, OK
 from .waiting import patience
 from .wqe import CQ_UPDATE, SEND, SEND_IMM, data_segment, prepare_nop, prepare_send
@@ -36,7 +36,7 @@ _INVALID = INIT_OP_OWN >> OPCODE_SHIFT
 @device_function
 def _send(
     qp: VerbsQp, laddr: int, lkey: int, nbytes: int, opcode: int, imm: int, sharing: int, code_opt: int, scope: int,
-):  # fmt: skip
+):
     valid = 1 <= nbytes <= MAX_TRANSFER
     if scope == THREAD and not valid:
         return EINVAL
@@ -55,7 +55,7 @@ def _send(
 @device_function
 def send(
     qp: VerbsQp, laddr: int, lkey: int, nbytes: int, sharing: int = GPU, code_opt: int = DEFAULT, scope: int = THREAD,
-):  # fmt: skip
+):
     """Send `nbytes`, at least 1, from `laddr` to the peer's next receive (`doca_gpu_dev_verbs_send`)."""
     return _send(qp, laddr, lkey, nbytes, SEND, 0, sharing, code_opt, scope)
 
@@ -64,7 +64,7 @@ def send(
 def send_imm(
     qp: VerbsQp, laddr: int, lkey: int, nbytes: int, imm: int, sharing: int = GPU, code_opt: int = DEFAULT,
     scope: int = THREAD,
-):  # fmt: skip
+):
     """Send like `send`, with 32 bits of immediate data that `recv_imm` returns at the other end."""
     return _send(qp, laddr, lkey, nbytes, SEND_IMM, imm, sharing, code_opt, scope)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..jit.compile import device_function
 from ..jit.ops import (
     clock_ns, exchange64, futex_wait, futex_wake, ld_relaxed64, on_host, pause, sleep_ns, yield_thread,
-)  # fmt: skip
+)
 
 # A host thread spins for this many polls before it yields: there may be more threads than cores.
 HOST_SPINS = 16

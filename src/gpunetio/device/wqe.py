@@ -13,7 +13,7 @@ from ..formats.operations import OPERATIONS
 from ..formats.wqe import (
     CTRL_SEG, EXTENDED_ATOMIC_4, EXTENDED_ATOMIC_8, INLINE_SEG, MAX_INLINE, MMO_DMA, OPMOD_SHIFT, WQEBB_SHIFT,
     CtrlFlags, WqeOpcode,
-)  # fmt: skip
+)
 from ..jit.compile import device_function
 from ..jit.ops import be32, be64, copy, ld_fixed16, ld_fixed32, ld_fixed64, pack64, st8, st128
 from .status import EINVAL, OK
@@ -82,7 +82,7 @@ def prepare_nop(qp: VerbsQp, index: int, flags: int = CQ_UPDATE, at: int = 0):
 def prepare_write(
     qp: VerbsQp, index: int, raddr: int, rkey: int, laddr: int, lkey: int, nbytes: int, flags: int = CQ_UPDATE,
     opcode: int = RDMA_WRITE, imm: int = 0, at: int = 0,
-):  # fmt: skip
+):
     """Build an RDMA WRITE of one local segment (`doca_gpu_dev_verbs_wqe_prepare_write`)."""
     wqe = _start(qp, index, at, opcode, _WRITE_DS, flags, imm)
     _raddr(wqe + 16, raddr, rkey)
@@ -93,7 +93,7 @@ def prepare_write(
 def prepare_write2(
     qp: VerbsQp, index: int, raddr: int, rkey: int, laddr0: int, lkey0: int, nbytes0: int, laddr1: int, lkey1: int,
     nbytes1: int, flags: int = CQ_UPDATE, opcode: int = RDMA_WRITE, imm: int = 0, at: int = 0,
-):  # fmt: skip
+):
     """Build an RDMA WRITE gathered from two local segments (`doca_gpu_dev_verbs_wqe_prepare_write`, second form)."""
     wqe = _start(qp, index, at, opcode, _WRITE2_DS, flags, imm)
     _raddr(wqe + 16, raddr, rkey)
@@ -105,7 +105,7 @@ def prepare_write2(
 def prepare_write_value(
     qp: VerbsQp, index: int, raddr: int, rkey: int, value: int, nbytes: int, flags: int = CQ_UPDATE, at: int = 0,
     opcode: int = RDMA_WRITE, imm: int = 0,
-):  # fmt: skip
+):
     """Build an inline RDMA WRITE of the low `nbytes` (1 to 8) of `value`
     (`…prepare_inl_rdma_write_wqe_header`, `_data`)."""
     wqe = _start(qp, index, at, opcode, _WRITE_DS, flags, imm)
@@ -117,7 +117,7 @@ def prepare_write_value(
 def prepare_write_inline(
     qp: VerbsQp, index: int, raddr: int, rkey: int, laddr: int, nbytes: int, flags: int = CQ_UPDATE, at: int = 0,
     opcode: int = RDMA_WRITE, imm: int = 0,
-):  # fmt: skip
+):
     """Build an inline RDMA WRITE of at most 28 bytes from `laddr`, which needs no key (`…wqe_prepare_write_inl`).
 
     Return OK, or EINVAL for another length; then nothing is written.
@@ -135,7 +135,7 @@ def prepare_write_inline(
 def prepare_read(
     qp: VerbsQp, index: int, raddr: int, rkey: int, laddr: int, lkey: int, nbytes: int, flags: int = CQ_UPDATE,
     at: int = 0,
-):  # fmt: skip
+):
     """Build an RDMA READ into one local segment (`doca_gpu_dev_verbs_wqe_prepare_read`)."""
     wqe = _start(qp, index, at, RDMA_READ, _READ_DS, flags, 0)
     _raddr(wqe + 16, raddr, rkey)
@@ -146,7 +146,7 @@ def prepare_read(
 def prepare_read2(
     qp: VerbsQp, index: int, raddr: int, rkey: int, laddr0: int, lkey0: int, nbytes0: int, laddr1: int, lkey1: int,
     nbytes1: int, flags: int = CQ_UPDATE, at: int = 0,
-):  # fmt: skip
+):
     """Build an RDMA READ scattered to two local segments (`doca_gpu_dev_verbs_wqe_prepare_read`, second form)."""
     wqe = _start(qp, index, at, RDMA_READ, _READ2_DS, flags, 0)
     _raddr(wqe + 16, raddr, rkey)
@@ -158,7 +158,7 @@ def prepare_read2(
 def prepare_send(
     qp: VerbsQp, index: int, laddr: int, lkey: int, nbytes: int, flags: int = CQ_UPDATE, opcode: int = SEND,
     imm: int = 0, at: int = 0,
-):  # fmt: skip
+):
     """Build a SEND of one local segment, with immediate data if `opcode` is SEND_IMM."""
     wqe = _start(qp, index, at, opcode, _SEND_DS, flags, imm)
     data_segment(wqe + 16, laddr, lkey, nbytes)
@@ -168,7 +168,7 @@ def prepare_send(
 def prepare_atomic(
     qp: VerbsQp, index: int, opcode: int, raddr: int, rkey: int, laddr: int, lkey: int, compare: int, swap_add: int,
     flags: int = CQ_UPDATE, at: int = 0,
-):  # fmt: skip
+):
     """Build an 8-byte ATOMIC_FA, which adds `swap_add`, or ATOMIC_CS (`…wqe_prepare_atomic`).
 
     The old value is written to `laddr`.
@@ -183,7 +183,7 @@ def prepare_atomic(
 def prepare_masked_add(
     qp: VerbsQp, index: int, nbytes: int, raddr: int, rkey: int, laddr: int, lkey: int, add: int, boundary: int = 0,
     flags: int = CQ_UPDATE, at: int = 0,
-):  # fmt: skip
+):
     """Build a masked fetch-and-add of 4 or 8 bytes (`doca_gpu_dev_verbs_wqe_prepare_atomic_ext`, MASKED_FA).
 
     The word may have several fields: no carry crosses a bit that is set in `boundary`. Return OK, or EINVAL for another
@@ -206,7 +206,7 @@ def prepare_masked_add(
 def prepare_masked_swap32(
     qp: VerbsQp, index: int, raddr: int, rkey: int, laddr: int, lkey: int, compare: int, swap: int,
     compare_mask: int = 0xFFFF_FFFF, swap_mask: int = 0xFFFF_FFFF, flags: int = CQ_UPDATE, at: int = 0,
-):  # fmt: skip
+):
     """Build a masked compare-and-swap of 4 bytes (`doca_gpu_dev_verbs_wqe_prepare_atomic_ext<4>`, MASKED_CS).
 
     If the word equals `compare` in the bits of `compare_mask`, its bits of `swap_mask` are replaced by those of `swap`.
@@ -222,7 +222,7 @@ def prepare_masked_swap32(
 def prepare_masked_swap64(
     qp: VerbsQp, index: int, raddr: int, rkey: int, laddr: int, lkey: int, compare: int, swap: int,
     compare_mask: int = -1, swap_mask: int = -1, flags: int = CQ_UPDATE,
-):  # fmt: skip
+):
     """Build a masked compare-and-swap of 8 bytes (`doca_gpu_dev_verbs_wqe_prepare_atomic_ext<8>`, MASKED_CS).
 
     It takes two slots, `index` and the next, but generates one completion, for `index`. So waits by index need a
@@ -257,7 +257,7 @@ def prepare_dump(qp: VerbsQp, index: int, laddr: int, lkey: int, nbytes: int = 1
 def prepare_memcpy(
     qp: VerbsQp, index: int, daddr: int, dlkey: int, saddr: int, slkey: int, nbytes: int, opaque_addr: int,
     opaque_lkey: int, flags: int = CQ_UPDATE, at: int = 0,
-):  # fmt: skip
+):
     """Build an MMO that copies 1 byte to 2 GiB of local memory, from `saddr` to `daddr`.
 
     Only on a queue created with `memcpy`, which also has the opaque buffer (`verbs.QP.opaque`).

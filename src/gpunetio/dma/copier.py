@@ -49,7 +49,7 @@ class Copier:
         self._qp.post_send(*(
             memcpy(target, source, wr_id=int(i == last), flags=SendFlags.SIGNALED if i == last else _QUIET)
             for i, (source, target) in enumerate(copies)
-        ))  # fmt: skip
+        ))
         self._tasks.append((task, len(copies)))
         self._used += len(copies)
 

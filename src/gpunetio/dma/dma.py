@@ -64,7 +64,7 @@ class Dma(CoreContext):
         structure.write(DEV_DMA.pack(
             qp=queue.device_address, max_nbytes=self.caps.max_buf_size, opaque_addr=opaque.address,
             opaque_lkey=opaque.lkey,
-        ))  # fmt: skip
+        ))
         self._queue, self._structure = queue, structure
         undo.callback(setattr, self, "_structure", None)
         undo.callback(setattr, self, "_queue", None)

@@ -17,4 +17,4 @@ from .report.text import as_json, lines_of
 __all__ = [
     "Check", "Evidence", "Finding", "Host", "LiveHost", "Machine", "Readiness", "Reading", "ReplayHost", "Report",
     "Status", "Trouble", "Use", "Wanted", "as_json", "examine", "lines_of", "load", "record", "save",
-]  # fmt: skip
+]

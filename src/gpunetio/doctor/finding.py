@@ -39,7 +39,7 @@ HARDWARE = frozenset({Use.ETHERNET, Use.VERBS, Use.DMA})
 EVERY_USE = frozenset(Use)
 USE_NAMES = {
     Use.ETHERNET: "Ethernet", Use.VERBS: "RDMA Verbs", Use.DMA: "DMA", Use.SOFTWARE: "software NIC",
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ class Finding:
 def check(
     id: str, title: str, *, why: str, cure: str, source: str, uses: frozenset[Use], reboot: bool = False,
     essential: bool = False, settles: frozenset[str] = frozenset(),
-) -> Callable[[Callable[[Machine], Iterator[Finding]]], Check]:  # fmt: skip
+) -> Callable[[Callable[[Machine], Iterator[Finding]]], Check]:
     """Turn a function that yields findings into a check. Its area is `AREA` of the function's module."""
 
     def make(ask: Callable[[Machine], Iterator[Finding]]) -> Check:

@@ -18,4 +18,4 @@ from .txq import EthTxq, SentEvent
 __all__ = [
     "CpuTxq", "CyclicRxq", "EthCaps", "EthRxq", "EthTxq", "ManagedPacket", "ManagedRxq", "Packet", "PacketInfo",
     "QueueError", "Received", "RegularRxq", "Sent", "SentEvent", "WaitOnTime", "query_caps", "rxq_of",
-]  # fmt: skip
+]

@@ -85,7 +85,7 @@ def query_caps(ctx: Context) -> EthCaps:
     vport = ctx.devx.command(Opcode.QUERY_NIC_VPORT_CONTEXT)["nic_vport_context"]
     inline = {
         InlineModeCap.L2: InlineMode.L2, InlineModeCap.VPORT_CONTEXT: InlineMode(vport["min_wqe_inline_mode"]),
-    }  # fmt: skip
+    }
     return EthCaps(
         max_rx_burst=most_wqes,
         max_cyclic_burst=most_wqes << MIN_STRIDES_LOG if striding else 0,

@@ -49,7 +49,7 @@ class CyclicLayout:
         found: Fields = {
             "wq_type": WqType.CYCLIC_STRIDING if self.striding else WqType.CYCLIC,
             "log_wq_sz": self.wqes.bit_length() - 1, "log_wq_stride": self.wqe_bytes.bit_length() - 1,
-        }  # fmt: skip
+        }
         if self.striding:  # log_wqe_num_of_strides is a signed 4-bit number
             found["log_wqe_num_of_strides"] = self.strides_log - MIN_STRIDES_LOG & 0xF
             found["log_wqe_stride_size"] = self.slot_log - MIN_STRIDE_LOG

@@ -69,7 +69,7 @@ class PacketBuffer:
     def __init__(
         self, gpu: Gpu, pd: PD, nbytes: int, given: MR | GpuMemory | None, offset: int, kind: MemType | None,
         undo: ExitStack,
-    ):  # fmt: skip
+    ):
         self.memory = None
         if isinstance(given, MR):
             self.region = check_buffer(pd, given, offset, nbytes)

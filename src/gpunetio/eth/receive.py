@@ -158,7 +158,7 @@ class RegularRxq(CpuRxq[tuple[object, int], Received]):
     def __init__(
         self, pd: PD, max_burst: int, max_packet: int, *, channel: CompChannel | None = None,
         queue_id: int | None = None,
-    ):  # fmt: skip
+    ):
         super().__init__(pd, max_burst, max_packet, queue_id)
         with ExitStack() as undo:
             self._open_queue(channel, undo)
@@ -277,7 +277,7 @@ class ManagedRxq(CpuRxq[int, ManagedPacket]):
         return ManagedPacket(
             self._slots[what], self._headroom, int(cqe["byte_cnt"]), PacketInfo.of(cqe),
             lambda: self._release_slot(what),
-        )  # fmt: skip
+        )
 
     @deferred()
     def _release_slot(self, slot: int) -> None:

@@ -40,7 +40,7 @@ class PacketInfo:
         return cls(
             int(cqe["timestamp"]), int(cqe["rss_hash_result"]), int(cqe["sop_drop_qpn"]) & FLOW_TAG_MASK,
             int(cqe["imm_inval_pkey"]), RxChecksum(int(cqe["hds_ip_ext"]) & _CHECKS),
-        )  # fmt: skip
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class ManagedPacket:
 
     def __init__(
         self, buffer: NDArray[np.uint8], start: int, nbytes: int, info: PacketInfo, release: Callable[[], None]
-    ):  # fmt: skip
+    ):
         self._buffer: NDArray[np.uint8] | None = buffer
         self._start, self._release = start, release
         self.nbytes, self.info = nbytes, info

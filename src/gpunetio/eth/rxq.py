@@ -67,7 +67,7 @@ class EthRxq(Handle, ABC):
                     "dbr_umem_valid": 1, "dbr_umem_id": ring.dbr_umem_id, "dbr_addr": ring.dbr_offset, **wq,
                 },
             },
-        )  # fmt: skip
+        )
         undo.callback(self._rq.close)
         self._tir = create_tir(self.ctx, (self._rq,), inline_rqn=self._rq.number)
         undo.callback(self._tir.close)

@@ -78,7 +78,7 @@ class CpuTxq(SendQueue):
     def __init__(
         self, pd: PD, max_burst: int = 256, *, checksum: bool = False, max_lso_headers: int = 0,
         channel: CompChannel | None = None,
-    ):  # fmt: skip
+    ):
         headers = within("max_lso_headers", max_lso_headers, 0, _MOST_HEADERS)
         blocks = _blocks(headers)
         super().__init__(pd, whole("max_burst", max_burst) * blocks, checksum, InlineMode.L2)
@@ -111,7 +111,7 @@ class CpuTxq(SendQueue):
     def send_lso(
         self, headers: bytes, region: MR, offset: int = 0, nbytes: int | None = None, *, mss: int,
         context: object = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Send a payload in packets of up to `mss` bytes, each after these headers (`doca_eth_txq_task_lso_send`)."""
         nbytes = instance("region", region, MR).nbytes - whole("offset", offset) if nbytes is None else nbytes
         self.post([Packet(region, offset, nbytes, context, bytes(headers), mss)])

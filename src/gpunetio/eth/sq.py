@@ -90,7 +90,7 @@ class SendQueue(Handle, ABC):
                     "dbr_umem_valid": 1, "dbr_umem_id": ring.dbr_umem_id, "dbr_addr": ring.dbr_offset,
                 },
             },
-        )  # fmt: skip
+        )
         undo.callback(self._sq.close)
         self.sqn = self.qpn = self._sq.number
         self.sq_address, self.sq_entries, self.dbr_address = ring.address, self.depth, ring.dbr_address

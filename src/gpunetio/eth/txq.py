@@ -116,7 +116,7 @@ class EthTxq(KernelQueue, SendQueue):
     def _open_queue(
         self, on_gpu: bool, handler: NicHandler, service: bool, queue_memory: str | None, mem_reg_type: MemRegType,
         undo: ExitStack,
-    ) -> None:  # fmt: skip
+    ) -> None:
         gpu, uar = self.gpu, self._shared_uar()
         places = Places(gpu, self.pd, queue_memory, mem_reg_type, undo)
         if on_gpu:
@@ -275,7 +275,7 @@ class EthTxq(KernelQueue, SendQueue):
         return {
             "reserved": int(q["sq_rsvd_index"]), "submitted": int(q["sq_wqe_pi"]), "completed": int(t["completed"]),
             "notified": int(t["notified"]),
-        }  # fmt: skip
+        }
 
     def last_error(self) -> QueueError | None:
         """Return the first error completion that a kernel has seen, or None. `index` is the index of its WQE.

@@ -39,7 +39,7 @@ captured_at: View = struct_view(CAPTURED)
 def capture(
     to: int, packet: int, nbytes: int, peer_high: int, peer_low: int, source: int, damaged: int, time_ns: int,
     outgoing: int,
-) -> None:  # fmt: skip
+) -> None:
     """Copy a packet, without its ICRC, into the pipe of the CAPTURE at `to`."""
     slot = reserve(to + CAPTURE.end, nbytes)
     if slot == 0:

@@ -21,7 +21,7 @@ from .pcap import LINKTYPE_ERF, LINKTYPE_ETHERNET
 MAGICS = {  # the first four bytes of a pcap file → byte order, nanoseconds in a unit of the time stamps
     b"\xd4\xc3\xb2\xa1": ("<", 1000), b"\xa1\xb2\xc3\xd4": (">", 1000),
     b"\x4d\x3c\xb2\xa1": ("<", 1), b"\xa1\xb2\x3c\x4d": (">", 1),
-}  # fmt: skip
+}
 PCAPNG = b"\x0a\x0d\x0d\x0a"
 GZIP = b"\x1f\x8b"
 FILE_HEADER = 24
@@ -47,7 +47,7 @@ _NAMES = {
     119: "IEEE 802.11 with Prism headers", 127: "IEEE 802.11 with radiotap headers", 187: "Bluetooth", 189: "USB",
     192: "PPI", 195: "IEEE 802.15.4", 201: "Bluetooth", 220: "USB", 227: "SocketCAN", 239: "NFLOG", 247: "InfiniBand",
     249: "USBPcap", 253: "netlink",
-}  # fmt: skip
+}
 
 
 class Record(NamedTuple):
@@ -99,7 +99,7 @@ _LINKS = {
     LINKTYPE_ETHERNET: _Link("Ethernet", 0, None), LINKTYPE_ERF: _Link("ERF", 0, None),
     113: _Link("Linux cooked", 16, _cooked_v1), 276: _Link("Linux cooked v2", 20, _cooked_v2),
     101: _Link("IP", 0, _ip), 228: _Link("IPv4", 0, _ip), 229: _Link("IPv6", 0, _ip),
-}  # fmt: skip
+}
 
 
 def check_link_type(path: Path, number: int) -> None:

@@ -85,7 +85,7 @@ def _ask(name: str, op: str) -> socket.socket | None:
 def _read_answer(
     asked: selectors.BaseSelector, key: selectors.SelectorKey,
     found: dict[str, tuple[int, Body, list[int]]],
-) -> bool:  # fmt: skip
+) -> bool:
     """Read part of the answer of a NIC. Return whether the NIC must be asked again."""
     name, sock, message = key.data
     pid, _ = credentials(sock)

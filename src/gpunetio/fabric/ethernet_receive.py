@@ -13,13 +13,13 @@ from .ethernet_records import (
     ARRIVED, AUXDATA, BATCH, CONTROL_ROOM, FILE, LENGTH, LONGEST, MOST_WAITING, PACKET_AUXDATA, PIPE, READ_ROOM,
     SOL_PACKET, STATUS_VLAN_TPID_VALID, STATUS_VLAN_VALID, STREAM, STREAM_ROOM, arrived_at, ethernet_wire_at, read,
     recv, send,
-)  # fmt: skip
+)
 from .frames import PACKET, consume, next_frame, pipe_end_at, release
 from .neighbours import GONE
 from .offloads import begin_cutting, cut, finish_checksum, is_large, large_frame_at, move_start, offload_of
 from .udp_records import (
     CMSGHDR, EAGAIN, EINTR, MMSGHDR, MSG_DONTWAIT, MSG_NOSIGNAL, MSG_TRUNC, errno, iovec_at, mmsghdr_at, recvmmsg,
-)  # fmt: skip
+)
 from ..jit.struct_view import Struct
 
 

@@ -13,17 +13,17 @@ from .ethernet_receive import lose
 from .ethernet_records import (
     EGRESS, EGRESSES, FILE, LENGTH, PIPE, SEND_SLOT, SENDING, STREAM, egress_at, ethernet_wire_at, send, send_slot_at,
     sendmsg, write, writev,
-)  # fmt: skip
+)
 from .frames import (
     ETHERNET_FRAME, PACKET, class_of, consume, egress_of, frame_at, hop_limit_of, label_of, next_frame, pipe_end_at,
     release,
-)  # fmt: skip
+)
 from .icrc import header_crc
 from .ip_headers import put_ipv4, put_ipv6
 from .udp_records import (
     EAGAIN, EINTR, IOVEC, MAX_MESSAGE, MMSGHDR, MSG_DONTWAIT, MSG_NOSIGNAL, errno, iovec_at, is_mapped, mmsghdr_at,
     sendmmsg,
-)  # fmt: skip
+)
 from .udp_transmit import flip, seal
 from ..jit.struct_view import Struct
 
@@ -165,7 +165,7 @@ def _put_headers(wire: int, egress: int, frame: int, nbytes: int, h: int) -> int
         put_ipv6(
             ip, e.gid_high, e.gid_low, f.peer_high, f.peer_low, length,
             class_of(f.source), hop_limit_of(f.source), label_of(f.source),
-        )  # fmt: skip
+        )
         udp = ip + IPV6.size
     st16(udp + UDP.source_port, be16(e.port))
     st16(udp + UDP.destination_port, be16(ROCE_UDP_PORT))
@@ -174,7 +174,7 @@ def _put_headers(wire: int, egress: int, frame: int, nbytes: int, h: int) -> int
     seal(
         frame, nbytes,
         header_crc(w.scratch, e.version, e.gid_high, e.gid_low, f.peer_high, f.peer_low, e.port, nbytes), 0,
-    )  # fmt: skip
+    )
     return udp + UDP.size - h
 
 

@@ -24,7 +24,7 @@ from .claims import close_after_fork
 from .ethernet_records import (
     ARRIVED, BATCH, CONTROL_ROOM, EGRESS, EGRESSES, ETHERNET_WIRE, FRAME_ROOM, FRAME_SLOT, FRAME_START, FRAME_STRIDE,
     LENGTH, OWN_GID, READ_ROOM, SCRATCH, SEND_SLOT, SENDING, STREAM, VIRTIO_NET,
-)  # fmt: skip
+)
 from .frames import ETHERNET_FRAME, PACKET, PIPE_END, commit, frame_at, pipe_end, pipe_size, publish, reserve
 from .neighbours import Gid, Neighbours
 from .notifier import Notifier
@@ -68,7 +68,7 @@ class EthernetWire:
         self, name: str, fd: int, reading: int, mac: bytes, gids: Sequence[Gid],
         on_gone: Callable[[], None] = lambda: None, promiscuous: bool = True, send_to: bytes = b"",
         offloads: bool = False,
-    ):  # fmt: skip
+    ):
         self._name, self._mac, self._gids = name, mac, tuple(gids)
         self._egresses: dict[tuple[bytes, int, int], int] = {}  # by MAC, GID index, and UDP port
         self._lock, self._on_gone = threading.Lock(), on_gone
@@ -101,12 +101,12 @@ class EthernetWire:
             SENDING * MMSGHDR.size, SENDING * SEND_SLOT.size, REST, len(self._gids) * OWN_GID.size,
             EGRESSES * EGRESS.size, 2 * BATCH * ARRIVED.size, BATCH * MMSGHDR.size, BATCH * FRAME_SLOT.size,
             (2 if virtio else 1) * BATCH * FRAME_STRIDE + FRAME_START, LARGE_FRAME.size, len(send_to),
-        )  # fmt: skip
+        )
         places = np.cumsum([0, *(round_up(size, 64) for size in sizes)])
         self._memory = HostMemory(int(places[-1]))
         self.address = self._memory.address
         (_, ends, packets, replies, scratch, outgoing, messages, sending, rest, gids, egresses, arrived, vector, slots,
-         buffers, cutting, address) = (int(place) for place in places[:-1])  # fmt: skip
+         buffers, cutting, address) = (int(place) for place in places[:-1])
 
         def at(place: int) -> int:
             return self.address + place

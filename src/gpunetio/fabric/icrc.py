@@ -16,10 +16,10 @@ from __future__ import annotations
 from ..jit.compile import device_function, engine_function
 from ..jit.ops import (
     CRC32_POLYNOMIAL, be16, be64, clmul, copy, crc32_fold, has_clmul, ld8, st8, st16, st32, st64, x_to_the,
-)  # fmt: skip
+)
 from ..formats.packet import (
     ICRC_SIZE, IP_PROTOCOL_UDP, IPV4, IPV4_DONT_FRAGMENT, IPV6, MAX_IPV4, ROCE_UDP_PORT, UDP,
-)  # fmt: skip
+)
 
 _MASK32 = (1 << 32) - 1
 _MASK56 = (1 << 56) - 1
@@ -90,7 +90,7 @@ _ID_IN_HEADER = x_to_the(32 + 8 * _BEHIND_ID)
 def header_crc(
     scratch: int, version: int, source_high: int, source_low: int, destination_high: int, destination_low: int,
     source_port: int, nbytes: int,
-) -> int:  # fmt: skip
+) -> int:
     """Return the CRC of what the ICRC covers before a packet of `nbytes`. IPv4's id is taken as 0.
 
     `version` is 4 or 6. IPv4 addresses are ::ffff:a.b.c.d. `scratch` has HEADER_ROOM bytes that nobody else uses.
@@ -163,7 +163,7 @@ def packet_icrc(crc: int, packet: int, nbytes: int) -> int:
 def icrc(
     scratch: int, packet: int, nbytes: int, version: int, source_high: int, source_low: int, destination_high: int,
     destination_low: int, source_port: int, ip_id: int,
-) -> int:  # fmt: skip
+) -> int:
     """Return the ICRC of one packet. The arguments are those of `header_crc`, and IPv4's id."""
     crc = header_crc(
         scratch, version, source_high, source_low, destination_high, destination_low, source_port, nbytes

@@ -18,7 +18,7 @@ from .faults import Faults
 from .frames import (
     PACKET, RECALLED, commit, consume, frame_at, leads_to, next_frame, pipe_end, pipe_size, publish, recall, release,
     reserve,
-)  # fmt: skip
+)
 from .icrc import icrc
 from ..jit.struct_view import Struct
 
@@ -241,7 +241,7 @@ def inject(faults: int, now: int) -> int:
         if _happens(f, f.duplication) and (
             _hold(faults, frame, now + f.delay_ns, CERTAIN, 0) if f.delay_ns
             else _pass_on(faults, frame + PACKET, nbytes, frame, 0)
-        ):  # fmt: skip
+        ):
             f.duplicated += 1
         consume(end)
         done += 1

@@ -7,7 +7,7 @@ from ..formats.packet import (
     ETHER_TYPE_SERVICE_VLAN, ETHER_TYPE_VLAN, ETHERNET, IP_PROTOCOL_AUTHENTICATION, IP_PROTOCOL_DESTINATION_OPTIONS,
     IP_PROTOCOL_FRAGMENT, IP_PROTOCOL_HOP_BY_HOP, IP_PROTOCOL_ROUTING, IP_PROTOCOL_UDP, IPV4, IPV4_DONT_FRAGMENT, IPV6,
     IPV6_EXTENSION, IPV6_FRAGMENT, VLAN_TAG,
-)  # fmt: skip
+)
 from ..jit.compile import device_function
 from ..jit.ops import be16, be64, ld8, ld16, st8, st16, st32, st64
 
@@ -84,7 +84,7 @@ def put_ipv4(ip: int, source: int, destination: int, nbytes: int, traffic_class:
 def put_ipv6(
     ip: int, source_high: int, source_low: int, destination_high: int, destination_low: int, nbytes: int,
     traffic_class: int, hop_limit: int, flow_label: int,
-) -> None:  # fmt: skip
+) -> None:
     """Write an IPv6 header before `nbytes` of UDP. The addresses are the words of their GIDs."""
     st64(ip, be64(6 << 60 | traffic_class << 52 | flow_label << 32 | nbytes << 16 | IP_PROTOCOL_UDP << 8 | hop_limit))
     st64(ip + IPV6.source, source_high)

@@ -49,14 +49,14 @@ class LanSearch:
             logger.warning(
                 "%s reaches no Ethernet queue of another process: another process has its address %s; give one of the "
                 "two NICs another address", control.name, own,
-            )  # fmt: skip
+            )
             return []
         links, silent = self._ask(name for name in names() if _is_address(name) and name not in control.listening)
         if silent:
             logger.warning(
                 "%s: Ethernet frames do not reach the NICs at %s before these answer: their processes are stopped or "
                 "busy", control.name, ", ".join(sorted(silent)),
-            )  # fmt: skip
+            )
             with self._lock:
                 self._silent |= silent
                 begin, self._asking = not self._asking, True
@@ -100,7 +100,7 @@ class LanSearch:
                     links.append(link)
                 else:
                     logger.warning("%s: Ethernet frames do not reach the NIC at %s: it gives no link",
-                                   self._control.name, name)  # fmt: skip
+                                   self._control.name, name)
         return links, silent
 
     def _ask_again(self) -> None:

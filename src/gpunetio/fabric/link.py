@@ -129,7 +129,7 @@ class Link:
     def __init__(
         self, own_address: IpAddress, peer_address: IpAddress, peer: tuple[int, str], parts: Parts, first: bool,
         heartbeat: socket.socket, forget: Callable[[Link], None], talks: bool,
-    ):  # fmt: skip
+    ):
         self.own_address, self.peer_address = own_address, peer_address
         self.peer_pid, self.peer_name = peer
         assert parts.notify_fd is not None

@@ -62,7 +62,7 @@ class Links:
     def __init__(
         self, name: str, claimed: Mapping[IpAddress, bool], capacity: int, medium: str, tell: Callbacks,
         watch: Callable[[Link], None],
-    ):  # fmt: skip
+    ):
         self.name, self.capacity, self.medium = name, check_capacity(capacity), medium
         self._claimed, self._callbacks, self._watch = claimed, tell, watch
         self._pid = os.getpid()
@@ -161,7 +161,7 @@ class Links:
             request = {
                 "version": VERSION, "op": "connect", "name": self.name, "from": str(own), "to": str(peer),
                 "capacity": self.capacity, "medium": self.medium, "letters": self._callbacks.on_message is not None,
-            }  # fmt: skip
+            }
             send(sock, request, parts.fds)
             answer, fds = receive(sock, end)
             if answer.get("version") == VERSION and answer.get("ok") is True:

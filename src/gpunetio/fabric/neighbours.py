@@ -20,7 +20,7 @@ from ..formats.packet import (
     ETHER_TYPE_SERVICE_VLAN, ETHER_TYPE_VLAN, ETHERNET, GROUP_MAC, IP_PROTOCOL_ICMPV6, IPV4_MAPPED, IPV6, NEIGHBOUR,
     NEIGHBOUR_ADVERTISEMENT, NEIGHBOUR_HOP_LIMIT, NEIGHBOUR_OVERRIDE, NEIGHBOUR_SOLICITATION, NEIGHBOUR_SOLICITED,
     SOURCE_LINK_ADDRESS, TARGET_LINK_ADDRESS, VLAN_TAG,
-)  # fmt: skip
+)
 from ..service import ServiceThread
 from .ip_headers import internet_checksum
 
@@ -52,7 +52,7 @@ def arp(operation: int, sender: tuple[bytes, bytes], target: tuple[bytes, bytes]
     return ARP.pack(
         hardware=ARP_ETHERNET, protocol=ETHER_TYPE_IPV4, hardware_length=6, protocol_length=4,
         operation=operation, sender_mac=sender[0], sender_ip=sender[1], target_mac=target[0], target_ip=target[1],
-    )  # fmt: skip
+    )
 
 
 def _icmpv6_sum(source: Gid, destination: Gid, message: bytes) -> int:
@@ -71,7 +71,7 @@ def _discovery(ends: tuple[Gid, Gid], kind: int, flags: int, target: Gid, option
     return IPV6.pack(
         version_class_flow=6 << 28, payload_length=len(message), next_header=IP_PROTOCOL_ICMPV6,
         hop_limit=NEIGHBOUR_HOP_LIMIT, source=ends[0], destination=ends[1],
-    ) + message  # fmt: skip
+    ) + message
 
 
 def _link_address(options: bytes, wanted: int) -> bytes | None:
@@ -100,7 +100,7 @@ class Neighbours:
     def __init__(
         self, name: str, mac: bytes, gids: Sequence[Gid], frames: socket.socket, send: Callable[[bytes], None],
         look: Callable[[], None],
-    ):  # fmt: skip
+    ):
         self._name, self._mac, self._gids = name, mac, tuple(gids)
         self._frames, self._send, self._look = frames, send, look
         self._changed = threading.Condition(threading.RLock())

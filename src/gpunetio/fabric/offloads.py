@@ -10,7 +10,7 @@ from ..formats.layout import Entry
 from ..formats.packet import (
     ETHER_TYPE_IPV4, ETHER_TYPE_IPV6, ETHERNET, IP_PROTOCOL_TCP,
     IP_PROTOCOL_UDP, IPV4, IPV6, TCP, TCP_CWR, TCP_FIN, TCP_OFFSET_SHIFT, TCP_PSH, UDP,
-)  # fmt: skip
+)
 from ..jit.compile import device_function, engine_function
 from ..jit.ops import be16, be32, copy, ld8, ld16, ld32, ld64, st16, st32
 from ..jit.struct_view import View, struct_view

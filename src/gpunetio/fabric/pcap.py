@@ -31,7 +31,7 @@ from ..errors import InUseError, NotPermittedError, OperatingSystemError, TimedO
 from ..formats.packet import (
     BTH, ETHER_TYPE_IPV4, ETHER_TYPE_IPV6, GRH, ICRC_SIZE, IP_PROTOCOL_UDP, IPV4, IPV4_DONT_FRAGMENT, IPV4_MAPPED,
     IPV6, LNH_GLOBAL, LRH, ROCE_UDP_PORT, UDP,
-)  # fmt: skip
+)
 from ..jit.compile import engine_function
 from ..jit.ops import ld8
 from ..memory import HostMemory
@@ -41,7 +41,7 @@ from .ip_headers import internet_checksum
 from .frames import (
     PACKET, PIPE_END, class_of, consume, egress_of, hop_limit_of, label_of, next_frame, pipe_end, pipe_size, release,
     traffic_of,
-)  # fmt: skip
+)
 
 logger: logging.Logger = logging.getLogger("gpunetio.fabric")
 
@@ -301,7 +301,7 @@ class Pcap:
                 logger.warning(
                     "%s: %d packets are missing in the capture file %s, which has %d: they came faster than it could "
                     "be written", self._name, self.lost, self._path, self.written,
-                )  # fmt: skip
+                )
         try:
             self._file.close()
         except OSError as error:  # what could not be written before still cannot be

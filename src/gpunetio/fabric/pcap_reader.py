@@ -24,10 +24,10 @@ from ..formats.layout import Entry
 from ..formats.packet import (
     BTH, ETHER_TYPE_IPV4, ETHER_TYPE_IPV6, ETHERNET, GRH, ICRC_SIZE, IP_PROTOCOL_UDP, IPV4, IPV4_MAPPED, IPV6,
     LNH_GLOBAL, LRH, ROCE_UDP_PORT, UDP,
-)  # fmt: skip
+)
 from .capture_formats import (
     FILE_HEADER, LARGEST_RECORD, MAGICS, Converted, ends_early, is_plain, split_link_word, too_large,
-)  # fmt: skip
+)
 from .pcap import ERF_HEADER, ERF_INFINIBAND, LINKTYPE_ERF, infiniband_icrc
 
 _VLAN_TAGS = (0x8100, 0x88A8)

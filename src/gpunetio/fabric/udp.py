@@ -27,7 +27,7 @@ from .udp_records import (
     DATAGRAM, DATAGRAMS, EGRESSES, GID_TABLE, GRO_CONTROL, GSO_OFF, GSO_ON, MAX_SEGMENTS, MAX_SENDERS, MAX_SOCKETS,
     MMSGHDR, RX_BUFFER, RX_MESSAGES, RX_SLOT, SOCKADDR_IN6, SOL_UDP, SOURCE, SOURCES, TX_MESSAGES, TX_SLOT, UDP_GRO,
     UDP_SOCKET, UDP_WIRE,
-)  # fmt: skip
+)
 from .udp_transmit import transmit
 
 __all__ = ["UdpWire", "check", "check_own", "gid_of", "receive", "transmit"]
@@ -152,7 +152,7 @@ class UdpWire:
             2 * HEADER_ROOM + _LINE,
             TX_MESSAGES * (MMSGHDR.size + TX_SLOT.size), RX_MESSAGES * (MMSGHDR.size + RX_SLOT.size + _BUFFER_STRIDE),
             DATAGRAMS * DATAGRAM.size,
-        )  # fmt: skip
+        )
         self._memory = HostMemory(sum(sizes) + 16 * _LINE)
         self.record = self._take(UDP_WIRE, 1)[0]
         self.rows = self._take(UDP_SOCKET, MAX_SOCKETS)[: len(self.addresses)]

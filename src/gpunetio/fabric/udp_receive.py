@@ -19,7 +19,7 @@ from .udp_records import (
     CMSGHDR, DATAGRAM, DATAGRAMS, EAGAIN, GRO_CONTROL, ICRC_FULL, ICRC_WEAK, ICRC_WRONG, MAPPED, MMSGHDR,
     MSG_DONTWAIT, MSG_TRUNC, SOCKADDR_IN, SOCKADDR_IN6, SOL_UDP, SOURCE, SOURCES, UDP_GRO, UDP_SOCKET, datagram_at,
     errno, iovec_at, mmsghdr_at, recvmmsg, source_at, udp_socket_at, udp_wire_at,
-)  # fmt: skip
+)
 
 
 @engine_function

@@ -11,7 +11,7 @@ from ..jit.ops import be16, be32, ld8, ld64, st8, st16, st32, st64
 from ..formats.packet import BTH, ICRC_SIZE, ROCE_UDP_PORT
 from .frames import (
     HOP_LIMIT, PACKET, class_of, consume, egress_of, frame_at, hop_limit_of, label_of, next_frame, pipe_end_at, release,
-)  # fmt: skip
+)
 from .icrc import header_crc, packet_icrc, with_ip_id
 from .udp_records import (
     AF_INET, AF_INET6, CMSGHDR, CONTROL, EAGAIN, EGRESSES, EINTR, EINVAL, EIO, EMSGSIZE, GSO_ON,
@@ -19,7 +19,7 @@ from .udp_records import (
     MAX_MESSAGE, MAX_SEGMENTS, MMSGHDR, MSG_DONTWAIT, SOCKADDR_IN,
     SOCKADDR_IN6, SOL_UDP, TX_MESSAGES, TX_SLOT, UDP_SEGMENT, errno, iovec_at, is_mapped, mmsghdr_at, sendmmsg,
     tx_slot_at, udp_socket_at, udp_wire_at,
-)  # fmt: skip
+)
 
 TX_ROUNDS = 2  # calls of sendmmsg per `transmit`, so that the caller can also receive
 

@@ -13,7 +13,7 @@ from ..formats.flow import (
     EntryChange,
     EntryModify,
     FlowAction,
-)  # fmt: skip
+)
 from ..formats.flow import SET_FLOW_TABLE_ENTRY_IN as SET
 from ..verbs import Context, DevxObject
 from ..verbs.commands import command
@@ -35,7 +35,7 @@ class Forward:
 
 def set_entry(
     ctx: Context, table: int, place: Place, match: Match, forward: Forward | None, counter: int | None = None,
-) -> DevxObject:  # fmt: skip
+) -> DevxObject:
     """Create an entry that forwards or drops packets. It may forward to a table of any level."""
     mailbox = _mailbox(table, place, match, forward, counter)
     with command(f"a rule for {match}"):
@@ -58,12 +58,12 @@ def _mailbox(table: int, place: Place, match: Match, forward: Forward | None, co
     mailbox = SET.pack(
         opcode=Opcode.SET_FLOW_TABLE_ENTRY, table_id=table, flow_index=place.index,
         ignore_flow_level=int(forward is not None and forward.kind == DestinationType.FLOW_TABLE),
-    )  # fmt: skip
+    )
     FLOW_CONTEXT.update(
         mailbox, _CONTEXT, group_id=place.group_id, action=action | (FlowAction.COUNT if counter is not None else 0),
         flow_tag=forward.tag if forward else 0, destination_list_size=int(forward is not None),
         flow_counter_list_size=int(counter is not None),
-    )  # fmt: skip
+    )
     mailbox[_VALUE : _VALUE + PARAM_BYTES] = match.value.to_bytes(PARAM_BYTES, "big")
     if forward is not None:
         mailbox += DEST_FORMAT.pack(destination_type=forward.kind, destination_id=forward.number)

@@ -76,7 +76,7 @@ def second_vlan(
 def ipv4(
     *, src: Ip | None = None, dst: Ip | None = None, protocol: Number | None = None, dscp: Number | None = None,
     ecn: Number | None = None, ttl: Number | None = None,
-) -> Match:  # fmt: skip
+) -> Match:
     """Match IPv4 and fields of its header. Fragments match as well, unless `whole()` is added."""
     return _ip(4, "ipv4", src, dst, protocol=protocol, dscp=dscp, ecn=ecn, ttl=ttl)
 
@@ -84,7 +84,7 @@ def ipv4(
 def ipv6(
     *, src: Ip | None = None, dst: Ip | None = None, protocol: Number | None = None, dscp: Number | None = None,
     ecn: Number | None = None, hop_limit: Number | None = None,
-) -> Match:  # fmt: skip
+) -> Match:
     """Match IPv6 and fields of its header. `protocol` is the protocol after the extension headers."""
     return _ip(6, "ipv6", src, dst, protocol=protocol, dscp=dscp, ecn=ecn, hop_limit=hop_limit)
 
@@ -128,7 +128,7 @@ def _ip(version: int, name: str, src: Ip | None, dst: Ip | None, **more: Number 
             if bits.mask:  # 0.0.0.0/0 is any address
                 fields[f"{_OUTER}{which}_ipv4_{which}_ipv6"] = bits
     widths = {"protocol": ("ip_protocol", 8), "dscp": ("ip_dscp", 6), "ecn": ("ip_ecn", 2), "ttl": ("ttl_hoplimit", 8),
-              "hop_limit": ("ttl_hoplimit", 8)}  # fmt: skip
+              "hop_limit": ("ttl_hoplimit", 8)}
     for key, value in more.items():
         if value is not None:
             where, width = widths[key]

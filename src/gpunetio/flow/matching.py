@@ -19,7 +19,7 @@ _PARTS = tuple(zip(
     ("outer_headers", "misc_parameters", "inner_headers", "misc_parameters_2", "misc_parameters_3",
      "misc_parameters_4", "misc_parameters_5"),
     MatchCriteria, strict=True,
-))  # fmt: skip
+))
 
 
 def _leaves(struct: BitStruct, at: int = 0, prefix: str = "") -> Iterator[tuple[str, tuple[int, int]]]:
@@ -94,7 +94,7 @@ class Match:
         return sum(
             int(bit) for name, bit in _PARTS
             if self.mask >> (_BITS - 8 * (FTE_MATCH_PARAM.offset(name) + 64)) & (1 << 512) - 1
-        )  # fmt: skip
+        )
 
 
 def _value(match: Match, name: str) -> int:

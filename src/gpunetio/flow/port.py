@@ -96,7 +96,7 @@ class FlowPort(Port):
     def create_pipe(
         self, name: str, kind: PipeType = PipeType.BASIC, *, match: Match | None = None, to: To | None = None,
         miss: To | None = None, root: bool = False,
-    ) -> FlowPipe:  # fmt: skip
+    ) -> FlowPipe:
         """Create a pipe (`doca_flow_pipe_create`).
 
         `match` is what a BASIC pipe compares, with PER_ENTRY where its rules give values. `to` is the default

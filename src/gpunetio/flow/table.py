@@ -125,7 +125,7 @@ class FlowTable:
     def __init__(
         self, ctx: Context, name: str, level: int, log: int, undo: ExitStack, *, miss: FlowTable | None = None,
         first_range: int = _FIRST_RANGE,
-    ):  # fmt: skip
+    ):
         self._ctx, self.name, self.level, self._size = ctx, name, level, 1 << log
         self._first_range = first_range
         self._groups: list[_Group] = []  # in the order of their indices
@@ -212,7 +212,7 @@ class FlowTable:
         return self._ctx.devx.create(
             Opcode.CREATE_FLOW_GROUP, table_id=self.number, start_flow_index=start, end_flow_index=end - 1,
             match_criteria_enable=match.enable, match_criteria=FTE_MATCH_PARAM.unpack(match.criteria),
-        )  # fmt: skip
+        )
 
     def _largest_gap(self) -> tuple[int, int]:
         return max(self._gaps(), key=lambda gap: gap[1] - gap[0])

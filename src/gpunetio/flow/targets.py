@@ -75,7 +75,7 @@ _KINDS: tuple[tuple[Hash, Match, L3Prot, L4Prot | None], ...] = (
     (Hash.IPV6_UDP, match.ipv6(protocol=IP_PROTOCOL_UDP) & match.whole(), L3Prot.IPV6, L4Prot.UDP),
     (Hash.IPV4,     match.ipv4(),                                         L3Prot.IPV4, None),
     (Hash.IPV6,     match.ipv6(),                                         L3Prot.IPV6, None),
-)  # fmt: skip
+)
 _ALL = Hash(sum(Hash))
 _ADDRESSES = HashField.SRC_IP | HashField.DST_IP
 _PORTS = HashField.L4_SPORT | HashField.L4_DPORT
@@ -96,7 +96,7 @@ class Rss:
     def __init__(
         self, queues: Iterable[ReceiveQueue | DevxObject], *, on: Hash = _ALL, symmetric: bool = False,
         key: bytes = DEFAULT_KEY,
-    ):  # fmt: skip
+    ):
         self.queues = tuple(instance("queues", queues, Iterable))
         self.on, self.symmetric = flags("on", on, Hash), truth("symmetric", symmetric)
         self.key = octets("key", key)
@@ -210,7 +210,7 @@ class Spreads:
         rqt = self._ctx.devx.create(
             Opcode.CREATE_RQT, ctx={"rqt_max_size": places, "rqt_actual_size": places},
             rq_num=rq_list(numbers[i % count] for i in range(places)),
-        )  # fmt: skip
+        )
         undo.callback(rqt.close)
         ways = [
             (matched, self._hashed(rss, rqt, l3, l4, undo)) for kind, matched, l3, l4 in _KINDS if rss.on & kind
@@ -226,7 +226,7 @@ class Spreads:
                 "l3_prot_type": l3, "l4_prot_type": l4 or 0,
                 "selected_fields": _ADDRESSES if l4 is None else _ADDRESSES | _PORTS,
             },
-        )  # fmt: skip
+        )
 
     def _table(self, ways: Sequence[tuple[Match, Forward]], undo: ExitStack) -> Forward:
         """Create a table that separates kinds of packets. The lowest index decides, so kinds with ports come first."""

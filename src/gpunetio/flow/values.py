@@ -32,7 +32,7 @@ Mac = str | bytes | tuple[str | bytes, str | bytes] | PerEntry
 Ip = (
     str | bytes | ipaddress.IPv4Address | ipaddress.IPv6Address | ipaddress.IPv4Network | ipaddress.IPv6Network
     | tuple[str, str] | PerEntry
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True)

@@ -235,7 +235,7 @@ class SidrStatus(IntEnum):
 MESSAGES: dict[Attribute, BitStruct] = {
     Attribute.REQ: REQ, Attribute.MRA: MRA, Attribute.REJ: REJ, Attribute.REP: REP, Attribute.RTU: RTU,
     Attribute.DREQ: DREQ, Attribute.DREP: DREP, Attribute.SIDR_REQ: SIDR_REQ, Attribute.SIDR_REP: SIDR_REP,
-}  # fmt: skip
+}
 
 
 class PortSpace(IntEnum):

@@ -169,7 +169,7 @@ class BitStruct:
 _TYPES = {
     "u8": "u1", "be16": ">u2", "be32": ">u4", "be64": ">u8",
     "u16": "<u2", "u32": "<u4", "u64": "<u8", "i32": "<i4", "i64": "<i8",
-}  # fmt: skip
+}
 
 
 def field_type(kind: str) -> np.dtype:

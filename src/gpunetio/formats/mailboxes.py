@@ -14,7 +14,7 @@ _MODULES = commands, ethernet, flow  # that declare mailboxes
 _NUMBERS = {  # the fields that name a command's object (PRM, "Command Reference")
     "cqn", "qpn", "rmpn", "transport_domain", "tisn", "tirn", "rqtn", "sqn", "rqn", "counter_set_id", "table_id",
     "group_id", "flow_index", "flow_counter_id", "mkey_index",
-}  # fmt: skip
+}
 _CREATE = "CREATE_", "ALLOC_"
 
 

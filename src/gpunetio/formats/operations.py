@@ -29,7 +29,7 @@ from .wqe import (
     RADDR_SEG,
     WAIT_SEG,
     WqeOpcode,
-)  # fmt: skip
+)
 
 
 class Answer(IntEnum):
@@ -63,7 +63,7 @@ _CARRIERS = {
     "add":       Packets(*(PacketOpcode.RC_FETCH_ADD,) * 4),
     "masked_cs": Packets(*(PacketOpcode.MASKED_COMPARE_SWAP,) * 4),
     "masked_fa": Packets(*(PacketOpcode.MASKED_FETCH_ADD,) * 4),
-}  # fmt: skip
+}
 READ_RESPONSE = Packets(*(PacketOpcode[f"RC_READ_RESPONSE_{place}"] for place in ("FIRST", "MIDDLE", "LAST", "ONLY")))
 
 _BY_SIZE = {  # the operands of masked atomics, for words of 4 and of 8 bytes, as the opmod says

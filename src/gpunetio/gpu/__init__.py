@@ -15,4 +15,4 @@ __all__ = [
     "ExportedQp", "ExportedQps", "Gpu", "GpuMemory", "ProxyService", "QpError", "QpGroup", "Semaphore",
     "SemaphoreStatus", "check_device_code_compatibility", "check_host_code_compatibility", "gpu_list",
     "library_version",
-]  # fmt: skip
+]

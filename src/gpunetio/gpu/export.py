@@ -260,7 +260,7 @@ class ExportedQp(Handle):
         found = {
             "reserved": int(q["sq_rsvd_index"]), "ready": int(q["sq_ready_index"]),
             "submitted": int(q["sq_wqe_pi"]), "completed": int(c["cqe_ci"]),
-        }  # fmt: skip
+        }
         if self._forwarding:  # kernels may leave that index unchanged
             found["submitted"] = max(found["submitted"], self._forwarding.announced)
             found["forwarded"] = self._forwarding.forwarded

@@ -143,7 +143,7 @@ class Gpu(Exporter):
         queue = QueueOptions(
             depth=depth, receives=receives, cq_collapsed=cq_collapsed, cqe_inline=cqe_inline, srq=srq, memcpy=memcpy,
             mem_reg_type=mem_reg_type,
-        )  # fmt: skip
+        )
         return create_qp(
             self, pd, queue, self._options(nic_handler, send_dbr_mode, queue_memory, proxy_service, timeout)
         )

@@ -110,7 +110,7 @@ def _resolve(ctx: Context, options: ExportOptions, possible: tuple[NicHandler, .
 
 def _create(
     gpu: Exporter, pd: PD, queue: QueueOptions, options: ExportOptions, uar: UAR, core_direct_master: bool = False
-) -> ExportedQp:  # fmt: skip
+) -> ExportedQp:
     """Create and export a queue pair with at least `depth` slots and one CQ per side; the export owns them."""
     depth, device = whole("depth", queue.depth), pd.ctx.query_device()
     if depth < 1:

@@ -98,7 +98,7 @@ def choose(
                 raise DriverError(
                     f"NIC handler {asked.name}: the doorbell register of {qp} cannot be mapped into GPU {gpu.name} "
                     f"({error}); use AUTO or CPU_PROXY", error.status, error.syndrome,
-                ) from error  # fmt: skip
+                ) from error
             level, handler = logging.WARNING, NicHandler.CPU_PROXY
             why = f"as its doorbell register cannot be mapped ({error}): enabling CPU proxy mode"
     rings = qp.ring.lies_in.text

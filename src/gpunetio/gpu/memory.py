@@ -125,7 +125,7 @@ class GpuMemory(Closing, Droppable):
     def __init__(
         self, gpu: Allocator, device_address: int, nbytes: int, kind: MemType, array: np.ndarray | None,
         owner: object,
-    ):  # fmt: skip
+    ):
         self._gpu, self._backend = gpu, gpu.backend
         self.device_address, self.nbytes, self.kind = device_address, nbytes, kind
         self._array, self._owner = array, owner

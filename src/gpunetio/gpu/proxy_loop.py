@@ -19,7 +19,7 @@ from ..jit.ops import (
     st_relaxed32,
     st_release64,
     yield_thread,
-)  # fmt: skip
+)
 from ..jit.ops.calls import external
 from ..jit.struct_view import View, struct_view
 

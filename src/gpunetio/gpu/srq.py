@@ -31,7 +31,7 @@ class ExportedSrq:
     def __init__(
         self, gpu: GpuDevice, srq: SRQ, lock: threading.RLock, forget: Callable[[ExportedSrq], None],
         image: np.ndarray | None = None,
-    ):  # fmt: skip
+    ):
         if srq.type is not SrqType.CONTIGUOUS:
             raise NotSupportedError(
                 f"{srq} is a linked list whose free entries the host keeps: kernels need a CONTIGUOUS one"

@@ -65,7 +65,7 @@ def places(count: int) -> tuple[int, list[tuple[int, int]]]:
 def images(
     backend: Backend, qp: QP, sends: Completions, receives: Completions | None, handler: NicHandler, doorbell: int,
     timeout: float, shared_rq: int, undo: ExitStack,
-) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
+) -> tuple[np.ndarray, np.ndarray]:
     """Return both structures of a queue pair that is in RST or has not been used since.
 
     `doorbell` is the device address that kernels ring; `timeout` ends a device wait, in seconds; `shared_rq` is the
@@ -86,7 +86,7 @@ def images(
 def fill_sender(
     image: np.ndarray, side: np.ndarray, backend: Backend, queue: Sender, sends: Completions, handler: NicHandler,
     doorbell: int, timeout: float, undo: ExitStack,
-) -> None:  # fmt: skip
+) -> None:
     """Fill the fields of both structures that describe a queue's sends. Arguments are as in `images`."""
     q = DEV_QP.at(image)
     q["sq_num"], q["sq_num_shift8"] = queue.qpn, queue.qpn << 8 & 0xFFFF_FFFF

@@ -30,7 +30,7 @@ from .values import At, Mistake, Several, plain
 _UNIONS = typing.Union, types.UnionType
 _NUMBERS: tuple[tuple[tuple[Any, ...], Scalar], ...] = (
     ((np.float32,), FLOAT32), ((float,), FLOAT64), ((int, np.integer, np.bool_), INT), ((type(None),), NOTHING),
-)  # fmt: skip
+)
 
 
 class Unfit(Exception):
@@ -171,7 +171,7 @@ def _cure(kind: Any, wanted: str) -> str:
 
 
 _CONVERT = {INT.words: ": convert it with int()", FLOAT64.words: ": convert it with float()",
-            FLOAT32.words: ": convert it with np.float32()"}  # fmt: skip
+            FLOAT32.words: ": convert it with np.float32()"}
 
 
 def as_kind(value: Any, kind: Any) -> Any:

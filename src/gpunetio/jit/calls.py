@@ -41,7 +41,7 @@ def _extreme(how: type[ast.cmpop], name: str) -> Callable[[Any, Given], Any]:
                 best = one if better else best
             else:
                 best = e.word(kind, f"select i1 {better}, {kind.llvm} {texts_of(one)[0]}, "
-                                    f"{kind.llvm} {texts_of(best)[0]}")  # fmt: skip
+                                    f"{kind.llvm} {texts_of(best)[0]}")
         return best
 
     return emit
@@ -175,7 +175,7 @@ LIBRARY: dict[str, int] = {
         "expm1", "log", "log2", "log10", "log1p", "cbrt", "erf", "erfc",
     ), 1),
     **dict.fromkeys(("pow", "atan2", "hypot", "fmod"), 2),
-}  # fmt: skip
+}
 
 BUILTINS: dict[Any, Callable[[Any, Given], Any]] = {
     min: _extreme(ast.Lt, "min"), max: _extreme(ast.Gt, "max"), abs: _abs, len: _len, divmod: _divmod,
@@ -189,4 +189,4 @@ BUILTINS: dict[Any, Callable[[Any, Given], Any]] = {
     math.copysign: _copysign,
     math.isnan: _is("isnan", "uno"), math.isinf: _is("isinf", "oeq"), math.isfinite: _is("isfinite", "one"),
     **{getattr(math, name): _library(name, count) for name, count in LIBRARY.items()},
-}  # fmt: skip
+}

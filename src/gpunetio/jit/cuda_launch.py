@@ -276,7 +276,7 @@ class CudaLaunch:
     def __init__(
         self, name: str, load: Callable[[], LoadedKernel], arguments: tuple[tuple[Any, ...], tuple[Any, ...]],
         grid: int, block: int, ordinal: int, ended: Callable[[], None],
-    ):  # fmt: skip
+    ):
         self._name = name
         self._label = f"kernel {self._name}[{grid}, {block}] on GPU {ordinal}"
         self._error: Exception | None = None  # of the driver

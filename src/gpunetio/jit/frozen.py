@@ -139,7 +139,7 @@ def _described(code: CodeType) -> tuple[object, ...]:
         else sorted(map(repr, constant)) if isinstance(constant, frozenset)
         else (type(constant).__name__, repr(constant))
         for constant in code.co_consts[_documented(code) :]
-    )  # fmt: skip
+    )
     return code.co_code, constants, code.co_names, code.co_varnames, code.co_freevars
 
 

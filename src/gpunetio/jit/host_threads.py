@@ -188,7 +188,7 @@ class HostLaunch:
         self._fail(DriverError(
             f"{self}: thread {thread} of block {block} accessed {where}. Check the addresses that {self._name} "
             f"({_place_of(self._body)}) gets and computes, and close the queues that it has used"
-        ))  # fmt: skip
+        ))
         self._end(1)
 
     def __str__(self) -> str:

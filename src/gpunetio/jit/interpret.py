@@ -148,7 +148,7 @@ class _Operators(ast.NodeTransformer):
         rest = [ast.Lambda(nothing, self.visit(one)) for one in node.comparators]  # run only if reached
         return self._call(node, "compared", self.visit(node.left), *(
             part for how, one in zip(node.ops, rest) for part in (SIGNS[type(how)], one)
-        ))  # fmt: skip
+        ))
 
     def visit_AugAssign(self, node: ast.AugAssign) -> ast.stmt:
         target: Any = node.target
@@ -187,10 +187,10 @@ _INTS: dict[str, Callable[[int, int], int]] = {
     "^": operator.xor, "<<": lambda a, b: a << (b & 63), ">>": lambda a, b: a >> (b & 63),
     "//": lambda a, b: a // b if b else 0, "%": lambda a, b: a % b if b else 0,
     "**": lambda a, b: pow(a, b, 1 << 64) if b >= 0 else 0,
-}  # fmt: skip
+}
 _COMPARE = {
     "==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
-}  # fmt: skip
+}
 _LEAST, _MOST = -(1 << 63), (1 << 63) - 1
 
 
@@ -317,7 +317,7 @@ def _of_numpy(name: str) -> Callable[..., Any]:
     """Return a function of `math` that behaves as in the C library: it raises nothing."""
     function = getattr(np, {"asin": "arcsin", "acos": "arccos", "atan": "arctan", "asinh": "arcsinh",
                             "acosh": "arccosh", "atanh": "arctanh", "pow": "power", "atan2": "arctan2",
-                            "sqrt": "sqrt"}.get(name, name), None) or np.vectorize(getattr(math, name))  # fmt: skip
+                            "sqrt": "sqrt"}.get(name, name), None) or np.vectorize(getattr(math, name))
 
     def call(*given: Any) -> Any:
         narrow = np.float32 in map(type, given) and not any(type(one) is float for one in given)
@@ -360,4 +360,4 @@ _FUNCTIONS: dict[Any, Callable[..., Any]] = {
     math.isnan: lambda value: int(np.isnan(value)), math.isinf: lambda value: int(np.isinf(value)),
     math.isfinite: lambda value: int(np.isfinite(value)),
     **{getattr(math, name): _of_numpy(name) for name in (*LIBRARY, "sqrt", "fabs", "copysign")},
-}  # fmt: skip
+}

@@ -90,4 +90,4 @@ class Lines:
 def _quoted(text: str) -> str:
     return "".join(char if " " <= char <= "~" and char not in '"\\' else "".join(
         f"\\{byte:02X}" for byte in char.encode()
-    ) for char in text)  # fmt: skip
+    ) for char in text)

@@ -84,7 +84,7 @@ class Lowering(Expressions):
             self._note(Mistake(
                 f"{self.fn.__qualname__}() returns {in_words(self.result)} in line {self._returned_at}, and nothing "
                 "where it ends: return a value there, too"
-            ), tree.body[-1])  # fmt: skip
+            ), tree.body[-1])
         self._return(None)
 
     # --- statements ---------------------------------------------------------------------------------------------------

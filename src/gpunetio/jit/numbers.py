@@ -25,13 +25,13 @@ from .values import (
     texts_of,
     thing_in_words,
     wrapped,
-)  # fmt: skip
+)
 
 SIGNS: dict[type, str] = {
     ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.FloorDiv: "//", ast.Mod: "%", ast.Pow: "**",
     ast.BitAnd: "&", ast.BitOr: "|", ast.BitXor: "^", ast.LShift: "<<", ast.RShift: ">>",
     ast.Eq: "==", ast.NotEq: "!=", ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=",
-}  # fmt: skip
+}
 
 # For integers: LLVM's instruction, or a function of DIVISIONS.
 _INT_OPS: dict[type, str] = {
@@ -40,7 +40,7 @@ _INT_OPS: dict[type, str] = {
     ast.LShift: "shl i64 {}, {}", ast.RShift: "ashr i64 {}, {}",
     ast.FloorDiv: "call i64 @gpunetio.floor_div(i64 {}, i64 {})", ast.Mod: "call i64 @gpunetio.modulo(i64 {}, i64 {})",
     ast.Pow: "call i64 @gpunetio.power(i64 {}, i64 {})",
-}  # fmt: skip
+}
 _FLOAT_OPS: dict[type, str] = {ast.Add: "fadd", ast.Sub: "fsub", ast.Mult: "fmul", ast.Div: "fdiv"}
 _LEAST, _MOST = -(1 << 63), (1 << 63) - 1
 _SHIFTS = (ast.LShift, ast.RShift)
@@ -51,14 +51,14 @@ _FOLD_INT: dict[type, Callable[[int, int], int]] = {
     ast.LShift: lambda a, b: a << (b & 63), ast.RShift: lambda a, b: a >> (b & 63),
     ast.FloorDiv: lambda a, b: a // b if b else 0, ast.Mod: lambda a, b: a % b if b else 0,
     ast.Pow: lambda a, b: pow(a, b, 1 << 64) if b >= 0 else 0,
-}  # fmt: skip
+}
 
 COMPARE_INT = {ast.Eq: "eq", ast.NotEq: "ne", ast.Lt: "slt", ast.LtE: "sle", ast.Gt: "sgt", ast.GtE: "sge"}
 _COMPARE_FLOAT = {ast.Eq: "oeq", ast.NotEq: "une", ast.Lt: "olt", ast.LtE: "ole", ast.Gt: "ogt", ast.GtE: "oge"}
 _FOLD_COMPARE: dict[type, Callable[[Any, Any], bool]] = {
     ast.Eq: lambda a, b: a == b, ast.NotEq: lambda a, b: a != b, ast.Lt: lambda a, b: a < b,
     ast.LtE: lambda a, b: a <= b, ast.Gt: lambda a, b: a > b, ast.GtE: lambda a, b: a >= b,
-}  # fmt: skip
+}
 
 # These round as Python does: the quotient towards minus infinity, and the remainder has the sign of the divisor.
 # Division by 0 returns 0. The quotient of the least number and -1, which no instruction can calculate, wraps.
@@ -227,7 +227,7 @@ def _folded(kind: type, left: Any, right: Any, of: Scalar) -> Any:
             ast.Add: lambda a, b: a + b, ast.Sub: lambda a, b: a - b, ast.Mult: lambda a, b: a * b,
             ast.Div: lambda a, b: a / b, ast.FloorDiv: lambda a, b: a // b, ast.Mod: lambda a, b: a % b,
             ast.Pow: lambda a, b: a**b,
-        }[kind](float(left), float(right))  # fmt: skip
+        }[kind](float(left), float(right))
     except KeyError:
         raise Mistake(f"{SIGNS[kind]} takes integers, and one side is a float: convert it with int()") from None
     except (ZeroDivisionError, OverflowError) as error:

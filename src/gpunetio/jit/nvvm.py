@@ -40,7 +40,7 @@ _INSTEAD = {
 _KNOWN = {
     **{name: name for name in ("alwaysinline", "noinline", "nounwind", "convergent", "noreturn", "cold")},
     "memory(none)": "readnone", "memory(inaccessiblemem: readwrite)": "inaccessiblememonly",
-}  # fmt: skip
+}
 
 _LATER = re.compile(r'^declare [^@]*@"?op\..*\n', re.MULTILINE)
 _OTHERS = re.compile(r"^(?:;|source_filename|target ).*\n", re.MULTILINE)  # comments, and lines that the head replaces

@@ -110,7 +110,7 @@ def tell_why_not() -> None:
         logger.warning(
             "the compiled code that came with gpunetio is not used: %s; it is compiled for this machine, once%s",
             why_not, target.cure(here()),
-        )  # fmt: skip
+        )
 
 
 @contextlib.contextmanager

@@ -19,7 +19,7 @@ _API = {
     "PyErr_BadArgument": "i32 ()", "PyErr_Occurred": "ptr ()", "PyEval_RestoreThread": "void (ptr)",
     "PyEval_SaveThread": "ptr ()", "PyFloat_AsDouble": "double (ptr)", "PyLong_AsLongLong": "i64 (ptr)",
     "Py_BuildValue": "ptr (ptr, ...)",
-}  # fmt: skip
+}
 # By the type of a word: the function that converts an object, and the result that may mean an error.
 _CONVERTED = {
     "i64": ("i64", "PyLong_AsLongLong", "icmp eq i64 {}, -1"),
@@ -34,7 +34,7 @@ class _PyMethodDef(ctypes.Structure):
     _fields_ = [
         ("ml_name", ctypes.c_char_p), ("ml_meth", ctypes.c_void_p), ("ml_flags", ctypes.c_int),
         ("ml_doc", ctypes.c_char_p),
-    ]  # fmt: skip
+    ]
 
 
 def entry(symbol: str, parameters: list[str], result: Any, fails: bool) -> str:

@@ -137,12 +137,12 @@ def _compile(function: DeviceFunction, kinds: tuple[Any, ...], widths: tuple[int
             machine.host(), f"{symbol}.", inlines_last_call=function.extension is not None,
             checks_bounds=checks_bounds(), inlines=not function.is_kernel,
             lines=Lines(whole=True),
-        )  # fmt: skip
+        )
         result = unit.entry(function, symbol, kinds, widths)
         header = {
             "symbol": symbol, "returns": result is not NOTHING, "called": not widths,
             "failures": unit.failures, "shared_bytes": unit.shared_bytes,
-        }  # fmt: skip
+        }
         if not widths:
             parameters = [word for kind in kinds for word in words_of(kind)]
             entry = python_call.entry(symbol, parameters, result, fails=bool(unit.failures))

@@ -205,7 +205,7 @@ define internal void @gpunetio.fail(i64 %number) noinline cold noreturn nounwind
 # PTX that swaps the bytes of a word, by its bits: a byte permutation takes half the instructions of llvm.bswap.
 SWAP_PTX = {32: "prmt.b32 $0, $1, 0, 0x0123;", 64: (
     "{.reg .b32 l, h; mov.b64 {l, h}, $1; prmt.b32 l, l, 0, 0x0123; prmt.b32 h, h, 0, 0x0123; mov.b64 $0, {h, l};}"
-)}  # fmt: skip
+)}
 # To LLVM, inline PTX without `sideeffect` reads and writes any memory, unless it says so.
 PURE_PTX = "nounwind willreturn memory(none)"
 FAILED_SYMBOL = "gpunetio_failed"  # a word in a GPU's memory: the number of the first exception of a thread

@@ -35,7 +35,7 @@ from .values import (
     of_python,
     plain,
     thing_in_words,
-)  # fmt: skip
+)
 
 _I64: Any = ir.IntType(64)
 _READNONE = "readnone"  # the only attribute of llvmlite for what PURE_PTX says
@@ -48,7 +48,7 @@ _INTRINSICS = {
        for name in ("sqrt", "fabs", "floor", "ceil", "trunc", "rint") for bits, kind in _FLOATS},
     **{f"llvm.copysign.{bits}": f"{kind} @llvm.copysign.{bits}({kind}, {kind})" for bits, kind in _FLOATS},
     **{f"llvm.fptosi.sat.i64.{bits}": f"i64 @llvm.fptosi.sat.i64.{bits}({kind})" for bits, kind in _FLOATS},
-}  # fmt: skip
+}
 
 
 class Failure(NamedTuple):
@@ -73,7 +73,7 @@ class Unit:
     def __init__(
         self, target: Target, name: str = "", inlines_last_call: bool = False, checks_bounds: bool = False,
         inlines: bool = True, lines: Lines | None = None,
-    ):  # fmt: skip
+    ):
         self.target, self._name, self.checks_bounds, self.lines = target, name, checks_bounds, lines
         self._inlined = "alwaysinline" if inlines else "inlinehint"
         # LLVM inlines an internal function with a single call, whatever its size. On CUDA, where such functions are not
@@ -335,7 +335,7 @@ class Unit:
         declared = [
             f"declare {text}" for name, text in _INTRINSICS.items()
             if f"@{name}(" in whole and not _declares(parts[0], name)
-        ]  # fmt: skip
+        ]
         if "@dprintf(" in whole:
             declared.append("declare i32 @dprintf(i32, ptr, ...)")
         if self.failures and isinstance(self.target, Host) and "@pthread_getspecific(" not in parts[0]:

@@ -25,7 +25,7 @@ from .ops import ld64, st64, thread_record
 _REGISTERS = {
     "x86_64": ((104, 112, 136), 160, 168, 8),
     "aarch64": ((184, 192, 200), 432, 440, 0),
-}  # fmt: skip
+}
 _FIRST, _SECOND, _THIRD = _REGISTERS.get(platform.machine(), _REGISTERS["x86_64"])[0]
 _STACK, _COUNTER, _CALL = _REGISTERS.get(platform.machine(), _REGISTERS["x86_64"])[1:]
 _BELOW = 256  # more than the bytes below the stack pointer that a function may use without moving it (128 on x86-64)

@@ -165,5 +165,5 @@ VERSIONS = {version.number: version for version in (
     Version(11, PROPERTIES_V11, CONFIG_V13, DEV_QP_1_0, DEV_CQ_1_0, _ONE,  100, always_companions=True),
     Version(13, PROPERTIES_V12, CONFIG_V13, DEV_QP,     DEV_CQ,     _ONE,  200),
     Version(14, PROPERTIES_V12, CONFIG_V14, DEV_QP,     DEV_CQ,     _BOTH, 200),
-)}  # fmt: skip
+)}
 NET = 0  # plugin.c passes this in place of a version for calls of NCCL 2.28's NET plugin

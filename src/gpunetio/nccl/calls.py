@@ -21,7 +21,7 @@ from ..errors import (
     NotSupportedError,
     TimedOutError,
     TooBigError,
-)  # fmt: skip
+)
 from ..rendezvous import PeerError
 from .abi import (
     DEVICE_HANDLE,
@@ -47,7 +47,7 @@ _RESULTS: tuple[tuple[type[Exception], Result], ...] = (
     (InvalidValueError, Result.INVALID_ARGUMENT), (TooBigError, Result.INVALID_ARGUMENT),
     (NotSupportedError, Result.INVALID_USAGE),
     (BadStateError, Result.INVALID_USAGE), (DocaError, Result.SYSTEM_ERROR), (OSError, Result.SYSTEM_ERROR),
-)  # fmt: skip
+)
 
 DEVICES = 1  # one NIC serves all GPUs of a process, so a communicator has one connection
 # Not the name of a NET device: NCCL would take both for the same device (`ncclTopoFillNet`).
@@ -130,7 +130,7 @@ class Calls:
             name=ctypes.addressof(_name), guid=_GUID, ptrSupport=memory, speed=_MBITS, port=1,
             latency=struct.pack("<f", 0.0), maxComms=_MOST_COMMS, maxRecvs=1, netDeviceType=kind, ndevs=1,
             maxP2pBytes=_MOST_BYTES, maxCollBytes=_MOST_BYTES, maxMultiRequestSize=1, **nowhere,
-        ))  # fmt: skip
+        ))
         layout.at(filled)["devs"][0] = dev
         ctypes.memmove(properties, bytes(filled), layout.size)
 
@@ -182,7 +182,7 @@ class Calls:
         ranks.parts.append(contexts)
         opened = Opened(ranks, contexts, DEVICE_HANDLE.pack(
             netDeviceType=NetDevice.GIN_GDAKI, netDeviceVersion=of.device_version, handle=contexts.device_address,
-        ))  # fmt: skip
+        ))
         _store(dev_handle, "devHandle", ctypes.addressof(opened.description))
         _store(gin_ctx, "ginCtx", self._add(opened))
 
@@ -208,7 +208,7 @@ class Calls:
 
     def reg_mr(
         self, coll_comm: int, data: int, size: int, kind: int, flags: int, mhandle: int, gin_handle: int
-    ) -> None:  # fmt: skip
+    ) -> None:
         _need(mhandle, "mhandle")
         _need(gin_handle, "ginHandle")
         ranks = self._get(Collective, "collComm", coll_comm)
@@ -287,7 +287,7 @@ TYPES: dict[str, tuple[type, ...]] = {
     "progress":        (_address,),
     "last_error":      (_address, _address),
     "finalize":        (_address,),
-}  # fmt: skip
+}
 _kept: list[object] = []
 
 

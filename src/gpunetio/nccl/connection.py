@@ -64,7 +64,7 @@ class Listener:
             self.handle = HANDLE.pack(
                 magic=_MAGIC, protocol=_PROTOCOL, port=self.socket.getsockname()[1], address=mapped.packed,
                 key=secrets.token_bytes(_KEY_BYTES),
-            )  # fmt: skip
+            )
             self._undo = undo.pop_all()
 
     def take_device(self) -> Device:
@@ -127,7 +127,7 @@ class Collective:
             self.ranks = TcpRendezvous(
                 rank, len(handles), address, port, timeout=listener.settings.timeout, key=key,
                 listener=listener.socket if rank == 0 else None,
-            )  # fmt: skip
+            )
             undo.pop_all()
         self.rank, self.size = rank, len(handles)
         self.parts: list[Part] = []

@@ -49,7 +49,7 @@ class Sizes:
         found = version.config.at(config)
         limits = {
             "nSignals": _MOST_WORDS, "nCounters": _MOST_WORDS, "nContexts": _MOST_CONTEXTS, "queueDepth": MAX_SLOTS,
-        }  # fmt: skip
+        }
         for name, most in limits.items():
             if not 0 <= int(found[name]) <= most:
                 raise InvalidValueError(f"{name} = {int(found[name])}: it must be from 0 to {most}")
@@ -68,7 +68,7 @@ class Sizes:
         return cls(
             int(found["nSignals"]), int(found["nCounters"]), int(found["nContexts"]), int(found["queueDepth"]) or DEPTH,
             traffic_class, backend,
-        )  # fmt: skip
+        )
 
 
 class _Words:
@@ -92,7 +92,7 @@ class _Words:
         return {
             f"{name}_buffer": self.address + first * _WORD, f"{name}_rkeys": rkeys, f"{name}_lkey": self.lkey,
             f"{name}_offset": first,
-        }  # fmt: skip
+        }
 
 
 class Contexts:
@@ -114,7 +114,7 @@ class Contexts:
                 contexts=sizes.contexts, process=os.getpid(), gid=ranks.device.ctx.query_gid().hex(),
                 signals_key=self._signals.rkey, counters_key=self._counters.rkey,
                 qps=[endpoint_values(queue.qp.endpoint()) for queue in self._mains],
-            )  # fmt: skip
+            )
             if ranks.device.ctx.provider.software:
                 _check_nics(told)
             self._connect(told)

@@ -49,4 +49,4 @@ def _table(fields: Iterable[tuple[str, str]], rows: Sequence[Sequence[str]]) -> 
             for heading, cell, width in zip(headings, line, widths, strict=True)
         ).rstrip()
         for line in (headings, *rows)
-    ]  # fmt: skip
+    ]

@@ -79,7 +79,7 @@ MAX_WORK_QUEUES = MAX_QP + MAX_SQ
 _WORKER_BYTES = (
     WORKER.size + COUNTERS.size + WORK_QUEUE.size * MAX_WORK_QUEUES + 8 * (MAX_QP + MAX_WIRES + MAX_CHANNELS)
     + MESSAGE.size + round_up(HEADER_ROOM, LINE) + (PACKET.size + ARRIVED.size) * FRAME_BATCH
-)  # fmt: skip
+)
 
 
 def workers_of(config: PortConfig) -> int:
@@ -187,14 +187,14 @@ class SoftNic:
         self.control = ControlPath(
             hardware, self.components, (self.mkeys, self.umems), self.grants, self.device_memory, self._connect,
             self._link_to_lan, undo,
-        )  # fmt: skip
+        )
         self.links = self.control.links
         self.reach.qps, self.reach.mkeys = self.control.qps.table, self.mkeys
         self.qps, self.cqs, self.srqs = (of.table for of in (self.control.qps, self.control.cqs, self.control.pools))
         self.tiss, self.sqs, self.rqs, self.rqts, self.tirs = (
             of.table for of in
             (self.control.tiss, self.control.sqs, self.control.rqs, self.control.rqts, self.control.tirs)
-        )  # fmt: skip
+        )
         self.pds, self.uar_pages = self.control.pds.table, self.control.uars.table
         self.eqs, self.gids = self.control.eqs.table, self.control.gids.table
         if port.config.capture:
@@ -228,7 +228,7 @@ class SoftNic:
         self.control_socket = ControlSocket(
             port.control_addresses, name, self._published, on_link, self._lose_link, medium=port.link_layer.name,
             on_message=on_message, prepare=self._prepare_link, rules=self._rules,
-        )  # fmt: skip
+        )
         self._lan_search = LanSearch(self.control_socket)
         outside.callback(self._lan_search.close)
         outside.callback(self.control_socket.close)

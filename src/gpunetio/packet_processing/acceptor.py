@@ -140,7 +140,7 @@ class Acceptor:
             ("slots", table.slots), ("clients", table.clients), ("wanted", table.wanted), ("made", table.made),
             ("buckets", self._buckets), ("connections", tables.connections), ("states", tables.states),
             ("lanes", tables.lane_rows),
-        ):  # fmt: skip
+        ):
             row[name] = array.ctypes.data
         row["ring"] = tables.from_cpu.host_address
         for slot in range(number, SLOTS, tables.queues):

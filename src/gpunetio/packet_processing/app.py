@@ -93,7 +93,7 @@ class Application:
                 self.gpu, icmp[0], receive_icmp, txq, int.from_bytes(caps.mac, "big"), int(self.address),
                 Reassembly(self.gpu, self.pd, caps.mtu, undo), txq=txq,
             ),
-        ]  # fmt: skip
+        ]
         self.queues = (*udp, *tcp, *icmp)
         self.counts = [QueueCounts(queue) for queue in self.queues]
         self.stop = StopWord(self.gpu)
@@ -208,7 +208,7 @@ class Application:
 
 def _receiver(
     gpu: Gpu, queue: ReceiveQueue, kernel: Kernel, *more: object, txq: EthTxq | None = None
-) -> Worker:  # fmt: skip
+) -> Worker:
     """Return the kernel of a queue. `more` are arguments that only this kernel has."""
 
     def explain() -> object:
@@ -247,7 +247,7 @@ def run(options: Options, watchers: Watchers = ()) -> Report:
     _log.info(
         "Options enabled:\n\tGPU %s\n\tNIC %s\n\tGPU Rx queues %d\n\tGPU HTTP server enabled %s",
         options.gpu, options.device, options.queues, "Yes" if options.http else "No",
-    )  # fmt: skip
+    )
     with ExitStack() as undo:
         application = Application(options, undo)
         if unanswered := application.other_addresses():

@@ -183,7 +183,7 @@ class Tables:
         for name, memory in (
             ("connections", shared), ("served", served), ("deadlines", deadlines), ("states", states),
             ("buffers", buffers), ("from_kernels", self.from_kernels), ("from_cpu", self.from_cpu), ("lanes", lanes),
-        ):  # fmt: skip
+        ):
             row[name] = memory.device_address
         row["pages"], row["pages_lkey"] = pages, pages_lkey
         row["lanes_num"], row["queues_num"] = self.lanes, queues

@@ -56,7 +56,7 @@ class Rules:
         return self._pipe.add(
             Match(self._mask, value, text=f"HTTP connection {tag:#x}"), self._ways[slot % len(self._ways)], tag=tag,
             count=False,
-        )  # fmt: skip
+        )
 
 
 class ConnectionRules:

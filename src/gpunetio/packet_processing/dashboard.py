@@ -11,7 +11,7 @@ from .statistics import KernelReport, QueueReport, Report
 COLUMNS = (
     ("queue", False), ("packets", True), ("per second", True), ("Gbit/s", True), ("dropped", True), ("busy", True),
     ("of which", False),
-)  # fmt: skip
+)
 _TOTALS = {"total", "total_bytes"}
 
 
@@ -45,7 +45,7 @@ def _row(queue: QueueReport, before: QueueReport | None, passed: float) -> tuple
         f"{_rate(queue.counts['total'], was['total'], passed):.0f}", bits, _dropped(queue.dropped),
         _busy(queue, before, passed),
         ", ".join(f"{name} {queue.counts[name]}" for name in kinds if queue.counts[name]),
-    )  # fmt: skip
+    )
 
 
 def _kernel_row(kernel: KernelReport, before: KernelReport | None, passed: float) -> tuple[str, ...]:

@@ -15,11 +15,11 @@ from ..jit.ops import ld_fixed64
 from .acceptor import (
     ACCEPTOR, ANSWERED, FREE, WANTED, acceptor_at, append, bind, count_connection, find, has_share, hash_of, held_at,
     held_row, remove, unbind,
-)  # fmt: skip
+)
 from .connection import (
     CONNECTION, ENDED, LAST_GENERATION, MOST_PAYLOAD, REQUEST_BYTES, SLOT_BITS, SLOTS, STATE_SHIFT, TAG_ROOM,
     connection_at,
-)  # fmt: skip
+)
 from .counts import TCP_COUNTS, add
 from .hand_over import put_segment
 from .receive_tcp import class_of

@@ -70,7 +70,7 @@ def _is(at, nbytes, length, words):
     return (
         nbytes == length and _lower(at, nbytes) == words[0] and _lower(at + 8, nbytes - 8) == words[1]
         and _lower(at + 16, nbytes - 16) == words[2]
-    )  # fmt: skip
+    )
 
 
 @device_function

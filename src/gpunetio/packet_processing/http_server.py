@@ -15,19 +15,19 @@ from ..jit.ops import ld_fixed32, ld_fixed64, ld_relaxed32
 from .connection import (
     CLOSING, CONNECTION, ENDED, HEADER_BYTES, HTTP, LANE, OPEN, PEER_FIN, REQUEST_BYTES, RESPONDING, SEGMENT, SERVED,
     SLOT_BITS, SLOTS, STATE_SHIFT, TAG_ROOM, connection_at, lane_at, segment_at, served_at,
-)  # fmt: skip
+)
 from .counts import WORK
 from .http_request import (
     CLOSE, FOUND, HEAD_ONLY, METHOD_NOT_ALLOWED, empty_lines, is_no_request, parse_request, request_end,
-)  # fmt: skip
+)
 from .pages import (
     BAD_REQUEST_ROW, KEEP_ALIVE_SECONDS, NOT_ALLOWED_ROW, TOO_LARGE_ROW, find_page, page_at, page_of_status,
-)  # fmt: skip
+)
 from .request_buffer import consume, keep_ahead, take_payload
 from .tcp import (
     SEQUENCE_MASK, acknowledge, close, distance, go_back, in_flight, is_finished, receive_window, reset,
     send_pending, take_acknowledgement,
-)  # fmt: skip
+)
 from ..jit.compile import device_function
 
 _MS = 1_000_000  # ns
@@ -168,7 +168,7 @@ def serve_next(http, lane, row, buffer, now):
         c.filled, c.searched, c.ahead_to = 0, 0, 0
         _respond(
             http, lane, row, page_of_status(pages, BAD_REQUEST_ROW if hopeless else TOO_LARGE_ROW), CLOSE, now
-        )  # fmt: skip
+        )
     elif c.flags & PEER_FIN:
         close(row, now)
 

@@ -58,7 +58,7 @@ PAGES = Entry("pages", 64, """
 """)
 STATUSES = {
     404: "Not Found", 400: "Bad Request", 405: "Method Not Allowed", 431: "Request Header Fields Too Large",
-}  # fmt: skip
+}
 NOT_FOUND_ROW, BAD_REQUEST_ROW, NOT_ALLOWED_ROW, TOO_LARGE_ROW = 0, 1, 2, 3
 _FIRST = len(STATUSES)
 
@@ -182,7 +182,7 @@ def _responses(image: _Image, status: int, page: Page) -> dict[str, int]:
     return {
         "status": status, "keep_head": keep_head, "keep_body": keep_body, "keep_bytes": len(keep),
         "close_head": close_head, "close_body": close_body, "close_bytes": len(close), "body_bytes": len(body),
-    }  # fmt: skip
+    }
 
 
 class Pages:

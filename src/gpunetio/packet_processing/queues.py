@@ -71,7 +71,7 @@ SHAPES = {
         Protocol.UDP: _BULK_ON_HOST, Protocol.TCP: _BULK_ON_HOST,
         Protocol.ICMP: Shape(1024, 512, 64, 20_000_000, 1, dev.THREAD),
     },
-}  # fmt: skip
+}
 
 
 class ReceiveQueue:
@@ -97,7 +97,7 @@ class ReceiveQueue:
         self.protocol, self.number, self.shape = protocol, number, shape
         self.rxq = undo.enter_context(CyclicRxq(
             gpu, pd, shape.packets, min(shape.packet_bytes, max(longest, 64)), queue_id=protocol.first_id + number
-        ))  # fmt: skip
+        ))
         counts = protocol.counts
         self.semaphore = gpu.create_semaphore(ITEMS, info=counts.dtype)
         undo.enter_context(self.semaphore)
@@ -121,4 +121,4 @@ class ReceiveQueue:
         shape = self.shape
         return (
             self.rxq, self.semaphore, self.attrs, self.sums, self.work, shape.burst, shape.patience_ns, shape.scope
-        )  # fmt: skip
+        )

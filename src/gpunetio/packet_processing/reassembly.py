@@ -15,7 +15,7 @@ from ..eth.place import PacketBuffer
 from ..formats.layout import Entry
 from ..formats.packet import (
     ETHER_TYPE_IPV4, ETHERNET, IPV4, IPV4_FRAGMENT_MASK, IPV4_MORE_FRAGMENTS, IPV4_OFFSET_MASK,
-)  # fmt: skip
+)
 from ..gpu import Gpu, GpuMemory
 from ..jit.compile import device_function
 from ..jit.ops import ld_fixed32, ld_fixed64
@@ -76,7 +76,7 @@ class Reassembly:
         rows = self._memory.device_address + REASSEMBLY.size
         self._memory.write(REASSEMBLY.pack(
             rows=rows, rooms=rooms.device_address, nic_rooms=rooms.address, mtu=mtu, lkey=rooms.region.lkey
-        ))  # fmt: skip
+        ))
 
     @property
     def device_address(self) -> int:

@@ -9,7 +9,7 @@ from ..eth import headers
 from .counts import ICMP_COUNTS, WORK, add, end_turn, wait_for_packets
 from .reassembly import (
     REFUSED, WAITS, data_of, fragment_of, frame_of, release, send_fragments, take_fragment,
-)  # fmt: skip
+)
 from .station import is_station
 
 _TTL = 128

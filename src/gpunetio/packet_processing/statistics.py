@@ -121,7 +121,7 @@ class Report:
             "http": None if self.http is None else dict(self.http),
             "kernels": [asdict(kernel) for kernel in self.kernels],
             "replay": None if self.replay is None else dict(self.replay),
-        }  # fmt: skip
+        }
 
     def kernel_names(self) -> list[str]:
         """Return the names of all kernels, as `failures` has them."""
@@ -139,7 +139,7 @@ def lines(report: Report) -> Iterator[str]:
     for queue in report.of_protocol(Protocol.UDP):
         n, bandwidth = queue.counts, {
             name: queue.counts[f"{name}_bytes"] * 8 / report.seconds / _GIGA for name in ("dns", "others", "total")
-        }  # fmt: skip
+        }
         yield (
             f"[UDP] QUEUE: {queue.number} DNS: {n['dns']} DNS_BW: {bandwidth['dns']:.3f} Gbps "
             f"OTHER: {n['others']} OTHER_BW: {bandwidth['others']:.3f} Gbps "

@@ -13,11 +13,11 @@ from ..jit.compile import device_function
 from ..eth.headers import ipv4_at, tcp_at
 from ..formats.packet import (
     ETHERNET, IPV4, TCP, TCP_ACK, TCP_FIN, TCP_OFFSET_SHIFT, TCP_PSH, TCP_RST,
-)  # fmt: skip
+)
 from ..jit.ops import ld_fixed32
 from .connection import (
     CLOSING, HEADER_BYTES, HTTP, REQUEST_BYTES, RESPONDING, SERVED, TAG_ROOM, lane_at, served_at,
-)  # fmt: skip
+)
 
 SEQUENCE_MASK = (1 << 32) - 1
 DUPLICATES = 3  # acknowledgements that indicate a lost segment (RFC 5681 3.2)

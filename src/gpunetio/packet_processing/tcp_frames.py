@@ -8,7 +8,7 @@ from ..fabric.ip_headers import tag_bytes
 from ..formats.packet import (
     ETHER_TYPE_IPV4, ETHERNET, IP_PROTOCOL_TCP, IPV4, IPV4_DONT_FRAGMENT, TCP, TCP_ACK, TCP_FIN, TCP_FLAGS_MASK,
     TCP_OFFSET_SHIFT, TCP_RST, TCP_SYN,
-)  # fmt: skip
+)
 from ..jit.compile import device_function
 from .connection import TAG_ROOM
 from .station import is_station

@@ -29,7 +29,7 @@ class Worker:
     def __init__(
         self, name: str, title: str, gpu: Gpu, kernel: Kernel, threads: int, arguments: tuple[object, ...],
         work: GpuMemory, explain: Callable[[], object],
-    ):  # fmt: skip
+    ):
         self.name, self.title, self.work, self._gpu = name, title, work, gpu
         self._kernel, self._threads, self._arguments, self._explain = kernel, threads, arguments, explain
         self.failure: DocaError | None = None

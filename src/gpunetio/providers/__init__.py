@@ -16,7 +16,7 @@ from .provider import DeviceInfo, Provider
 
 __all__ = [
     "DeviceInfo", "PortConfig", "Provider", "compile_for", "device_list", "no_hardware", "no_software", "open_device",
-]  # fmt: skip
+]
 
 logger: logging.Logger = logging.getLogger("gpunetio.providers")
 

@@ -42,7 +42,7 @@ _TYPE = {QpType.RC: s.IBV_QPT_RC, QpType.UC: s.IBV_QPT_UC, QpType.UD: s.IBV_QPT_
 _STATE = {
     QpState.RST: s.IBV_QPS_RESET, QpState.INIT: s.IBV_QPS_INIT, QpState.RTR: s.IBV_QPS_RTR, QpState.RTS: s.IBV_QPS_RTS,
     QpState.ERR: s.IBV_QPS_ERR, QpState.SQD: s.IBV_QPS_SQD,
-}  # fmt: skip
+}
 _STATE_OF_IBV = {code: state for state, code in _STATE.items()}
 _MASK = {
     _M.NEXT_STATE:         s.IBV_QP_STATE,
@@ -63,7 +63,7 @@ _MASK = {
     _M.MAX_QP_RD_ATOMIC:   s.IBV_QP_MAX_QP_RD_ATOMIC,
     _M.MAX_DEST_RD_ATOMIC: s.IBV_QP_MAX_DEST_RD_ATOMIC,
     _M.QKEY:               s.IBV_QP_QKEY,
-}  # fmt: skip
+}
 _ALL = sum(set(_MASK.values()))
 _UNREACHED = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
 # Event types of ibv_get_async_event(3), and the PRM's, which the provider interface uses.
@@ -79,7 +79,7 @@ _EVENTS = {
     s.IBV_EVENT_SRQ_ERR:             EventType.SRQ_CATAS_ERROR,
     s.IBV_EVENT_SRQ_LIMIT_REACHED:   EventType.SRQ_RQ_LIMIT,
     s.IBV_EVENT_QP_LAST_WQE_REACHED: EventType.SRQ_LAST_WQE,
-}  # fmt: skip
+}
 
 
 class _Subscription(NamedTuple):
@@ -266,7 +266,7 @@ class PlainProvider(VerbsDevice):
                socket.ntohl(wc.imm_data) if wc.wc_flags & s.IBV_WC_WITH_IMM else None, wc.qp_num, wc.vendor_err,
                wc.src_qp, wc.wc_flags, wc.slid, wc.sl)
             for wc in found[:count]
-        ]  # fmt: skip
+        ]
 
     def req_notify_cq(self, cq: int, solicited_only: bool) -> None:
         self._check(f"ibv_req_notify_cq of CQ {cq}", ibv_req_notify_cq(self.get("CQ", cq), solicited_only))
@@ -280,7 +280,7 @@ class PlainProvider(VerbsDevice):
         attr = s.ibv_qp_init_attr(
             send_cq=self.get("CQ", init.send_cq), recv_cq=self.get("CQ", init.recv_cq), cap=s.ibv_qp_cap(*init.cap),
             srq=None if init.srq is None else self.get("SRQ", init.srq), qp_type=_TYPE[init.qp_type],
-        )  # fmt: skip
+        )
         qp = self.verbs.ibv_create_qp(self.get("PD", pdn), byref(attr))
         handle = self._made("QP", f"ibv_create_qp of {init.cap}", qp, self.verbs.ibv_destroy_qp)
         cap = QpCap(*(getattr(attr.cap, name) for name in QpCap._fields))
@@ -294,7 +294,7 @@ class PlainProvider(VerbsDevice):
             pkey_index=values.pkey_index, port_num=values.port_num, timeout=values.ack_timeout,
             retry_cnt=values.retry_cnt, rnr_retry=values.rnr_retry, min_rnr_timer=values.min_rnr_timer,
             max_rd_atomic=values.max_rd_atomic, max_dest_rd_atomic=values.max_dest_rd_atomic, qkey=values.qkey,
-        )  # fmt: skip
+        )
         route = values.route
         if route:
             attr.ah_attr = ah_attr_of(route, values.port_num)
@@ -329,7 +329,7 @@ class PlainProvider(VerbsDevice):
                 ah.grh.traffic_class, bool(ah.is_global), ah.grh.flow_label,
             ),
             attr.qkey,
-        )  # fmt: skip
+        )
 
     def destroy_qp(self, qp: int) -> None:
         self._destroy("QP", qp)
@@ -342,7 +342,7 @@ class PlainProvider(VerbsDevice):
         for number, (wr, request) in enumerate(zip(chain, requests, strict=True)):
             wr.wr_id, wr.opcode, wr.send_flags, wr.imm_data = (
                 first + number, request.opcode, request.flags, socket.htonl(request.imm),
-            )  # fmt: skip
+            )
             entries = request.entries
             if request.inline:
                 kept.append(payload := ctypes.create_string_buffer(request.inline, len(request.inline)))

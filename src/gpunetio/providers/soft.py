@@ -268,7 +268,7 @@ class SoftProvider:
             max_ah=MAX_PATHS, max_srq=nic.srqs.mask, max_srq_wr=_MAX_WR - 1, max_srq_sge=_MAX_SGE, max_pkeys=1,
             max_qp_rd_atom=MAX_RD_ATOMIC, max_qp_init_rd_atom=MAX_RD_ATOMIC, num_comp_vectors=COMP_VECTORS,
             can_resize_srq=True,
-        )  # fmt: skip
+        )
 
     def query_port(self, port: int) -> PortAttr:
         self._check_port(port)
@@ -277,7 +277,7 @@ class SoftProvider:
             max_mtu=4096, active_mtu=self.nic.port.active_mtu, sm_lid=0,
             lid=self.nic.port.lid, lmc=0, link_layer=self.nic.port.link_layer, gid_tbl_len=MAX_GID,
             **dict(zip(("active_width", "active_speed"), self.nic.port.rate, strict=True)),
-        )  # fmt: skip
+        )
 
     def query_gid(self, port: int, index: int) -> bytes:
         self._check_port(port)
@@ -312,7 +312,7 @@ class SoftProvider:
         key = self._map_for(
             self.nic.dereg_mr, fd, offset, nbytes,
             lambda address: self.reg_mr(pdn, address, nbytes, iova, access, False).handle,
-        )  # fmt: skip
+        )
         return MrKeys(key, key, key)
 
     def reg_umem(self, address: int, nbytes: int, access: Access) -> int:
@@ -569,7 +569,7 @@ class SoftProvider:
             raise DriverError(
                 f"{name} failed with status {Status(status).name} ({status:#04x}), syndrome {syndrome:#x}: {refusal}",
                 status, syndrome,
-            )  # fmt: skip
+            )
         return out
 
     @staticmethod

@@ -19,4 +19,4 @@ from .tasks import CompareSwap, FetchAdd, Read, Send, Write
 __all__ = [
     "CompareSwap", "ConnectionState", "FetchAdd", "Rdma", "RdmaConnection", "Read", "Receive", "ReceiveOpcode", "Send",
     "SyncEvent", "SyncEventGet", "SyncEventSet", "Write",
-]  # fmt: skip
+]

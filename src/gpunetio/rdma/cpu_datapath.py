@@ -97,7 +97,7 @@ class CpuDataPath(DataPath):
         qp = self._pd.create_qp(
             sq_wr=self._sizes.sends, rq_wr=own, send_cq=self.send_cq, receive_cq=self.receive_cq, srq=self.srq,
             send_max_sges=_SGES, receive_max_sges=_SGES,
-        )  # fmt: skip
+        )
         self._qps.append(qp)
         return CpuChannel(self, qp)
 

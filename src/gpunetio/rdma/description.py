@@ -18,7 +18,7 @@ def describe(endpoint: QpEndpoint) -> bytes:
     row = CONNECTION_EXPORT.pack(
         magic=CONNECTION_EXPORT_MAGIC, version=CONNECTION_EXPORT_VERSION, transport=int(QpType.RC), qpn=endpoint.qpn,
         gid=endpoint.gid, lid=endpoint.lid, mtu=endpoint.mtu, psn=endpoint.psn,
-    )  # fmt: skip
+    )
     return row[: CONNECTION_EXPORT.checksum] + _checksum(row)
 
 
@@ -44,7 +44,7 @@ def endpoint_of(description: BytesLike) -> QpEndpoint:
             raise InvalidValueError(f"a connection with {name} {row[name]}: it must be {least} to {most}")
     return QpEndpoint(
         int(row["qpn"]), row["gid"].tobytes(), int(row["lid"]), int(row["mtu"]), int(row["psn"])
-    )  # fmt: skip
+    )
 
 
 def _checksum(raw: bytes) -> bytes:

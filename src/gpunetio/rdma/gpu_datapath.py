@@ -54,7 +54,7 @@ class GpuDataPath(DataPath):
         exported = self._gpu.create_qp(
             self._pd, self._sends, receives=0 if self._srq else self._receives, srq=self._srq, cq_collapsed=True,
             timeout=self._timeout,
-        )  # fmt: skip
+        )
         return _GpuChannel(self, number, exported)
 
     def poll(self) -> None:
@@ -82,7 +82,7 @@ class GpuDataPath(DataPath):
         row = DEV_RDMA_QUEUE.pack(
             qp=exported.device_address if exported else 0, marks=at + self._marks_at(number), rdma=at, slots=slots,
             shift=max(0, slots.bit_length() - 1),
-        )  # fmt: skip
+        )
         self._memory.write(row, self._row_at(number))
 
     def connected(self, number: int, exported: ExportedQp) -> None:

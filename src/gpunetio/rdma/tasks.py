@@ -50,7 +50,7 @@ class ConnectionTask(RdmaTask):
 
     def _send(self, opcode: WrOpcode, sges: tuple[Sge, ...] = (), *, inline: bytes | None = None,
               remote: RemoteMemory | None = None, imm: int = 0, compare: int = 0, swap: int = 0,
-              add: int = 0) -> None:  # fmt: skip
+              add: int = 0) -> None:
         """Post a request."""
         connection = self.connection
         if connection.state is not ConnectionState.CONNECTED:
@@ -62,7 +62,7 @@ class ConnectionTask(RdmaTask):
         path.send(self, connection.qp, SendWr(
             opcode=opcode, sges=sges, inline=inline, wr_id=path.number(), imm=imm, compare=compare, swap=swap, add=add,
             remote_addr=remote.address if remote else None, rkey=remote.rkey if remote else None,
-        ))  # fmt: skip
+        ))
 
     def _gather(self, source: object, held: ExitStack) -> tuple[tuple[Sge, ...], bytes | None]:
         """Return a source as scatter/gather entries, or as bytes to put into the WQE if they fit."""
@@ -149,7 +149,7 @@ class Read(ConnectionTask):
     def _post(self, held: ExitStack) -> None:
         remote, self.nbytes = place(self.remote, Access.REMOTE_READ), None
         self._send(WrOpcode.RDMA_READ, first(destinations(self._pd, self.destination, held), remote.nbytes),
-                   remote=remote)  # fmt: skip
+                   remote=remote)
 
     def note(self, done: Completion) -> None:
         self.nbytes = done.byte_len
@@ -174,7 +174,7 @@ class AtomicTask(ConnectionTask):
     def _change(self, opcode: WrOpcode, held: ExitStack, *, compare: int = 0, swap: int = 0, add: int = 0) -> None:
         self.value = None
         self._send(opcode, destinations(self._pd, self._before, held), compare=compare, swap=swap, add=add,
-                   remote=place(self.remote, Access.REMOTE_ATOMIC))  # fmt: skip
+                   remote=place(self.remote, Access.REMOTE_ATOMIC))
 
     def note(self, done: Completion) -> None:
         self.value = int(self._before[0])
@@ -204,7 +204,7 @@ class CompareSwap(AtomicTask):
     def __init__(
         self, connection: RdmaConnection, remote: RemoteMemory | Buf, compare: int, swap: int, *,
         user_data: object = None,
-    ):  # fmt: skip
+    ):
         super().__init__(connection, remote, user_data)
         self.compare, self.swap = word("compare", compare), word("swap", swap)
 

@@ -24,4 +24,4 @@ __all__ = [
     "Link", "Mesh", "Message", "MpiRendezvous", "Peer", "PeerError", "PeerInterrupted", "Rendezvous", "StoreRendezvous",
     "TcpRendezvous", "accept", "dial", "endpoint_of", "endpoint_values", "from_environment", "listen", "mesh",
     "own_address",
-]  # fmt: skip
+]

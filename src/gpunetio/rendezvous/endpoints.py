@@ -12,7 +12,7 @@ def endpoint_values(endpoint: QpEndpoint) -> dict[str, object]:
     """Return an endpoint as JSON values."""
     return {
         "qpn": endpoint.qpn, "gid": endpoint.gid.hex(), "lid": endpoint.lid, "mtu": endpoint.mtu, "psn": endpoint.psn,
-    }  # fmt: skip
+    }
 
 
 def endpoint_of(values: Message) -> QpEndpoint:
@@ -23,7 +23,7 @@ def endpoint_of(values: Message) -> QpEndpoint:
     return QpEndpoint(
         values.integer("qpn", 1, 0xFF_FFFF), gid, values.integer("lid", 0, 0xFFFF), values.integer("mtu", 256, 4096),
         values.integer("psn", 0, 0xFF_FFFF),
-    )  # fmt: skip
+    )
 
 
 def memory_of(values: Message) -> tuple[int, int, int]:
@@ -31,4 +31,4 @@ def memory_of(values: Message) -> tuple[int, int, int]:
     return (
         values.integer("address", *_ADDRESS), values.integer("rkey", 0, 0xFFFF_FFFF),
         values.integer("nbytes", 0, 1 << 62),
-    )  # fmt: skip
+    )

@@ -59,7 +59,7 @@ class Mesh:
     def __init__(
         self, rendezvous: Rendezvous, pd: PD, gpu: Gpu, memory: object, sgid_index: int, options: QpOptions,
         owns: bool = False,
-    ):  # fmt: skip
+    ):
         self.rendezvous, self.rank, self.size = rendezvous, rendezvous.rank, rendezvous.size
         self.sgid_index, self._owns, self._pid = sgid_index, owns, os.getpid()
         with ExitStack() as parts:
@@ -92,7 +92,7 @@ class Mesh:
             "qps": [
                 endpoint_values(queue.qp.endpoint(sgid_index=self.sgid_index)) if queue else {} for queue in queues
             ],
-        })  # fmt: skip
+        })
         peers = []
         for rank, (queue, value) in enumerate(zip(queues, values)):
             if not isinstance(value, dict):

@@ -34,7 +34,7 @@ class TcpRendezvous(Rendezvous):
     def __init__(
         self, rank: int, size: int, address: str = "127.0.0.1", port: int = PORT, *, timeout: float = TIMEOUT,
         key: str = "", listener: socket.socket | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(rank, size, timeout)
         try:
             key.encode()

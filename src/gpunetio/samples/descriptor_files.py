@@ -105,7 +105,7 @@ class Exchange:
     def _file(self, kind: str, body: bytes, reader: str = "-") -> bytes:
         return b"%s%s %s %s %d %d\n%s" % (
             _MAGIC, self._me.encode(), reader.encode(), kind.encode(), self._connections, len(body), body
-        )  # fmt: skip
+        )
 
     # --- files -------------------------------------------------------------------------------------------------------
 

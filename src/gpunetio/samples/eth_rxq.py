@@ -89,7 +89,7 @@ def _managed(ctx: Context, pd: PD, options: SampleOptions) -> int:
             headroom=options.headroom, tailroom=options.tailroom,
         ) as rxq,
         FlowPort(ctx) as port,
-    ):  # fmt: skip
+    ):
         port.steer(match.everything(), to=rxq, tag=TAG)
         _log.info("Receiving for %g seconds", options.seconds)
         end = time.monotonic() + options.seconds

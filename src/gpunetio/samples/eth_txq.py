@@ -74,7 +74,7 @@ def _lso(destination: bytes, source: bytes) -> tuple[bytes, bytes]:
     headers += IPV4.pack(
         version_ihl=_VERSION_IHL, total_length=IPV4.size + TCP.size + LSO_BYTES, ttl=_TTL, protocol=IP_PROTOCOL_TCP,
         source=_ADDRESS, destination=_PEER,
-    )  # fmt: skip
+    )
     headers += TCP.pack(source_port=_PORT, destination_port=_PORT, offset_flags=_OFFSET)
     return bytes(headers), bytes([LSO_BYTE]) * LSO_BYTES
 

@@ -30,7 +30,7 @@ def frame(nbytes: int, payload: bytes = b"", original: bool = False) -> bytes:
         made += IPV4.pack(
             version_ihl=_VERSION_IHL, total_length=nbytes - ETHERNET.size, ttl=_TTL, protocol=IP_PROTOCOL_UDP,
             source=_ADDRESSES[0].packed, destination=_ADDRESSES[1].packed,
-        )  # fmt: skip
+        )
         made += UDP.pack(
             source_port=_SOURCE_PORT, destination_port=_DISCARD, length=nbytes - ETHERNET.size - IPV4.size
         )

@@ -196,7 +196,7 @@ class End(ABC):
             self.pd, gpu=self.gpu, permissions=Access.LOCAL_WRITE | Access.REMOTE_WRITE, gid_index=options.gid_index,
             send_queue_size=QUEUE_SIZE, recv_queue_size=QUEUE_SIZE,
             max_connections=CONNECTIONS if options.use_cm else 1, timeout=WAIT_SECONDS,
-        )  # fmt: skip
+        )
         stack.enter_context(self.rdma)
         self.stop = self.gpu.alloc(8, MemType.CPU_GPU)
         self.out = self.gpu.alloc(_ROUNDS + 8 * _ROUND_WORDS * BUFFERS, MemType.CPU_GPU)
@@ -294,7 +294,7 @@ class Server(End):
             _log.info(
                 "RDMA Recv %d ops completed with immediate values %d and %d! Connections %d and %d", words[0], *imms,
                 *conns,
-            )  # fmt: skip
+            )
         self._show("after")
 
     def _show(self, when: str) -> None:
@@ -345,4 +345,4 @@ class Client(End):
         _log.info(
             "Client posted and completed %d RDMA commits on connection %d. Waiting on the exit flag.",
             report[_COMMITS // 8], connection.id,
-        )  # fmt: skip
+        )

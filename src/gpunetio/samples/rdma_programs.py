@@ -79,7 +79,7 @@ class End:
         self.rdma = Rdma(
             self.pd, permissions=Access.LOCAL_WRITE | permissions, gid_index=options.gid_index,
             max_connections=options.connections, transport=options.transport,
-        )  # fmt: skip
+        )
         stack.enter_context(self.rdma)
 
     def share(self, description: bytes) -> None:
@@ -250,7 +250,7 @@ PROGRAMS = {
     "sync_event_responder":      Program(_wait_for_event, "requester", Access.REMOTE_WRITE | Access.REMOTE_ATOMIC),
     "multi_conn_send":           Program(_send, "receiver"),
     "multi_conn_receive":        Program(_receive, "sender"),
-}  # fmt: skip
+}
 
 
 def run(name: str, options: SampleOptions, enter: Enter = lambda: False) -> None:

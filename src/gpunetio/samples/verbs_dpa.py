@@ -161,7 +161,7 @@ class End:
         launch = write_and_wait[1, 1, self.dpa](
             self.qp.get_dpa_handle(self.dpa), self.far.address, self.far.rkey, self.outbox, self.out_mr.lkey,
             self.inbox, self.options.size, rounds, self.first, self.other, self.stop, self.out,
-        )  # fmt: skip
+        )
         end = time.monotonic() + KERNEL_SECONDS
         try:
             while not launch.wait(LOOK_SECONDS):

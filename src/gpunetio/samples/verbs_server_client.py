@@ -49,7 +49,7 @@ OPERATIONS = {
     "Send":  (WrOpcode.SEND,       Access.LOCAL_WRITE),
     "Write": (WrOpcode.RDMA_WRITE, Access.LOCAL_WRITE | Access.REMOTE_WRITE),
     "Read":  (WrOpcode.RDMA_READ,  Access.LOCAL_WRITE | Access.REMOTE_READ),
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,7 +212,7 @@ class Client(End):
         return SendWr(
             opcode=self.opcode, sges=[self.sge(i)], wr_id=i,
             remote_addr=self.far.address + self.place(i).start, rkey=self.far.rkey,
-        )  # fmt: skip
+        )
 
 
 class Server(End):

@@ -83,7 +83,7 @@ def cq_overrun_allowed(rig: Rig) -> None:
         a.qp.post_send(*(
             SendWr(opcode=WrOpcode.ATOMIC_FETCH_AND_ADD, sges=[a.memory.sge()], add=1, **b.memory.remote(0))
             for _ in range(4)
-        ))  # fmt: skip
+        ))
     rig.until("12 atomics", lambda: b.memory.word(0) == 12)
     rig.no_event(rig.near)
     same("state of the queue pair", a.qp.state, QpState.RTS)
@@ -121,4 +121,4 @@ def cq_of_an_external_data_path(rig: Rig) -> None:
     qp = rig.near.create_pd().create_qp(sq_wr=4, send_cq=cq, external_datapath=True)
     qp.connect(qp)
     refused("posting to an external queue pair", BadStateError,
-            lambda: qp.post_send(SendWr(opcode=WrOpcode.RDMA_WRITE)))  # fmt: skip
+            lambda: qp.post_send(SendWr(opcode=WrOpcode.RDMA_WRITE)))

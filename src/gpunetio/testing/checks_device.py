@@ -11,7 +11,7 @@ _MTUS = (256, 512, 1024, 2048, 4096)
 _POSITIVE = (
     "phys_port_cnt", "node_guid", "max_mr_size", "max_qp", "max_qp_wr", "max_sge", "max_cq", "max_cqe", "max_mr",
     "max_pd", "max_qp_rd_atom", "max_qp_init_rd_atom", "max_pkeys", "gid_table_size", "max_wqe_sz_sq", "max_wqe_sz_rq",
-)  # fmt: skip
+)
 
 
 @check

@@ -19,7 +19,7 @@ def wrong_remote_key(rig: Rig) -> None:
     for opcode, nbytes in (
         (WrOpcode.RDMA_WRITE, 100), (WrOpcode.RDMA_READ, 100), (WrOpcode.ATOMIC_FETCH_AND_ADD, 8),
         (WrOpcode.ATOMIC_CMP_AND_SWP, 8),
-    ):  # fmt: skip
+    ):
         a, b = rig.pair()
         for number in range(2):
             b.receive(b.memory.sge(), wr_id=10 + number)
@@ -158,7 +158,7 @@ def what_came_before_an_error(rig: Rig) -> None:
     a.post(WrOpcode.RDMA_WRITE, a.memory.sge(0, 100), wr_id=3, signaled=False, **wrong)
     a.post(WrOpcode.RDMA_WRITE, a.memory.sge(0, 100), wr_id=4, signaled=False, **b.memory.remote(2000))
     same("completions", outcomes(a.sends(3)),
-         [(1, WcStatus.SUCCESS), (3, WcStatus.REM_ACCESS_ERR), (4, WcStatus.WR_FLUSH_ERR)])  # fmt: skip
+         [(1, WcStatus.SUCCESS), (3, WcStatus.REM_ACCESS_ERR), (4, WcStatus.WR_FLUSH_ERR)])
     for at in (0, 1000):
         b.memory.expect_copy(at, a.memory, 0, 100)
     b.memory.verify("WRITEs before and behind one that fails")

@@ -121,11 +121,11 @@ def mr_life(rig: Rig) -> None:
     one, two = (np.zeros(nbytes, np.uint8) for nbytes in (1, 100_000))
     mrs = [pd.register(array) for array in (one, two, two)]
     same("what is registered", [(mr.address, mr.nbytes) for mr in mrs],
-         [(int(array.ctypes.data), len(array)) for array in (one, two, two)])  # fmt: skip
+         [(int(array.ctypes.data), len(array)) for array in (one, two, two)])
     same("different remote keys of three regions", len({mr.rkey for mr in mrs}), 3)
     refused("a region of 0 bytes", InvalidValueError, lambda: pd.register(bytearray()))
     refused("remote writing without local writing", InvalidValueError,
-            lambda: pd.register(bytearray(64), Access.REMOTE_WRITE))  # fmt: skip
+            lambda: pd.register(bytearray(64), Access.REMOTE_WRITE))
     refused("writing to read-only memory", InvalidValueError, lambda: pd.register(bytes(64), Access.LOCAL_WRITE))
     pd.register(bytes(64)).close()
     for mr in mrs:
@@ -147,9 +147,9 @@ def umem_life(rig: Rig) -> None:
     same("where the CQ lies", (cq.ring_address, cq.dbr_address), (umem.address + 1024, umem.address + 4096 + 64))
     _in_use(umem)
     refused("a ring that leaves its UMEM", InvalidValueError,
-            lambda: rig.near.create_cq(256, external_umem=(umem, 0), external_dbr_umem=(umem, 4096)))  # fmt: skip
+            lambda: rig.near.create_cq(256, external_umem=(umem, 0), external_dbr_umem=(umem, 4096)))
     refused("a ring without a place for its record", InvalidValueError,
-            lambda: rig.near.create_cq(16, external_umem=(umem, 0)))  # fmt: skip
+            lambda: rig.near.create_cq(16, external_umem=(umem, 0)))
     cq.close()
     umem.close()
     _dead(umem, lambda: rig.near.create_cq(16, external_umem=(umem, 0), external_dbr_umem=(umem, 4096)))
@@ -258,7 +258,7 @@ def srq_life(rig: Rig) -> None:
     refused("a CONTIGUOUS SRQ for the CPU", InvalidValueError, lambda: pd.create_srq(4, srq_type=SrqType.CONTIGUOUS))
     refused("an SRQ larger than the device's limit", NotSupportedError, lambda: pd.create_srq(device.max_srq_wr + 1))
     refused("receives larger than the device's limit", NotSupportedError,
-            lambda: pd.create_srq(4, receive_max_sges=device.max_srq_sge + 1))  # fmt: skip
+            lambda: pd.create_srq(4, receive_max_sges=device.max_srq_sge + 1))
     qp = pd.create_qp(receive_cq=cq, srq=srq)
     refused("a receive of a queue pair that has an SRQ", InvalidValueError, lambda: qp.post_recv(RecvWr()))
     _in_use(srq)

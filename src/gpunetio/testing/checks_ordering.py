@@ -54,7 +54,7 @@ def fence(rig: Rig) -> None:
         here, there = 1000 * number, 40_000 + 10_000 * number
         a.post(WrOpcode.RDMA_READ, a.memory.sge(here, 9000), signaled=False, **b.memory.remote(500))
         a.post(WrOpcode.ATOMIC_FETCH_AND_ADD, a.memory.sge(100_000, 8), signaled=False, add=1,
-               **b.memory.remote(30_000))  # fmt: skip
+               **b.memory.remote(30_000))
         parts = (a.memory.sge(here, 9000), a.memory.sge(100_000, 8))
         a.post(WrOpcode.RDMA_WRITE, *parts, flags=SendFlags.FENCE, wr_id=number, **b.memory.remote(there))
         a.succeed(number)
@@ -108,7 +108,7 @@ def receives_complete_in_order(rig: Rig) -> None:
         a.succeed(*range(8))
         done = b.arrive(*(100 * lap + number for number in range(8)))
         same("lengths and immediate data", [(one.byte_len, one.imm) for one in done],
-             [(nbytes, number) for number, nbytes in enumerate(lengths)])  # fmt: skip
+             [(nbytes, number) for number, nbytes in enumerate(lengths)])
         b.memory.verify("SENDs")
 
 
@@ -160,7 +160,7 @@ def many_reads_in_flight(rig: Rig) -> None:
         b.memory.set_word(0, 0)
         for number in range(12):
             a.post(WrOpcode.ATOMIC_FETCH_AND_ADD, a.memory.sge(8 * number, 8), add=1, wr_id=2 * number,
-                   **b.memory.remote(0))  # fmt: skip
+                   **b.memory.remote(0))
             at = 1000 + 6000 * number
             a.post(WrOpcode.RDMA_READ, a.memory.sge(at, 6000), wr_id=2 * number + 1, **b.memory.remote(at))
             a.memory.expect_word(8 * number, number)

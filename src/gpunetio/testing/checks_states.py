@@ -37,7 +37,7 @@ def _attr(qp: QP, peer: QP | None = None, **values: object) -> QpAttr:
     attr = QpAttr(
         dest_qp_num=end.qpn, rq_psn=end.psn, sq_psn=qp.psn, path_mtu=min(port.active_mtu, end.mtu),
         ah_attr=AhAttr(gid=end.gid, dlid=end.lid), allow_remote_write=True,
-    )  # fmt: skip
+    )
     return replace(attr, **values)
 
 
@@ -151,7 +151,7 @@ def values_out_of_range(rig: Rig) -> None:
         qp = _in_state(rig, state)
         mask = _NEEDED[state, to] | _OPTIONAL[state, to]
         refused(f"{values} on the way to {to.name}", InvalidValueError,
-                lambda qp=qp, to=to, mask=mask, values=values: _move(qp, to, mask, None, **values))  # fmt: skip
+                lambda qp=qp, to=to, mask=mask, values=values: _move(qp, to, mask, None, **values))
         same("state after refused values", qp.state, state)
         qp.close()
 
@@ -167,7 +167,7 @@ def a_wrong_current_state(rig: Rig) -> None:
         attr = _attr(qp, next_state=to, current_state=claimed)
         mask = _NEEDED[claimed, to] | _M.NEXT_STATE | _M.CURRENT_STATE
         refused(f"{claimed.name} to {to.name} in {state.name}", DriverError,
-                lambda qp=qp, attr=attr, mask=mask: qp.modify(attr, mask))  # fmt: skip
+                lambda qp=qp, attr=attr, mask=mask: qp.modify(attr, mask))
         same("state after a refused transition", qp.state, state)
 
 
@@ -186,7 +186,7 @@ def query_tells_what_was_set(rig: Rig) -> None:
         "max_dest_rd_atomic": 1 << device.max_qp_rd_atom.bit_length() - 1,
         "sq_psn": 0xFEDCBA, "ack_timeout": 17, "retry_cnt": 5, "rnr_retry": 3, "max_rd_atomic": 1,
         "pkey_index": 0, "port_num": 1,
-    }  # fmt: skip
+    }
     for state, to in ((_RST, _INIT), (_INIT, _RTR), (_RTR, _RTS)):
         optional = _OPTIONAL[state, to] & (_M.ATOMIC_MODE | _M.MAX_QP_RD_ATOMIC | _M.MAX_DEST_RD_ATOMIC)
         _move(qp, to, _NEEDED[state, to] | optional, **wanted)

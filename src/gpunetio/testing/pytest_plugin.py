@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _GPU, _FAULTS, _DEADLINE, _ARTEFACTS = (
     f"--gpunetio-{name}" for name in ("gpu", "faults", "deadline", "artefacts")
-)  # fmt: skip
+)
 _TWIN = "twin"
 _LONGEST_DEADLINE = 3600.0
 _network: pytest.StashKey[Network] = pytest.StashKey()
@@ -49,20 +49,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         _GPU, default="host", metavar="WHICH",
         help="Where the fixture `gpu` runs kernels: host (threads), twin, auto, or a GPU by number or PCI address "
         "(default: host)",
-    )  # fmt: skip
+    )
     group.addoption(
         _FAULTS, metavar="NAME=VALUE,…",
         help="Disturb what software NICs send: loss, duplication, reordering, corruption (0 to 1), delay_us, seed. "
         "The marker `faults` of a test goes first",
-    )  # fmt: skip
+    )
     group.addoption(
         _DEADLINE, default="10", metavar="SECONDS",
         help="How long the fixtures wait for what must happen (default: 10)",
-    )  # fmt: skip
+    )
     group.addoption(
         _ARTEFACTS, metavar="DIR",
         help="Keep captures and a diagnosis of the software NICs of each test that fails, in a folder of DIR",
-    )  # fmt: skip
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -172,7 +172,7 @@ class Side:
     def post(
         self, opcode: WrOpcode, *sges: Sge, signaled: bool = True, flags: SendFlags = _NO_FLAGS,
         **values: Unpack[Values],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Post one request. SEND_WITH_IMM, for example, takes `imm`."""
         flags |= SendFlags.SIGNALED if signaled else _NO_FLAGS
         self.qp.post_send(SendWr(opcode=opcode, sges=sges, flags=flags, **values))
@@ -270,7 +270,7 @@ class Rig:
     def side(
         self, ctx: Context, *, access: Access | None = None, size: int = SIZE, pd: PD | None = None,
         send_cq: CQ | None = None, receive_cq: CQ | None = None, **init: Unpack[QpInit],
-    ) -> Side:  # fmt: skip
+    ) -> Side:
         """Return a queue pair with a PD, CQs and memory of its own, unless they are given."""
         pd = pd or ctx.create_pd()
         sent, received = send_cq or ctx.create_cq(64), receive_cq or ctx.create_cq(64)

@@ -25,7 +25,7 @@ from ..errors import (
     NotFoundError,
     NotSupportedError,
     TimedOutError,
-)  # fmt: skip
+)
 from ..nic.engine.port import PortConfig
 from ..nic.host import helping
 from ..providers import soft
@@ -46,7 +46,7 @@ _ERRNO: tuple[tuple[type[Exception], int], ...] = (
     (InvalidValueError, errno.EINVAL), (NoMemoryError, errno.ENOMEM), (InUseError, errno.EBUSY),
     (NotSupportedError, errno.EOPNOTSUPP), (NotFoundError, errno.EHOSTUNREACH), (FullError, errno.EOVERFLOW),
     (TimedOutError, errno.ETIMEDOUT), (BadStateError, errno.EIO), (DriverError, errno.EINVAL),
-)  # fmt: skip
+)
 # Modules whose functions answer calls.
 ANSWERING = device, devx, events, memory, queues, ucma_addresses, ucma_connections
 
@@ -170,7 +170,7 @@ _long, _u64 = ctypes.c_long, ctypes.c_uint64  # an address of 0 is passed as a n
 _TYPES = {
     "open": (ctypes.c_char_p, _long), "control": (_long, _u64), "map": (_long, _u64, _u64),
     "write": (_long, _u64, _u64), "close": (_long,), "worker": (_long,), "refresh": (), "reach": (_long, _u64),
-}  # fmt: skip
+}
 _kept: list[object] = []
 
 

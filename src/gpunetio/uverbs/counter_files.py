@@ -52,18 +52,18 @@ _PORT: dict[str, tuple[tuple[str, ...], int]] = {
     "excessive_buffer_overrun_errors": ((), 1),
     "port_xmit_wait":                  ((), 1),
     "VL15_dropped":                    ((), 1),
-}  # fmt: skip
+}
 _COUNTED = (
     "rx_write_requests", "rx_read_requests", "rx_atomic_requests", "out_of_buffer", "out_of_sequence",
     "duplicate_request", "rnr_nak_retry_err", "packet_seq_err", "implied_nak_seq_err", "local_ack_timeout_err",
     "resp_local_length_error", "resp_cqe_error", "req_cqe_error", "req_remote_invalid_request",
     "req_remote_access_errors", "resp_remote_access_errors", "resp_cqe_flush_error", "req_cqe_flush_error",
     "req_transport_retries_exceeded", "req_rnr_retries_exceeded", "rx_icrc_encapsulated",
-)  # fmt: skip
+)
 _CONGESTION = (  # software NICs have no congestion control
     "np_cnp_sent", "np_ecn_marked_roce_packets", "rp_cnp_handled", "rp_cnp_ignored", "roce_adp_retrans",
     "roce_adp_retrans_to", "roce_slow_restart", "roce_slow_restart_cnps", "roce_slow_restart_trans",
-)  # fmt: skip
+)
 _FILES = {
     **{f"counters/{name}": source for name, source in _PORT.items()},
     **{f"hw_counters/{name}": ((name,), 1) for name in _COUNTED},

@@ -41,7 +41,7 @@ def get_context(file: OpenFile, call: Call) -> None:
         cqe_version=min(1, int(request["max_cqe_version"])),
         cmds_supp_uhw=abi.UHW_QUERY_DEVICE | abi.UHW_CREATE_AH, eth_min_inline=abi.INLINE_NONE,
         log_uar_size=UAR_PAGE.bit_length() - 1, num_uars_per_page=PAGE // UAR_PAGE,
-    )  # fmt: skip
+    )
     call.put(abi.UHW_OUT, answer)
 
 
@@ -59,7 +59,7 @@ def query_device(file: OpenFile, call: Call) -> None:
         page_size_cap=-PAGE & (1 << 64) - 1, max_sge_rd=d.max_sge, max_res_rd_atom=d.max_qp * d.max_qp_rd_atom,
         device_cap_flags=_CAPABILITIES, device_cap_flags_ex=_CAPABILITIES, atomic_cap=_ATOMIC_HCA,
         response_length=abi.DEVICE.size,
-    )  # fmt: skip
+    )
     call.put(abi.Invoke.OUT, answer)
 
 
@@ -74,7 +74,7 @@ def query_port(file: OpenFile, call: Call) -> None:
         active_mtu=MTU_CODES[port.active_mtu], lmc=port.lmc, max_vl_num=1, active_width=port.active_width,
         active_speed=port.active_speed, phys_state=abi.PHYSICALLY_UP if up else abi.PHYSICALLY_DOWN,
         link_layer=port.link_layer, flags=_GRH_REQUIRED if ethernet else 0,
-    )  # fmt: skip
+    )
     call.put(abi.QueryPort.RESP, answer)
 
 

@@ -37,7 +37,7 @@ _IN_UMEMS = {
     Opcode.CREATE_RMP: (cmd.CREATE_RMP_IN, {"ctx": _RING_AND_RECORD}),
     Opcode.CREATE_SQ:  (eth.CREATE_SQ_IN,  {"ctx": _RING_AND_RECORD}),
     Opcode.CREATE_RQ:  (eth.CREATE_RQ_IN,  {"ctx": _RING_AND_RECORD}),
-}  # fmt: skip
+}
 
 
 def _in_umems(call: Call) -> bytes:
@@ -109,7 +109,7 @@ def create_object(file: OpenFile, call: Call) -> None:
             logger.warning(
                 "the NIC refuses a memory key: %s. UCX continues without such a key, and its puts may then write to a "
                 "wrong address", refused,
-            )  # fmt: skip
+            )
         raise
     undo = ExitStack()
     undo.callback(provider.devx_obj_destroy, created[0])

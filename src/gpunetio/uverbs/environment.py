@@ -24,7 +24,7 @@ _QUIET_END = "RDMAV_ALLOW_DISASSOC_DESTROY"  # libibverbs: destroying an object 
 _DESCRIPTION = {  # variable of preload.c → member of python.h's structure
     "GPUNETIO_LIBPYTHON": "library", "GPUNETIO_PYTHONHOME": "home", "GPUNETIO_PYTHONVERSION": "version",
     "GPUNETIO_PATH": "path",
-}  # fmt: skip
+}
 
 
 def library() -> Path:

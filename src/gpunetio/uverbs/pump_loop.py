@@ -40,7 +40,7 @@ _COMPLETION, _CQ_ERROR, _PORT_CHANGE, _ACTIVE, _PORT_ACTIVE, _PORT_ERR = map(
         EventType.COMPLETION, EventType.CQ_ERROR, EventType.PORT_CHANGE, PortSubtype.ACTIVE,
         AsyncEventType.PORT_ACTIVE, AsyncEventType.PORT_ERR,
     ),
-)  # fmt: skip
+)
 
 # `pollfds` are those of the channels' descriptors, or of pipes that are full; the first one only wakes the thread.
 # `pipes` has a PIPE for each. `names` translates types of events to libibverbs' numbers. `message` is a buffer.

@@ -61,7 +61,7 @@ _RULES: dict[tuple[QpState, QpState], dict[QpType, Rule]] = {
         QpType.UC: Rule(_NONE, _LATER),
         QpType.UD: Rule(_NONE, _NOW | _QKEY),
     },
-}  # fmt: skip
+}
 _EVERYWHERE = Rule()  # to RST and ERR
 _FROM_RST = {QpState.RST, QpState.INIT}
 

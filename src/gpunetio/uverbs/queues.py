@@ -90,7 +90,7 @@ def create_cq(file: OpenFile, call: Call) -> None:
             external_uar=file.uar(int(request["uar_page_index"])),
             comp_vector=call.number(abi.CreateCq.COMP_VECTOR),
             overrun=CqOverrun.ENABLE if flags & _IGNORE_OVERRUN else CqOverrun.DISABLE,
-        )  # fmt: skip
+        )
         undo.callback(cq.close)
         subscriber = file.pump.subscriber(call.number(abi.CreateCq.USER_HANDLE))
         tell_errors(file, cq, OF_CQ, subscriber)
@@ -124,7 +124,7 @@ def resize_cq(file: OpenFile, call: Call) -> None:
             opcode=Opcode.MODIFY_CQ, op_mod=CQ_RESIZE, cqn=cq.cqn, resize_field_select=sum(CqResize),
             cq_context={"log_cq_size": entries.bit_length() - 1, "cqe_sz": CQE_SIZES.index(size)},
             cq_umem_id=umem.umem_id, cq_umem_offset=offset, cq_umem_valid=1,
-        )  # fmt: skip
+        )
         file.provider.devx_obj_modify(cq.devx_handle, bytes(mailbox), OUT.size)
         undo.callback(held.undo.close)  # closed before the new ring
         held.undo = undo.pop_all()
@@ -175,7 +175,7 @@ def create_qp(file: OpenFile, call: Call) -> None:
             external_uar=file.uar(int(request["bfreg_index"])),
             external_datapath=True, cqe_inline=scatters,
             cqe_inline_responses=scatters and all_complete and qp_type == QpType.RC,
-        )  # fmt: skip
+        )
         qp.rules = _linux_transition
         undo.callback(qp.close)
         subscriber = file.pump.subscriber(call.number(abi.CreateQp.USER_HANDLE))
@@ -216,17 +216,17 @@ _MASKS = {
     QpMask.MAX_DEST_RD_ATOMIC: (QpAttrMask.MAX_DEST_RD_ATOMIC, "max_dest_rd_atomic", "max_dest_rd_atomic"),
     QpMask.MIN_RNR_TIMER:      (QpAttrMask.MIN_RNR_TIMER,      "min_rnr_timer",      "min_rnr_timer"),
     QpMask.DEST_QPN:           (QpAttrMask.DEST_QP_NUM,        "dest_qp_num",        "dest_qp_num"),
-}  # fmt: skip
+}
 STATES = {
     0: QpState.RST, 1: QpState.INIT, 2: QpState.RTR, 3: QpState.RTS, 4: QpState.SQD, 6: QpState.ERR,
-}  # fmt: skip
+}
 _STATE_CODE = {state: code for code, state in STATES.items()}
 _OF_STATE = QpMask.STATE, QpMask.CUR_STATE
 _RIGHTS = QpAttrMask.ALLOW_REMOTE_WRITE | QpAttrMask.ALLOW_REMOTE_READ | QpAttrMask.ATOMIC_MODE
 _OURS = {
     **{bit: ours for bit, (ours, _, _) in _MASKS.items()},
     QpMask.PATH_MTU: QpAttrMask.PATH_MTU, QpMask.ACCESS_FLAGS: _RIGHTS, QpMask.AV: QpAttrMask.AH_ATTR,
-}  # fmt: skip
+}
 _KNOWN = sum(_OURS) | QpMask.PATH_MIG_STATE
 
 
@@ -235,7 +235,7 @@ def _linux_transition(current: QpState, following: QpState, qp_type: QpType) -> 
     rule = rule_of(current, following, qp_type) or Rule()
     required, optional = (
         reduce(or_, (_OURS[bit] for bit in mask if bit in _OURS), QpAttrMask(0)) for mask in rule
-    )  # fmt: skip
+    )
     return replace(transition(current, following, qp_type), required=required, optional=optional)
 
 
@@ -298,7 +298,7 @@ def _path_of(file: OpenFile, dest: np.ndarray) -> AhAttr:
         gid=dest["dgid"].tobytes(), addr_type=kind, dlid=int(dest["dlid"]), sl=int(dest["sl"]),
         sgid_index=int(dest["sgid_index"]), hop_limit=HOP_LIMIT if ethernet else int(dest["hop_limit"]),
         traffic_class=int(dest["traffic_class"]), flow_label=int(dest["flow_label"]) & FLOW_LABEL_MASK,
-    )  # fmt: skip
+    )
 
 
 def values_of(attr: QpAttr) -> dict[str, int | bytes]:
@@ -318,18 +318,18 @@ def query_qp(file: OpenFile, call: Call) -> None:
     rights = (
         Access.REMOTE_WRITE * attr.allow_remote_write | Access.REMOTE_READ * attr.allow_remote_read
         | Access.REMOTE_ATOMIC * (attr.allow_remote_atomic != QpAtomicType.NONE)
-    )  # fmt: skip
+    )
     values |= {
         "qp_state": _STATE_CODE[attr.current_state], "cur_qp_state": _STATE_CODE[attr.current_state],
         "qp_access_flags": rights, "path_mig_state": _MIGRATED,
         "sq_draining": int(attr.sq_draining), "sq_sig_all": int(qp.init_attr.sq_sig_all),
-    }  # fmt: skip
+    }
     if (path := attr.ah_attr) is not None:
         values["dest"] = abi.QP_DEST.pack(
             dgid=bytes(path.gid), dlid=path.dlid, sgid_index=path.sgid_index, hop_limit=path.hop_limit,
             traffic_class=path.traffic_class, flow_label=path.flow_label, sl=path.sl,
             is_global=int(any(path.gid)), port_num=attr.port_num,
-        )  # fmt: skip
+        )
     cap = file.caps[qp]
     values |= {name: int(cap[name]) for name in abi.QP_CAP.offsets}
     call.put(abi.Invoke.OUT, abi.QUERY_QP_RESP.pack(**values))
@@ -354,7 +354,7 @@ def create_srq(file: OpenFile, call: Call) -> None:
             in_ring - 1, receive_max_sges=stride // SEGMENT - 1, external_datapath=True,
             external_umem=_umem(file, int(request["buf_addr"]), in_ring * stride, undo),
             external_dbr_umem=_umem(file, int(request["db_addr"]), _RECORD, undo),
-        )  # fmt: skip
+        )
         undo.callback(srq.close)
         subscriber = file.pump.subscriber(call.number(abi.CreateSrq.USER_HANDLE))
         tell_errors(file, srq, OF_SRQ, subscriber)
@@ -421,7 +421,7 @@ def reach(file: OpenFile, attributes: int) -> None:
         dest["dgid"].tobytes(), lid, int(dest["sl"]), int(dest["sgid_index"]), int(dest["static_rate"]),
         int(dest["hop_limit"]), int(dest["traffic_class"]), bool(dest["is_global"]),
         int(dest["flow_label"]) & FLOW_LABEL_MASK,
-    )  # fmt: skip
+    )
     try:
         laid = file.provider.create_ah(0, port, route).handle
     except NotFoundError as error:

@@ -30,7 +30,7 @@ def remove_after_this_process(folder: Path, variable: str) -> None:
         [sys.executable, "-I", "-S", __file__, f"{variable}={folder}", str(folder)],
         stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         cwd="/", env=_needed_by_python(), start_new_session=True, check=True, timeout=_PATIENCE,
-    )  # fmt: skip
+    )
 
 
 def _needed_by_python() -> dict[str, str]:

@@ -23,7 +23,7 @@ _CPUS = Path("/sys/devices/system/cpu/online")  # the CPUs that the device is eq
 _DOMAIN = 0xFFFF  # a PCI domain that machines do not use
 _SPEEDS = {  # by ibv_port_attr.active_speed
     1: "SDR", 2: "DDR", 4: "QDR", 8: "FDR10", 16: "FDR", 32: "EDR", 64: "HDR", 128: "NDR", 256: "XDR",
-}  # fmt: skip
+}
 
 
 def build(root: Path, ports: dict[str, Port]) -> None:
@@ -45,7 +45,7 @@ def build(root: Path, ports: dict[str, Port]) -> None:
             "subsystem_device": "0x0000", "revision": "0x00", "numa_node": -1, "class": "0x020700",
             "local_cpulist": _CPUS.read_text().strip(), "local_cpus": _mask(_CPUS.read_text()),
             "modalias": f"pci:v{_VENDOR:08X}d{_DEVICE:08X}sv{_VENDOR:08X}sd00000000bc02sc07i00",
-        })  # fmt: skip
+        })
         _write(pci / "infiniband_verbs" / char, {"ibdev": name, "abi_version": MLX5_ABI_VERSION, "dev": _NULL})
         _describe(pci / "infiniband" / name, port)
         for folder in pci / "infiniband_verbs" / char, pci / "infiniband" / name:
@@ -68,7 +68,7 @@ def _describe(folder: Path, port: Port) -> None:
     _write(folder, {
         "node_type": "1: CA", "node_guid": guid, "sys_image_guid": guid, "fw_ver": "software", "hca_type": "MT4129",
         "hw_rev": 0, "board_id": "gpunetio-soft", "node_desc": "gpunetio",
-    })  # fmt: skip
+    })
     one, (width, speed) = folder / "ports/1", port.rate
     _write(one, {
         "link_layer": "InfiniBand" if port.infiniband else "Ethernet", "state": f"{PortState.ACTIVE}: ACTIVE",
@@ -76,7 +76,7 @@ def _describe(folder: Path, port: Port) -> None:
         "rate": f"{LANES[width] * LANE_GBPS[speed]:g} Gb/sec ({LANES[width]}X {_SPEEDS[speed]})",
         "cap_mask": f"{0 if port.infiniband else IP_BASED_GIDS:#010x}", "lid": f"{port.lid:#x}", "lid_mask_count": 0,
         "sm_lid": "0x0", "sm_sl": 0,
-    })  # fmt: skip
+    })
     _write(one / "pkeys", {"0": "0xffff"})
     # Programs share this folder. Unless all of them ask for the same addresses, each has its own GIDs, which calls
     # return.

@@ -91,7 +91,7 @@ def _with_port(channel: Channel, cm_id: CmId, address: Address) -> Address:
         other for other in channel.manager.ids()
         if other is not cm_id and other.space == cm_id.space and not other.passive and other.source is not None
         and address.overlaps(other.source) and len({only, other.only(other.source)} - {None}) < 2
-    ]  # fmt: skip
+    ]
     if not address.port:
         taken = {other.source.port for other in others if other.source is not None}
         free = [port for port in EPHEMERAL_PORTS if port not in taken]
@@ -190,7 +190,7 @@ def _path_record(cm_id: CmId, device: Device) -> bytes:
         dgid=path.gid, sgid=source.gid, reversible=1, numb_path=1, pkey=DEFAULT_PKEY, hop_limit=path.hop_limit,
         traffic_class=path.traffic_class, flow_label=path.flow_label, sl=path.sl, mtu_selector=_EXACTLY,
         mtu=MTU_CODES[port_mtu(device.ctx, PORT)],
-    )  # fmt: skip
+    )
 
 
 # --- options ---------------------------------------------------------------------------------------------------------

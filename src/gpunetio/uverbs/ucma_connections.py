@@ -59,7 +59,7 @@ def listen(channel: Channel, request: np.ndarray) -> None:
                 made = machine.listen(
                     cm_id.space, source.port, gid, asked if 0 < asked < _MOST_BACKLOG else _MOST_BACKLOG,
                     partial(_on_request, channel.manager, cm_id, device), ipv4=ipv4,
-                )  # fmt: skip
+                )
             cm_id.listenings.append((device, made))
     except DocaError:
         for device, made in cm_id.listenings:
@@ -87,7 +87,7 @@ def _on_request(manager: Manager, listener: CmId, device: Device, communication:
         communication.own = Terms(
             qpn=0, psn=made.psn, mtu=port_mtu(device.ctx, PORT), responder_resources=peer.initiator_depth,
             initiator_depth=peer.responder_resources,
-        )  # fmt: skip
+        )
     communication.notify = partial(_on_event, manager, made)
     datagrams = listener.space is PortSpace.UDP
     param = _datagram_param(communication, told.private_data) if datagrams else _param(peer, told.private_data)
@@ -105,7 +105,7 @@ def _terms(cm_id: CmId, device: Device, raw: np.ndarray) -> tuple[Terms, bytes]:
         initiator_depth=int(param["initiator_depth"]), rnr_retry=min(7, int(param["rnr_retry_count"])),
         retry_count=min(7, int(param["retry_count"])), mtu=port_mtu(device.ctx, PORT), srq=bool(param["srq"]),
         flow_control=bool(param["flow_control"]),
-    )  # fmt: skip
+    )
     return terms, param["private_data"].tobytes()[: int(param["private_data_len"])]
 
 
@@ -195,7 +195,7 @@ _RIGHTS_MASK = QpMask.STATE | QpMask.ACCESS_FLAGS | QpMask.PKEY_INDEX | QpMask.P
 _PATH_MASK = (
     QpMask.STATE | QpMask.AV | QpMask.PATH_MTU | QpMask.DEST_QPN | QpMask.RQ_PSN | QpMask.MAX_DEST_RD_ATOMIC
     | QpMask.MIN_RNR_TIMER
-)  # fmt: skip
+)
 _SEND_MASK = (
     QpMask.STATE | QpMask.SQ_PSN | QpMask.TIMEOUT | QpMask.RETRY_CNT | QpMask.RNR_RETRY | QpMask.MAX_QP_RD_ATOMIC
 )
@@ -216,7 +216,7 @@ def init_qp_attr(channel: Channel, request: np.ndarray) -> bytes:
         rights = parameters.rights(own) if own is not None else 0
         return ucma_abi.QP_ATTR.pack(
             qp_attr_mask=_RIGHTS_MASK, qp_state=code, qp_access_flags=int(rights), port_num=PORT
-        )  # fmt: skip
+        )
     if state is None or state not in _MASKS:
         raise Refused(errno.EINVAL, f"the connection manager does not move queue pairs to state {code}")
     attr = attributes(cm_id.the_communication(), parameters)
@@ -232,7 +232,7 @@ def _pack_path(path: AhAttr) -> bytes:
     return AH_ATTR.pack(
         dgid=bytes(path.gid), is_global=1, sgid_index=path.sgid_index, hop_limit=path.hop_limit,
         traffic_class=path.traffic_class, flow_label=path.flow_label, sl=path.sl, port_num=PORT,
-    )  # fmt: skip
+    )
 
 
 # --- events ----------------------------------------------------------------------------------------------------------
@@ -241,11 +241,11 @@ _EVENTS = {
     EventType.RESPONSE: Event.CONNECT_RESPONSE, EventType.ESTABLISHED: Event.ESTABLISHED,
     EventType.REJECTED: Event.REJECTED, EventType.UNREACHABLE: Event.UNREACHABLE,
     EventType.DISCONNECTED: Event.DISCONNECTED, EventType.TIMEWAIT_EXIT: Event.TIMEWAIT_EXIT,
-}  # fmt: skip
+}
 _OF_DATAGRAMS = {
     EventType.RESPONSE: Event.ESTABLISHED, EventType.REJECTED: Event.UNREACHABLE,
     EventType.UNREACHABLE: Event.UNREACHABLE,
-}  # fmt: skip
+}
 _WITH_DATA = EventType.RESPONSE, EventType.REJECTED  # as in Linux, other events have no private data
 
 
@@ -267,13 +267,13 @@ def _param(peer: Terms | None, private_data: bytes) -> bytes:
     """Return an event's description of the peer's queue pair, from the receiver's point of view."""
     said: dict[str, int | bytes] = {
         "private_data": private_data.ljust(_PRIVATE_BYTES, b"\0"), "private_data_len": len(private_data),
-    }  # fmt: skip
+    }
     if peer is not None:
         said |= {
             "qp_num": peer.qpn, "srq": int(peer.srq), "responder_resources": peer.initiator_depth,
             "initiator_depth": peer.responder_resources, "flow_control": int(peer.flow_control),
             "retry_count": peer.retry_count, "rnr_retry_count": peer.rnr_retry,
-        }  # fmt: skip
+        }
     return ucma_abi.CONN_PARAM.pack(**said)
 
 
@@ -283,7 +283,7 @@ def _datagram_param(communication: Communication, private_data: bytes) -> bytes:
     return ucma_abi.UD_PARAM.pack(
         qp_num=service.qpn, qkey=service.q_key, ah_attr=_pack_path(ah_of(communication.path)),
         private_data=private_data.ljust(_PRIVATE_BYTES, b"\0"), private_data_len=len(private_data),
-    )  # fmt: skip
+    )
 
 
 @command(Command.GET_EVENT, ucma_abi.GET_EVENT, ucma_abi.EVENT_RESP.reserved)
@@ -296,4 +296,4 @@ def get_event(channel: Channel, request: np.ndarray) -> bytes | None:
     return ucma_abi.EVENT_RESP.pack(
         uid=pending.about.uid, id=(pending.made or pending.about).number, event=int(pending.event),
         status=pending.status & _STATUS_MASK, param=pending.param.ljust(_PARAM_BYTES, b"\0"),
-    )  # fmt: skip
+    )

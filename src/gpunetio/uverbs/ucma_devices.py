@@ -93,7 +93,7 @@ class Devices:
                 (device, own) for device in self for _, own in device.gids()
                 if family_of(own) == family and not own.startswith(LINK_LOCAL)
             ), None,
-        )  # fmt: skip
+        )
 
     def close(self) -> None:
         """Close the devices. Their agents give peers a second to answer."""

@@ -233,7 +233,7 @@ class Manager:
         return [
             (cm_id.device.agent, cm_id.communication) for cm_id in self.ids()
             if cm_id.device is not None and cm_id.communication is not None
-        ]  # fmt: skip
+        ]
 
     def say_goodbye(self) -> None:
         """Wait up to a second for peers that have to answer."""

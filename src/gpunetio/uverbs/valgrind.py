@@ -37,7 +37,7 @@ def compile_elsewhere() -> None:
     env = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"} | {
         processor.CPU_NAME: target.cpu, processor.CPU_FEATURES: target.features,
         "PYTHONPATH": os.environ.get("GPUNETIO_PATH", ""),
-    }  # fmt: skip
+    }
     try:
         subprocess.run([os.environ.get(INTERPRETER, ""), "-c", _COMPILE], env=env, check=True, timeout=_PATIENCE)
     except (OSError, subprocess.SubprocessError) as error:

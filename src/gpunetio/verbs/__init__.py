@@ -37,4 +37,4 @@ __all__ = [
     "QP", "QpInitAttr", "QpAttr", "AhAttr", "AddressHandle", "QpEndpoint", "Handle",
     "Devx", "DevxObject", "RingLayout",
     "Sge", "SendWr", "RecvWr", "Completion", "Sender", "BadWrError", "memcpy", "wait_cq_pi",
-]  # fmt: skip
+]

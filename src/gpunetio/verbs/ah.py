@@ -87,7 +87,7 @@ def route_of(ah: AhAttr) -> Route:
     return Route(
         bytes(ah.gid), ah.dlid, ah.sl, ah.sgid_index, ah.static_rate, ah.hop_limit, ah.traffic_class,
         ah.addr_type != AddrType.IB_NO_GRH, ah.flow_label,
-    )  # fmt: skip
+    )
 
 
 def with_type(ctx: Context, port: int, ah: AhAttr) -> AhAttr:

@@ -13,7 +13,7 @@ from .device_attr import DeviceAttributes
 GID_BYTES = 16
 _LIMITS = {
     "dlid": 0xFFFF, "sl": 15, "static_rate": 15, "hop_limit": 255, "traffic_class": 255, "flow_label": FLOW_LABEL_MASK,
-}  # fmt: skip
+}
 
 
 @dataclass

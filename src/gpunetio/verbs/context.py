@@ -289,7 +289,7 @@ class Context(Handle):
                 raise
             except DocaError as error:
                 logger.info("%s: doorbell page of kind %s, as there is none of kind %s (%s)",
-                            self.name, instead.name, kind.name, error)  # fmt: skip
+                            self.name, instead.name, kind.name, error)
                 uar = UAR(self, instead)
             self._uars[kind] = uar
         return uar

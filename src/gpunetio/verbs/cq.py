@@ -66,7 +66,7 @@ class CqInitAttr:
         cqe = within("cqe", self.cqe, 1, device.max_cqe)
         vector = within("comp_vector", self.comp_vector, 0, device.num_comp_vectors - 1)
         return replace(self, cqe=cqe, comp_vector=vector, overrun=overrun, collapsed=collapsed,
-                       external_datapath=external_datapath)  # fmt: skip
+                       external_datapath=external_datapath)
 
 
 class CQ(Handle, ABC):

@@ -42,11 +42,11 @@ ASYNC_TYPES = {
     EventType.SRQ_CATAS_ERROR:     Async.SRQ_ERR,
     EventType.SRQ_LAST_WQE:        Async.QP_LAST_WQE_REACHED,
     EventType.SRQ_RQ_LIMIT:        Async.SRQ_LIMIT_REACHED,
-}  # fmt: skip
+}
 OF_QP = (
     EventType.PATH_MIGRATED, EventType.COMM_EST, EventType.SQ_DRAINED, EventType.WQ_CATAS_ERROR,
     EventType.PATH_MIGRATE_FAILED, EventType.WQ_INVAL_REQ_ERROR, EventType.WQ_ACCESS_ERROR, EventType.SRQ_LAST_WQE,
-)  # fmt: skip
+)
 OF_CQ = (EventType.CQ_ERROR,)
 OF_SRQ = (EventType.SRQ_CATAS_ERROR, EventType.SRQ_RQ_LIMIT)
 _OF_PORT_AND_DEVICE = (EventType.PORT_CHANGE, EventType.INTERNAL_ERROR)

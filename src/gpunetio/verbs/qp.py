@@ -41,7 +41,7 @@ _REMOTE = Access.REMOTE_WRITE | Access.REMOTE_READ | Access.REMOTE_ATOMIC
 _ONLY_RC = (
     _M.MIN_RNR_TIMER | _M.ACK_TIMEOUT | _M.RETRY_CNT | _M.RNR_RETRY | _M.MAX_QP_RD_ATOMIC | _M.MAX_DEST_RD_ATOMIC
     | _M.ATOMIC_MODE
-)  # fmt: skip
+)
 
 
 def _new_psn() -> int:
@@ -429,11 +429,11 @@ class QP(Handle, ABC):
         limits = {
             "ack_timeout": ack_timeout, "retry_cnt": retry_cnt, "rnr_retry": rnr_retry, "min_rnr_timer": min_rnr_timer,
             "max_rd_atomic": max_rd_atomic, "max_dest_rd_atomic": max_rd_atomic,
-        }  # fmt: skip
+        }
         path = AhAttr(
             sgid_index=sgid_index, sl=sl, traffic_class=traffic_class, hop_limit=hop_limit, flow_label=flow_label,
             addr_type=addr_type,
-        )  # fmt: skip
+        )
         qps = [self, remote] if isinstance(remote, QP) and remote is not self else [self]
         wanted = [replace(qp._before_connect(atomic_type), **given, **limits) for qp in qps]
         peers: list[QpEndpoint]

@@ -25,11 +25,11 @@ _SIZES = ("sq_wr", "rq_wr", "send_max_sges", "receive_max_sges", "max_inline_dat
 _SWITCHES = (
     "sq_sig_all", "external_datapath", "core_direct_master", "emulate_no_dbr_ext", "cqe_inline",
     "cqe_inline_responses", "memcpy",
-)  # fmt: skip
+)
 _OBJECTS = {
     "send_cq": CQ, "receive_cq": CQ, "srq": SRQ, "external_uar": UAR, "dpa": AnyDpa,
     "send_dpa_completion": AnyDpaCompletion, "receive_dpa_completion": AnyDpaCompletion,
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True, kw_only=True)

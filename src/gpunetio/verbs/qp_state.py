@@ -123,7 +123,7 @@ _FROM_TO = {
         Opcode.SQD2RTS_QP, c.SQD2RTS_QP_IN,
         optional=_M.MIN_RNR_TIMER | _RW_RR_ATOMIC,
     ),
-}  # fmt: skip
+}
 
 FROM_ANY_TO = {
     QpState.RST: Transition(Opcode.QP_2RST, c.QP_2RST_IN),
@@ -139,7 +139,7 @@ _OF_DATAGRAMS: dict[tuple[QpState, QpState], tuple[QpAttrMask, QpAttrMask, dict[
     (QpState.RTR, QpState.RTS):   (_M.SQ_PSN, _M.QKEY, {}),
     (QpState.RTS, QpState.RTS):   (_NONE, _M.QKEY, {}),
     (QpState.SQD, QpState.RTS):   (_NONE, _M.QKEY, {}),
-}  # fmt: skip
+}
 
 
 def transition(current: QpState, following: QpState, qp_type: QpType = QpType.RC) -> Transition:
@@ -160,11 +160,11 @@ _PRM_STATE: dict[int, QpState] = {
     c.QpState.RST: QpState.RST, c.QpState.INIT: QpState.INIT, c.QpState.RTR: QpState.RTR,
     c.QpState.RTS: QpState.RTS, c.QpState.ERR: QpState.ERR, c.QpState.SQDRAINED: QpState.SQD,
     c.QpState.SQ_DRAINING: QpState.SQD,
-}  # fmt: skip
+}
 
 _PRM_MTU = {
     256: PrmMtu.MTU_256, 512: PrmMtu.MTU_512, 1024: PrmMtu.MTU_1K, 2048: PrmMtu.MTU_2K, 4096: PrmMtu.MTU_4K,
-}  # fmt: skip
+}
 _MTU_OF_PRM = {code: mtu for mtu, code in _PRM_MTU.items()}
 
 
@@ -217,7 +217,7 @@ _CARRIERS = (
     _Carrier(_M.RNR_RETRY,          "rnr_retry",           "rnr_retry"),
     _Carrier(_M.MAX_QP_RD_ATOMIC,   "max_rd_atomic",       "log_sra_max",           encode=_log2_down),
     _Carrier(_M.MAX_DEST_RD_ATOMIC, "max_dest_rd_atomic",  "log_rra_max",           encode=_log2_up),
-)  # fmt: skip
+)
 
 
 @cache
@@ -324,7 +324,7 @@ def attributes_of(qpc: Fields) -> QpAttr:
 ATTRIBUTES = {
     _M.NEXT_STATE: "next_state", _M.CURRENT_STATE: "current_state", _M.AH_ATTR: "ah_attr",
     **{carrier.mask: carrier.attr for carrier in _CARRIERS},
-}  # fmt: skip
+}
 
 
 def _names(mask: QpAttrMask) -> str:

@@ -32,7 +32,7 @@ MEANINGS: dict[int, Meaning] = {
     _S.TRANSPORT_RETRY_EXC: Meaning(_W.RETRY_EXC_ERR, "the peer did not answer through all retries"),
     _S.RNR_RETRY_EXC:       Meaning(_W.RNR_RETRY_EXC_ERR, "the peer had no receive posted through all retries"),
     _S.REMOTE_ABORTED:      Meaning(_W.REM_ABORT_ERR, "the peer aborted the request"),
-}  # fmt: skip
+}
 
 
 def meaning_of(syndrome: int) -> str:

@@ -44,7 +44,7 @@ def build(folder: Path, without: Iterable[str] = ()) -> Path:
             FOLDER / "stand_in.c", "-o", made,
         ],
         check=True, timeout=100,
-    )  # fmt: skip
+    )
     return made
 
 

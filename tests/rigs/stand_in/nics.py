@@ -29,7 +29,7 @@ from gpunetio.errors import (
     NotFoundError,
     NotSupportedError,
     TimedOutError,
-)  # fmt: skip
+)
 from gpunetio.formats.commands import OUT, Opcode, Status
 from gpunetio.formats.events import EventType, PortSubtype
 from gpunetio.nic.engine.port import Port, PortConfig
@@ -64,14 +64,14 @@ _CALLS: dict[str, tuple[Any, ...]] = {
     "destroy_event_channel": (_i, _i), "subscribe": (_i, _i, _i, _memory, _i, _u), "get_event": (_i, _i, _memory),
     "attach_flow_table": (_i, _i), "detach_flow_table": (_i, _i), "open_kernel_path": (_i, _memory),
     "close_kernel_path": (_i, _i),
-}  # fmt: skip
+}
 _DEVICE_VALUES = (
     "node_guid", "sys_image_guid", "max_mr_size", "vendor_id", "vendor_part_id", "hw_ver", "max_qp", "max_qp_wr",
     "max_sge", "max_cq", "max_cqe", "max_mr", "max_pd", "max_qp_rd_atom", "max_qp_init_rd_atom", "max_ah", "max_srq",
     "max_srq_wr", "max_srq_sge", "max_pkeys", "phys_port_cnt",
-)  # fmt: skip
+)
 _PORT_VALUES = ("state", "max_mtu", "active_mtu", "gid_tbl_len", "lid", "sm_lid", "lmc", "link_layer", "active_width",
-                "active_speed")  # fmt: skip
+                "active_speed")
 
 CONNECTX_7 = {"vendor_id": 0x02C9, "vendor_part_id": 4129, "hw_ver": 0}
 FW_VER, BOARD_ID = "28.43.1014", "GPN0000000001"
@@ -82,18 +82,18 @@ _ERRNO: tuple[tuple[type[Exception], int], ...] = (
     (InvalidValueError, errno.EINVAL), (NoMemoryError, errno.ENOMEM), (InUseError, errno.EBUSY),
     (NotSupportedError, errno.EOPNOTSUPP), (NotFoundError, errno.EHOSTUNREACH), (FullError, errno.EOVERFLOW),
     (TimedOutError, errno.ETIMEDOUT), (BadStateError, errno.EIO),
-)  # fmt: skip
+)
 # cmd_status_to_err of Linux's mlx5_core.
 _STATUS_ERRNO = {
     Status.INTERNAL_ERR: errno.EIO, Status.BAD_SYS_STATE: errno.EIO, Status.RESOURCE_BUSY: errno.EBUSY,
     Status.EXCEED_LIM: errno.ENOMEM, Status.NO_RESOURCES: errno.EAGAIN, Status.BAD_INPUT_LEN: errno.EIO,
     Status.BAD_OUTPUT_LEN: errno.EIO,
-}  # fmt: skip
+}
 # The calls that a device that is gone still accepts.
 _LAST_CALLS = (
     "ibv_close_device", "ibv_get_async_event", "mlx5dv_devx_get_event", "mlx5dv_devx_destroy_event_channel",
     "mlx5dv_devx_free_uar",
-)  # fmt: skip
+)
 _OF_DEVICE = (EventType.PORT_CHANGE, EventType.INTERNAL_ERROR)
 
 
@@ -242,7 +242,7 @@ class StandIn:
             files = {
                 "board_id": BOARD_ID, "fw_ver": FW_VER, "hca_type": "MT4129", "hw_rev": "0", "node_guid": guid,
                 "node_type": "1: CA", "sys_image_guid": guid,
-            }  # fmt: skip
+            }
             for name, text in files.items():
                 (device / name).write_text(f"{text}\n")
         return folder

@@ -13,4 +13,4 @@ KERNELS = {
         put_bw, get_bw, write_bw, put_signal_bw, put_counter_bw, twosided_bw, write_lat, put_signal_lat,
         put_counter_lat,
     )
-}  # fmt: skip
+}

@@ -42,12 +42,12 @@ def _post_share(counter, end, qp, scope, number, threads, size, total, slots, fi
             ticket = dev.put_counter(
                 qp, raddr + at, rkey, laddr + at, lkey, nbytes, companion, flags + word, flags_rkey, old + word,
                 old_lkey, one, dev.GPU, dev.DEFAULT, scope,
-            )  # fmt: skip
+            )
         else:
             ticket = dev.put_signal(
                 qp, raddr + at, rkey, laddr + at, lkey, nbytes, flags + word, flags_rkey, old + word, old_lkey, one,
                 dev.GPU, dev.DEFAULT, scope,
-            )  # fmt: skip
+            )
         if ticket < 0:
             return ticket
         if part != 0 and mine:

@@ -21,7 +21,7 @@ _SHOWN = 3  # bridges that a summary names
     why="With ACS on, bridges redirect writes between a GPU and a NIC to the root complex, or drop them.",
     cure='BIOS: set "ACS Control" to Disabled; or, until the next reboot: sudo setpci -s <bridge> ECAP_ACS+0x6.w=0000',
     source=f"{GUIDE}: BlueField NIC; PCI Express Base Specification: ACS Extended Capability", uses=HARDWARE,
-)  # fmt: skip
+)
 def acs(machine: Machine) -> Iterator[Finding]:
     """Check the bridges between each GPU and the nearest NIC."""
     pairs = [(gpu, nic) for gpu in machine.gpus if (nic := topology.nearest(machine, gpu))]
@@ -108,7 +108,7 @@ def _what_rdma_topo_says(machine: Machine, about: Subject) -> Finding:
         return warn(
             "rdma_topo: ACS is wrong for a ConnectX-8 with a Blackwell GPU", *few(wrong),
             cure="sudo rdma_topo write-grub-acs && sudo reboot", reboot=True, **about,
-        )  # fmt: skip
+        )
     if told.ok:
         return ok("rdma_topo: ACS is right for a ConnectX-8 with a Blackwell GPU", told, **about)
     return skip(f"ConnectX-8 and Blackwell need their own settings; {more}", told, **about)

@@ -21,7 +21,7 @@ _AT_ONCE = 8  # checks; they mostly wait for commands
 # The slowest questions, for which most checks wait. They start first and run at the same time.
 _SLOW: tuple[Callable[[Machine], object], ...] = (
     lambda machine: nvidia_smi.query(machine.host), lambda machine: topo_m.query(machine.host), nvidia_driver.cuda,
-)  # fmt: skip
+)
 
 
 def all_checks() -> tuple[Check, ...]:
@@ -39,12 +39,12 @@ def all_checks() -> tuple[Check, ...]:
         rdma,
         software,
         topology,
-    )  # fmt: skip
+    )
 
     modules = (
         gpu, cuda, memory, nic, nic_settings, rdma, port,
         topology, acs, pcie, host, software,
-    )  # fmt: skip
+    )
     return tuple(one for module in modules for one in module.CHECKS)
 
 

@@ -33,7 +33,7 @@ _CUINIT = {
     _MISMATCH: ("SYSTEM_DRIVER_MISMATCH", "reboot: libcuda and the loaded kernel module have different versions"),
     804: ("COMPAT_NOT_SUPPORTED_ON_DEVICE", "take the cuda-compat folder out of LD_LIBRARY_PATH"),
     999: ("UNKNOWN", "sudo modprobe nvidia-uvm; then look at: sudo dmesg | grep -i -e nvrm -e xid"),
-}  # fmt: skip
+}
 
 
 @check(
@@ -41,7 +41,7 @@ _CUINIT = {
     why="Device code needs CUDA 12.6 or later. The static device library and gpunetio[cuda] need CUDA 13.0.",
     cure=f"install a driver of at least {CUDA_13_DRIVER}, which has CUDA 13: sudo apt install nvidia-open",
     source=f"{_CUDA}; CUDA release notes: minimum driver versions", uses=HARDWARE, reboot=True,
-)  # fmt: skip
+)
 def cuda_version(machine: Machine) -> Iterator[Finding]:
     """Report the CUDA version that libcuda supports, or why libcuda does not start."""
     reading, told = cuda(machine)
@@ -77,7 +77,7 @@ def cuda_version(machine: Machine) -> Iterator[Finding]:
     why="Kernels are compiled for sm_80 and later. Older GPUs lack instructions that they use.",
     cure="use a GPU of Ampere or a later architecture",
     source=_ATTRIBUTES, uses=HARDWARE,
-)  # fmt: skip
+)
 @each_gpu
 def gpu_compute(machine: Machine, gpu: Gpu) -> Finding:
     """Check the compute capability from libcuda, or else the architecture from nvidia-smi."""
@@ -98,7 +98,7 @@ def gpu_compute(machine: Machine, gpu: Gpu) -> Finding:
     cure="use another GPU, or stop the display: sudo systemctl isolate multi-user.target; or set the X driver's "
     'Option "Interactive" "0"',
     source=f"{_ATTRIBUTES} KERNEL_EXEC_TIMEOUT; NVIDIA Linux driver README: X options", uses=HARDWARE,
-)  # fmt: skip
+)
 @each_gpu
 def gpu_exec_timeout(machine: Machine, gpu: Gpu) -> Finding:
     """Check whether the driver limits the run time of kernels."""
@@ -115,7 +115,7 @@ def gpu_exec_timeout(machine: Machine, gpu: Gpu) -> Finding:
     why="A GPU that shares the processor's memory, such as that of DGX Spark, has no GPUDirect RDMA.",
     cure="nothing to set: queues and data go to CPU_GPU memory, and the CPU proxy rings (--queue-memory cpu_gpu)",
     source=f"{GUIDE}: Running without Root Privileges (DGX Spark); {_ATTRIBUTES} INTEGRATED", uses=HARDWARE,
-)  # fmt: skip
+)
 @each_gpu
 def gpu_integrated(machine: Machine, gpu: Gpu) -> Finding:
     """Check the attribute, or else the model."""
@@ -132,7 +132,7 @@ def gpu_integrated(machine: Machine, gpu: Gpu) -> Finding:
     why="A NIC can reach GPU memory only if the driver offers this memory to other devices.",
     cure="use a data-center or professional GPU, or host memory: --queue-memory cpu_gpu --payload-memory host",
     source=f"{_ATTRIBUTES} GPU_DIRECT_RDMA_SUPPORTED; NVIDIA GPUDirect RDMA guide", uses=HARDWARE,
-)  # fmt: skip
+)
 @each_gpu
 def gpu_direct_rdma(machine: Machine, gpu: Gpu) -> Finding:
     """Check the attribute, and that of dmabuf."""
@@ -155,7 +155,7 @@ def gpu_direct_rdma(machine: Machine, gpu: Gpu) -> Finding:
     why="A kernel can use the NIC's doorbell page, and queues in host memory, only after CUDA has registered them.",
     cure="nothing to set: CUDA allocates the memory instead, and the CPU proxy rings (--nic-handler 1)",
     source=f"{_ATTRIBUTES} HOST_REGISTER_SUPPORTED", uses=HARDWARE,
-)  # fmt: skip
+)
 @each_gpu
 def gpu_host_register(machine: Machine, gpu: Gpu) -> Finding:
     """Check the attribute, and show how GPUDirect RDMA writes are flushed."""
@@ -164,7 +164,7 @@ def gpu_host_register(machine: Machine, gpu: Gpu) -> Finding:
     if supported is None:
         return skip("libcuda does not report it", read)
     return (ok if supported else warn)("supported" if supported else "not supported", read,
-                                       *([read_flush] if flush is not None else []))  # fmt: skip
+                                       *([read_flush] if flush is not None else []))
 
 
 _TOOLKIT = "/usr/local/cuda/version.json"
@@ -175,7 +175,7 @@ _TOOLKIT = "/usr/local/cuda/version.json"
     why="It compiles programs in C++. They need CUDA 12.6 or later, and 13.0 for the SDK's static device library.",
     cure="sudo apt install cuda-toolkit-13-0; export PATH=/usr/local/cuda/bin:$PATH",
     source=_CUDA, uses=HARDWARE,
-)  # fmt: skip
+)
 def cuda_toolkit(machine: Machine) -> Iterator[Finding]:
     """Check the toolkit in /usr/local/cuda. Kernels in Python need none."""
     reading = machine.host.read(_TOOLKIT)
@@ -199,7 +199,7 @@ def cuda_toolkit(machine: Machine) -> Iterator[Finding]:
     why="With lazy loading, a kernel's first launch waits for running kernels. Kernels that serve queues do not end.",
     cure="export CUDA_MODULE_LOADING=EAGER",
     source=f"{_VARIABLES} (CUDA_MODULE_LOADING); CUDA programming guide: lazy loading", uses=HARDWARE,
-)  # fmt: skip
+)
 def module_loading(machine: Machine) -> Iterator[Finding]:
     """Check CUDA_MODULE_LOADING. If it is not set, gpunetio sets it."""
     reading = machine.host.ask("environment", "CUDA_MODULE_LOADING")
@@ -220,7 +220,7 @@ def module_loading(machine: Machine) -> Iterator[Finding]:
     why="CUDA_VISIBLE_DEVICES hides GPUs from a program. CUDA numbers the others in its own order.",
     cure="unset CUDA_VISIBLE_DEVICES; export CUDA_DEVICE_ORDER=PCI_BUS_ID; name GPUs by PCI address",
     source=f"{_VARIABLES} (CUDA_VISIBLE_DEVICES, CUDA_DEVICE_ORDER)", uses=HARDWARE,
-)  # fmt: skip
+)
 @each_gpu
 def visible_devices(machine: Machine, gpu: Gpu) -> Finding:
     """Check whether CUDA shows each GPU, and under which number."""
@@ -246,4 +246,4 @@ def visible_devices(machine: Machine, gpu: Gpu) -> Finding:
 CHECKS = (
     cuda_version, cuda_toolkit, gpu_compute, gpu_exec_timeout, gpu_integrated, gpu_direct_rdma, gpu_host_register,
     module_loading, visible_devices,
-)  # fmt: skip
+)

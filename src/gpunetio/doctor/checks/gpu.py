@@ -35,7 +35,7 @@ def each_gpu(ask: Callable[[Machine, Gpu], Finding]) -> Callable[[Machine], Iter
     why="A kernel that drives a NIC without the processor runs on an NVIDIA GPU.",
     cure="lspci -d 10de: lists the GPUs; pass the GPU through to a virtual machine, or to a container: --gpus all",
     source=GUIDE, uses=HARDWARE, essential=True,
-)  # fmt: skip
+)
 def gpu_present(machine: Machine) -> Iterator[Finding]:
     """Find GPUs in sysfs, or by nvidia-smi if sysfs does not show them."""
     devices, told = machine.host.names(pci.FOLDER), nvidia_smi.query(machine.host)
@@ -55,7 +55,7 @@ def gpu_present(machine: Machine) -> Iterator[Finding]:
     cure="sudo apt install nvidia-open && sudo modprobe nvidia",
     source=f"{GUIDE}: CUDA Dependency; CUDA release notes: minimum driver versions", uses=HARDWARE, reboot=True,
     essential=True,
-)  # fmt: skip
+)
 def gpu_driver(machine: Machine) -> Iterator[Finding]:
     """Check that the driver is loaded, its version, and that it drives every GPU."""
     if not machine.gpus:
@@ -108,7 +108,7 @@ _OPEN = (
     why="Only the open kernel modules export GPU memory as a dmabuf. The closed ones need nvidia-peermem.",
     cure=f"{_OPEN}; until then sudo modprobe nvidia-peermem",
     source=f"{GUIDE}: Using dmabuf", uses=HARDWARE, reboot=True,
-)  # fmt: skip
+)
 def gpu_driver_open(machine: Machine) -> Iterator[Finding]:
     """Check whether the kernel modules are the open ones."""
     flavour, read = is_open(machine)
@@ -130,7 +130,7 @@ def gpu_driver_open(machine: Machine) -> Iterator[Finding]:
     why="Without it, the driver initialises the GPU again for each program on an idle GPU. This takes seconds.",
     cure="sudo nvidia-smi -i <GPU> -pm 1, or permanently: sudo systemctl enable --now nvidia-persistenced",
     source=f"{GUIDE}: CUDA Dependency; man nvidia-smi", uses=HARDWARE,
-)  # fmt: skip
+)
 @each_gpu
 def gpu_persistence(machine: Machine, gpu: Gpu) -> Finding:
     """Check the mode in nvidia-smi."""
@@ -147,7 +147,7 @@ def gpu_persistence(machine: Machine, gpu: Gpu) -> Finding:
     why="A program gets one instance of a partitioned GPU, with a part of its memory and multiprocessors.",
     cure="sudo nvidia-smi -i <GPU> -mig 0, or name an instance: CUDA_VISIBLE_DEVICES=MIG-<uuid> (nvidia-smi -L)",
     source="NVIDIA Multi-Instance GPU user guide", uses=HARDWARE,
-)  # fmt: skip
+)
 @each_gpu
 def gpu_mig(machine: Machine, gpu: Gpu) -> Finding:
     """Check the mode now and after the next reset."""
@@ -171,14 +171,14 @@ _SLOWED = ("HW Slowdown", "HW Thermal Slowdown", "HW Power Brake Slowdown", "SW 
     why="A GPU that is too hot or lacks power runs at a part of its speed, and latencies double.",
     cure="check fans, air flow and power cables: nvidia-smi -i <GPU> -q -d TEMPERATURE,POWER,PERFORMANCE",
     source="man nvidia-smi: Clocks Event Reasons", uses=HARDWARE,
-)  # fmt: skip
+)
 @each_gpu
 def gpu_clocks(machine: Machine, gpu: Gpu) -> Finding:
     """Check whether something slows the clocks down now. Clocks of an idle GPU are low, which is normal."""
     reasons = {
         name: smi(gpu, f"Clocks {kind} Reasons/{name}") for name in _SLOWED for kind in ("Event", "Throttle")
         if smi(gpu, f"Clocks {kind} Reasons/{name}")[0]
-    }  # fmt: skip
+    }
     slowed = {name: read for name, (value, read) in reasons.items() if value == "Active"}
     (now, read_now), (most, read_most) = smi(gpu, "Clocks/SM"), smi(gpu, "Max Clocks/SM")
     if slowed:

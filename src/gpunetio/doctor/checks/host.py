@@ -22,7 +22,7 @@ _ETHERNET, _VERBS = frozenset({Use.ETHERNET}), frozenset({Use.VERBS, Use.DMA})
     why="Linux 6.2 and later share GPU memory with a NIC as a dmabuf. Older kernels need nvidia-peermem.",
     cure="sudo modprobe nvidia-peermem; or install a kernel of at least 6.2, and reboot",
     source=f"{GUIDE}: GPU Memory Mapping", uses=HARDWARE,
-)  # fmt: skip
+)
 def kernel(machine: Machine) -> Iterator[Finding]:
     """Check the kernel's version."""
     reading, new = kernel_can(machine)
@@ -36,7 +36,7 @@ def kernel(machine: Machine) -> Iterator[Finding]:
         yield warn(
             f"Linux {reading.text} is older than 6.2; libcuda says that dmabuf works", reading, says,
             cure="NVIDIA's guide asks for 6.2; try this one: gpunetio doctor --probe", reboot=False,
-        )  # fmt: skip
+        )
     else:
         cure = f"{peermem_cure(machine)}; or install a kernel of at least 6.2, and reboot"
         yield warn(f"Linux {reading.text} is older than 6.2: no dmabuf; load nvidia-peermem", reading, cure=cure)
@@ -63,7 +63,7 @@ def _capabilities(host: Host) -> tuple[Reading, int | None]:
     why="Packet steering needs root or CAP_NET_RAW. Without root, kernels ring doorbells only if the driver allows it.",
     cure=f"run with sudo; for Verbs and DMA: {peer_mapping.CURE}",
     source=f"{GUIDE}: Running without Root Privileges", uses=HARDWARE,
-)  # fmt: skip
+)
 def root(machine: Machine) -> Iterator[Finding]:
     """Check the user, and what it may do without root."""
     user = machine.host.ask("user")
@@ -100,7 +100,7 @@ def _doorbells(machine: Machine, who: Evidence) -> Finding:
     return warn(
         "not root, and no PeerMappingOverride: the CPU proxy rings for kernels", who, told[0],
         cure=peer_mapping.remedy(machine.host), uses=_VERBS, reboot=True,
-    )  # fmt: skip
+    )
 
 
 _TINY = 1 << 20  # bytes; the rings of a few queue pairs
@@ -112,7 +112,7 @@ _TINY = 1 << 20  # bytes; the rings of a few queue pairs
     cure="ulimit -l unlimited; for all logins: '* soft memlock unlimited' and '* hard memlock unlimited' in "
          "/etc/security/limits.d/rdma.conf; in a container: docker run --ulimit memlock=-1",
     source="getrlimit(2), RLIMIT_MEMLOCK; limits.conf(5)", uses=HARDWARE,
-)  # fmt: skip
+)
 def memlock(machine: Machine) -> Iterator[Finding]:
     """Check RLIMIT_MEMLOCK. It does not bind a process with CAP_IPC_LOCK."""
     limit = machine.host.ask("limit", "MEMLOCK")
@@ -140,7 +140,7 @@ def _size(nbytes: int) -> str:
     why="The mlx5 driver requires CAP_NET_RAW for raw packets. CAP_IPC_LOCK lifts the limit of locked memory.",
     cure="sudo <command>; in a container: docker run --cap-add=NET_RAW --cap-add=IPC_LOCK",
     source="capabilities(7); kernel drivers/infiniband/hw/mlx5/devx.c: mlx5_ib_devx_create", uses=HARDWARE,
-)  # fmt: skip
+)
 def capabilities(machine: Machine) -> Iterator[Finding]:
     """Check CAP_NET_RAW and CAP_IPC_LOCK."""
     status, found = _capabilities(machine.host)
@@ -163,7 +163,7 @@ def capabilities(machine: Machine) -> Iterator[Finding]:
     cure="docker run --gpus all --device=/dev/infiniband --ulimit memlock=-1 --cap-add=IPC_LOCK --cap-add=NET_RAW "
          "--network=host …",
     source=f"{GUIDE}: introduction; docker-run(1)", uses=HARDWARE,
-)  # fmt: skip
+)
 def container(machine: Machine) -> Iterator[Finding]:
     """Check whether this is a container, and whether it has the device nodes of the machine's GPUs and NICs."""
     host = machine.host
@@ -192,7 +192,7 @@ _GUESTS = re.compile(r"KVM|QEMU|VMware|Virtual Machine|HVM")  # product names; A
     why="In a guest, the hypervisor's IOMMU is between GPU and NIC, and the PCI tree is made up. This is experimental.",
     cure="run on bare metal; for a guest, pass both devices through, with ATS or an IOMMU in passthrough mode",
     source=f"{GUIDE}: introduction", uses=HARDWARE,
-)  # fmt: skip
+)
 def virtual_machine(machine: Machine) -> Iterator[Finding]:
     """Check whether this is a guest of a hypervisor."""
     host = machine.host
@@ -215,7 +215,7 @@ def virtual_machine(machine: Machine) -> Iterator[Finding]:
     why="DPDK programs on the same machine need huge pages. gpunetio itself needs none.",
     cure="echo 1024 | sudo tee /proc/sys/vm/nr_hugepages",
     source="kernel Documentation/admin-guide/mm/hugetlbpage.rst", uses=HARDWARE,
-)  # fmt: skip
+)
 def hugepages(machine: Machine) -> Iterator[Finding]:
     """Count huge pages."""
     reading = machine.host.read("/proc/meminfo")
@@ -237,7 +237,7 @@ _CONTAINERS = 64 << 20  # bytes of /dev/shm in a container by default
     why="MPI and NCCL, which often run together with gpunetio, use /dev/shm. A container has 64 MiB by default.",
     cure="docker run --shm-size=1g …, or: sudo mount -o remount,size=1g /dev/shm",
     source="shm_overview(7); docker run reference: --shm-size", uses=HARDWARE,
-)  # fmt: skip
+)
 def shared_memory(machine: Machine) -> Iterator[Finding]:
     """Check the size of /dev/shm."""
     reading = machine.host.ask("filesystem", "/dev/shm")
@@ -254,7 +254,7 @@ def shared_memory(machine: Machine) -> Iterator[Finding]:
     why="A processor that clocks down when idle adds microseconds to the work of a CPU proxy or a software NIC.",
     cure="sudo cpupower frequency-set -g performance; BIOS: power profile Maximum Performance",
     source="kernel Documentation/admin-guide/pm/cpufreq.rst", uses=EVERY_USE,
-)  # fmt: skip
+)
 def cpu_governor(machine: Machine) -> Iterator[Finding]:
     """Check the governor of the first processor."""
     reading = machine.host.read("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")

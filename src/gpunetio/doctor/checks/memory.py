@@ -20,7 +20,7 @@ from ..machine.nvidia_driver import (
     loaded,
     peermem_cure,
     smi,
-)  # fmt: skip
+)
 from .gpu import each_gpu
 
 AREA = "GPU memory and the NIC"
@@ -41,7 +41,7 @@ def _none(machine: Machine) -> str:
     why="A NIC reaches GPU memory through the GPU's BAR1. BAR1 must be large enough for all memory mapped to the NIC.",
     cure="in the BIOS: Above 4G Decoding on, Resizable BAR (Re-Size BAR Support) on",
     source=f"{GUIDE}: GPU BAR1 Size; PCIe base specification: Resizable BAR capability", uses=HARDWARE, reboot=True,
-)  # fmt: skip
+)
 @each_gpu
 def bar1(machine: Machine, gpu: Gpu) -> Finding:
     """Check the size of BAR1 and its free part against the size that the user asks for."""
@@ -89,7 +89,7 @@ def bar1_mib(text: str) -> int | None:
     why="A kernel rings the NIC itself if the driver maps the doorbell: always for root, else with this option.",
     cure=by_peer_mapping.CURE,
     source=f"{GUIDE}: Running without Root Privileges; man modprobe.d", uses=HARDWARE, reboot=True,
-)  # fmt: skip
+)
 def peer_mapping(machine: Machine) -> Iterator[Finding]:
     """Check the options of the loaded driver, and those for its next load."""
     now, read = by_peer_mapping.driver_has(machine.host)
@@ -123,7 +123,7 @@ _REPLACE = "sudo rmmod nv_peer_mem && sudo modprobe nvidia-peermem; sudo apt rem
     cure="sudo modprobe nvidia-peermem; at each boot: echo nvidia-peermem | sudo tee /etc/modules-load.d/"
     "nvidia-peermem.conf (if modprobe says Invalid argument: install DOCA-OFED, whose ib_core supports it)",
     source=f"{GUIDE}: Using nvidia-peermem; NVIDIA GPUDirect RDMA guide", uses=HARDWARE,
-)  # fmt: skip
+)
 def peermem(machine: Machine) -> Iterator[Finding]:
     """Check that the module is loaded or not needed, and that its predecessor nv_peer_mem is not loaded."""
     (there, read), (old, read_old) = loaded(machine, "nvidia_peermem"), loaded(machine, "nv_peer_mem")
@@ -152,7 +152,7 @@ def peermem(machine: Machine) -> Iterator[Finding]:
     why="dmabuf is the kernel's own way to share GPU memory with the NIC's driver, for memory regions and for queues.",
     cure="install a kernel of at least 6.2, nvidia-open in place of cuda-drivers, and rdma-core 44 or newer",
     source=f"{GUIDE}: Using dmabuf; kernel Documentation/driver-api/dma-buf.rst", uses=HARDWARE,
-)  # fmt: skip
+)
 @each_gpu
 def dmabuf(machine: Machine, gpu: Gpu) -> Finding:
     """Check everything that dmabuf needs."""
@@ -187,7 +187,7 @@ _PEERMEMS = ("nvidia-peermem", "nv_peer_mem")  # the second is its predecessor
     why="A NIC reaches GPU memory by dmabuf or nvidia-peermem. Without both, data and queues must be in host memory.",
     cure="sudo modprobe nvidia-peermem, or the cure of the check dmabuf",
     source=f"{_MAPPING}: Implementation and Fallback Logic", uses=HARDWARE, essential=True,
-)  # fmt: skip
+)
 @each_gpu
 def gpu_memory_path(machine: Machine, gpu: Gpu) -> Finding:
     """Report the first way that can work."""
@@ -219,7 +219,7 @@ def gpu_memory_path(machine: Machine, gpu: Gpu) -> Finding:
     cure="sudo apt install -y check kmod && git clone https://github.com/NVIDIA/gdrcopy && cd gdrcopy && "
     "make && sudo ./insmod.sh && export GDRCOPY_PATH_L=$PWD/src LD_LIBRARY_PATH=$LD_LIBRARY_PATH:$PWD/src",
     source=f"{GUIDE}: GDRCopy Installation", uses=HARDWARE,
-)  # fmt: skip
+)
 def gdrcopy(machine: Machine) -> Iterator[Finding]:
     """Check GDRCopy's module, device and library, which are optional."""
     there, module = loaded(machine, "gdrdrv")

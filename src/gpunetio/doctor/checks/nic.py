@@ -21,7 +21,7 @@ _MODULES = ("mlx5_core", "mlx5_ib", "ib_uverbs")
     why="A GPU sends and receives through a ConnectX or BlueField card in the same machine.",
     cure="plug in a ConnectX-6 Dx or later and load its driver: sudo modprobe mlx5_ib; or use the software NIC",
     source=f"{GUIDE}: ConnectX NIC", uses=HARDWARE, essential=True,
-)  # fmt: skip
+)
 def present(machine: Machine) -> Iterator[Finding]:
     """Find RDMA devices, and cards without a driver."""
     readings = [machine.host.names(INFINIBAND), machine.host.names(FOLDER)]
@@ -38,7 +38,7 @@ def present(machine: Machine) -> Iterator[Finding]:
 # rdma_node_type` in Linux drivers/infiniband/core/sysfs.c and include/rdma/ib_verbs.h. "1: CA" stands for either.
 _OTHER_RDMA = {
     "2": "a switch", "3": "a router", "4": "iWARP (RNIC)", "5": "usNIC", "6": "usNIC", "7": "a vendor's own transport",
-}  # fmt: skip
+}
 
 
 @check(
@@ -46,7 +46,7 @@ _OTHER_RDMA = {
     why="A GPU can drive the work queues of mlx5 cards by itself. Cards of other kinds have no such queues.",
     cure="use a ConnectX-6 Dx or later, or BlueField-2 or later",
     source=f"{GUIDE}: ConnectX NIC; Linux mlx5_core_pci_table", uses=HARDWARE,
-)  # fmt: skip
+)
 @each_nic
 def model(machine: Machine, nic: Nic) -> Iterator[Finding]:
     """Look up the model by its PCI ids."""
@@ -81,7 +81,7 @@ def model(machine: Machine, nic: Nic) -> Iterator[Finding]:
     why="Programs reach a card through the RDMA device that the driver mlx5_ib creates for it.",
     cure="sudo modprobe -a mlx5_core mlx5_ib ib_uverbs",
     source="Linux drivers/infiniband/hw/mlx5", uses=HARDWARE,
-)  # fmt: skip
+)
 @each_nic
 def driver(machine: Machine, nic: Nic) -> Iterator[Finding]:
     """Check that a card has an RDMA device, which needs mlx5_core, mlx5_ib and ib_uverbs."""
@@ -103,7 +103,7 @@ def driver(machine: Machine, nic: Nic) -> Iterator[Finding]:
             f"no RDMA device: it is bound to the driver {bound}", link,
             cure=f"echo {nic.address} | sudo tee {FOLDER}/{nic.address}/driver/unbind; "
                  f"echo {nic.address} | sudo tee /sys/bus/pci/drivers/mlx5_core/bind",
-        )  # fmt: skip
+        )
     elif missing:
         cure = f"sudo modprobe -a {' '.join(missing)}"
         yield fail(f"no RDMA device: {', '.join(missing)} not loaded", *(modules[m] for m in missing), cure=cure)
@@ -117,7 +117,7 @@ def driver(machine: Machine, nic: Nic) -> Iterator[Finding]:
     why="NVIDIA tests a DOCA release with the firmware of its time. Bug reports and comparisons need the version.",
     cure="sudo mlxfwmanager --online -u -d <PCI address>",
     source=f"{GUIDE}: ConnectX NIC", uses=HARDWARE,
-)  # fmt: skip
+)
 @each_nic
 def firmware(machine: Machine, nic: Nic) -> Iterator[Finding]:
     """Report the firmware's version and the board."""
@@ -136,7 +136,7 @@ def firmware(machine: Machine, nic: Nic) -> Iterator[Finding]:
     why="Every program that uses the card first opens /dev/infiniband/uverbsN.",
     cure="sudo modprobe ib_uverbs",
     source="Linux Documentation/infiniband/user_verbs.rst", uses=HARDWARE, essential=True,
-)  # fmt: skip
+)
 @each_nic
 def uverbs(machine: Machine, nic: Nic) -> Iterator[Finding]:
     """Check that the device node exists and that this user may open it."""
@@ -163,7 +163,7 @@ def uverbs(machine: Machine, nic: Nic) -> Iterator[Finding]:
         yield fail(
             f"this user may not open {node}", opened, who,
             cure=f"sudo chmod 666 {node}, as rdma-core's udev rules do, or run as root{_also(who)}",
-        )  # fmt: skip
+        )
     elif opened.trouble in (Trouble.FAILED, Trouble.TIMEOUT):
         yield fail(f"{node} does not open", opened, cure="look for errors of the card: sudo dmesg | tail")
     else:
@@ -177,7 +177,7 @@ def _hidden(machine: Machine, node: str, opened: Reading) -> Finding:
         return fail(
             f"this container has no {node}", opened, *([told] if kind else []),
             cure=f"docker run --device={node} --cap-add=IPC_LOCK …",
-        )  # fmt: skip
+        )
     return fail(f"{node} does not exist", opened, cure="sudo udevadm trigger --subsystem-match=infiniband_verbs")
 
 

@@ -21,7 +21,7 @@ _NIC_MODE = {
     "INTERNAL_CPU_ESWITCH_MANAGER": 1,  # EXT_HOST_PF
     "INTERNAL_CPU_IB_VPORT0": 1,        # EXT_HOST_PF
     _ENGINE: 1,                         # DISABLED
-}  # fmt: skip
+}
 # On BlueField-3 and later the engine alone decides about NIC mode; BlueField-2 needs all five settings (NVIDIA:
 # BlueField Modes of Operation).
 _BY_ENGINE = frozenset({0xA2DC, 0xA2DF})
@@ -52,7 +52,7 @@ def _each_card(judge: _Judge) -> Callable[[Machine], Iterator[Finding]]:
          "KEEP_IB_LINK_UP_P1=0; for InfiniBand, the values are 1, 0 and 1; then a cold reboot: ipmitool power cycle; "
          "for a virtual function, set them on the hypervisor's physical function",
     source=f"{GUIDE}: Configure ConnectX NIC, Configure BlueField NIC", uses=HARDWARE, reboot=True,
-)  # fmt: skip
+)
 @_each_card
 def link_type(machine: Machine, nic: Nic, firmware: Firmware) -> Iterator[Finding]:
     """Compare LINK_TYPE_Pn and KEEP_…_LINK_UP_Pn with the port's link layer."""
@@ -67,12 +67,12 @@ def link_type(machine: Machine, nic: Nic, firmware: Firmware) -> Iterator[Findin
             "InfiniBand: no Ethernet queues", layer,
             uses=frozenset({Use.ETHERNET}), reboot=bool(firmware.card), brief=True,
             cure=f"RDMA needs no change; for Ethernet: {_to_ethernet(machine, nic, firmware, port)}",
-        )  # fmt: skip
+        )
     uses = HARDWARE if ethernet else HARDWARE - {Use.ETHERNET}
     if firmware.trouble:
         yield skip(
             f"{layer.text}; {firmware.trouble}", layer, *firmware.read, uses=uses, needs_root=firmware.needs_root,
-        )  # fmt: skip
+        )
         return
     wanted = {f"LINK_TYPE_P{port}": _LAYERS[layer.text]}
     if not _is_bluefield(nic):  # the guide sets these for ConnectX only
@@ -93,7 +93,7 @@ def _to_ethernet(machine: Machine, nic: Nic, firmware: Firmware, port: int) -> s
          "INTERNAL_CPU_ESWITCH_MANAGER=1 INTERNAL_CPU_IB_VPORT0=1 INTERNAL_CPU_OFFLOAD_ENGINE=1, "
          "then a cold reboot: ipmitool power cycle",
     source=f"{GUIDE}: BlueField NIC", uses=HARDWARE, reboot=True, essential=True,
-)  # fmt: skip
+)
 @_each_card
 def bluefield_mode(machine: Machine, nic: Nic, firmware: Firmware) -> Iterator[Finding]:
     """Check INTERNAL_CPU_…: the settings that decide about the mode. The cure sets all that the guide sets."""
@@ -119,7 +119,7 @@ def bluefield_mode(machine: Machine, nic: Nic, firmware: Firmware) -> Iterator[F
          "sudo mlxconfig -d <mst device> --yes set ACCURATE_TX_SCHEDULER=1 REAL_TIME_CLOCK_ENABLE=1, "
          "then a cold reboot: ipmitool power cycle",
     source=f"{GUIDE}: Configure ConnectX NIC", uses=frozenset({Use.ETHERNET}), reboot=True,
-)  # fmt: skip
+)
 @_each_card
 def accurate_send(machine: Machine, nic: Nic, firmware: Firmware) -> Iterator[Finding]:
     """Check ACCURATE_TX_SCHEDULER and REAL_TIME_CLOCK_ENABLE."""
@@ -150,7 +150,7 @@ def _ids(machine: Machine, nic: Nic) -> list[Reading]:
 def _judged(
     machine: Machine, firmware: Firmware, wanted: dict[str, int], complain: Maker, *, good: str, bad: str = "",
     uses: frozenset[Use] | None = None,
-) -> Finding:  # fmt: skip
+) -> Finding:
     """Judge whether all settings that the card has are as wanted, now and at the next boot."""
     wrong, shown = firmware.wrong(wanted), firmware.shown(wanted)
     if not firmware.having(wanted):

@@ -38,7 +38,7 @@ _OPTIONS = ("iommu", "intel_iommu", "amd_iommu", "iommu.passthrough", "iommu.str
          "sudo update-grub && sudo reboot; or BIOS: VT-d or IOMMU to Disabled",
     source=f"{GUIDE}: BlueField NIC; kernel Documentation/ABI/testing/sysfs-kernel-iommu_groups", uses=HARDWARE,
     reboot=True,
-)  # fmt: skip
+)
 def iommu(machine: Machine) -> Iterator[Finding]:
     """Check whether the IOMMU is off, or in passthrough mode for GPUs and NICs."""
     host = machine.host
@@ -67,7 +67,7 @@ def _translation(host: Host, units: Reading, told: Evidence, subjects: list[_Sub
             f"the IOMMU translates for {', '.join(translated[:4])}{', …' if len(translated) > 4 else ''}", *read,
             cure=f'in /etc/default/grub: GRUB_CMDLINE_LINUX_DEFAULT="{pass_through} <more options>"'
                  + (f', or "iommu=off{off} <more options>"' if off else "") + ", then sudo update-grub && sudo reboot",
-        )  # fmt: skip
+        )
     if all(reading.text == "identity" for reading in types.values()):
         return ok("the IOMMU is in passthrough mode for GPUs and NICs", *read)
     return skip("there is an IOMMU; whether it translates is unknown", *read)
@@ -93,7 +93,7 @@ def _type(domain: Reading) -> Evidence:
     why="A link with fewer lanes or a lower speed than both ends support limits all traffic that passes it.",
     cure="put the card in a slot with enough lanes; BIOS: link speed Auto, bifurcation as the card needs it",
     source="kernel Documentation/ABI/testing/sysfs-bus-pci: current_link_speed, current_link_width", uses=HARDWARE,
-)  # fmt: skip
+)
 def pcie_link(machine: Machine) -> Iterator[Finding]:
     """Check lanes and speed of the links of GPUs and NICs, and of the switches above them."""
     subjects = [*_gpus(machine), *_nics(machine)]
@@ -128,7 +128,7 @@ def _link_of_switch(port: str, link: Link, below: list[str]) -> Finding:
     return warn(
         f"switch {port} above {names}: {link}: {link.lacks}", *link.read,
         cure=f"reseat the riser or the cable above the switch {port}; BIOS: link speed Auto, bifurcation off",
-    )  # fmt: skip
+    )
 
 
 _LEAST_READ, _GOOD_READ = 512, 4096  # bytes
@@ -139,7 +139,7 @@ _LEAST_READ, _GOOD_READ = 512, 4096  # bytes
     why="A NIC with small read requests cannot fetch messages from GPU memory at the speed of its port.",
     cure="sudo setpci -s <nic> CAP_EXP+8.w=5000:7000, until the next reboot; or BIOS: Max Read Request Size = 4096",
     source="PCI Express Base Specification: Device Control Register, Max_Read_Request_Size", uses=HARDWARE,
-)  # fmt: skip
+)
 def pcie_read_request(machine: Machine) -> Iterator[Finding]:
     """Check Max_Read_Request_Size of each NIC."""
     subjects = list(_nics(machine))
@@ -175,7 +175,7 @@ _NODES = 1024  # the most NUMA nodes that a kernel can be configured for
     why="A process on another NUMA node reaches queues and doorbells over the link between sockets.",
     cure="numactl --cpunodebind=<node> --membind=<node> <command>",
     source="kernel Documentation/ABI/testing/sysfs-bus-pci: numa_node, local_cpulist", uses=HARDWARE,
-)  # fmt: skip
+)
 def numa(machine: Machine) -> Iterator[Finding]:
     """Check whether this process may run near each GPU and NIC."""
     subjects = [*_gpus(machine), *_nics(machine)]

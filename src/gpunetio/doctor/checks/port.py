@@ -29,7 +29,7 @@ _ENOUGH_MTU = 4200  # the usual one for RoCE: 4096 and headers
     why="Only a port in the state ACTIVE sends and receives packets.",
     cure="sudo ip link set <interface> up; check cable, transceiver and switch: sudo ethtool <interface>",
     source=_SYSFS, uses=_NETWORK, essential=True,
-)  # fmt: skip
+)
 @each_nic
 def port_state(machine: Machine, nic: Nic) -> Iterator[Finding]:
     """Check that one of the NIC's ports is active."""
@@ -80,7 +80,7 @@ def _not_ethernet(told: dict[str, Reading]) -> Finding | None:
     cure="sudo ip addr add <address>/<prefix> dev <interface>; in a container without the card's interface: "
          "docker run --network=host …",
     source="Linux Documentation/ABI/testing/sysfs-class-infiniband: gid_attrs", uses=_VERBS,
-)  # fmt: skip
+)
 @each_nic
 def gid(machine: Machine, nic: Nic) -> Iterator[Finding]:
     """Find the best GID for RoCE v2."""
@@ -127,7 +127,7 @@ def _gids(machine: Machine, port: str, folder: Reading) -> list[_Gid]:
     entries = [
         _Gid(index, address, machine.host.read(f"{port}/gid_attrs/types/{index}"))
         for index, address in addresses.items() if address
-    ]  # fmt: skip
+    ]
     return sorted(entries, key=lambda one: (_link_local(one.address), one.address.ipv4_mapped is None, one.index))
 
 
@@ -180,7 +180,7 @@ def _elsewhere(machine: Machine, interface: str) -> Reading | None:
     why="RoCE cuts a message into packets of the path MTU: the largest of 256 … 4096 that fits the interface's MTU.",
     cure="sudo ip link set <interface> mtu 4200, at both ends and on the switches between",
     source="Linux include/rdma/ib_addr.h: iboe_get_mtu", uses=_VERBS,
-)  # fmt: skip
+)
 @each_nic
 def mtu(machine: Machine, nic: Nic) -> Iterator[Finding]:
     """Compute the path MTU from the interface's MTU."""
@@ -235,7 +235,7 @@ HINTS = {
     # A restart of either end counts, and so does plugging in a cable.
     "counters/link_error_recovery":               (_EVENT, "the link was retrained; if often: cable or transceiver"),
     "counters/link_downed":                       (_EVENT, "the link went down: cable, or the other end restarted"),
-}  # fmt: skip
+}
 
 
 def _told(shown: list[tuple[Status, str, Evidence]], known: int, zero: Evidence, cure: str) -> Finding:
@@ -256,7 +256,7 @@ def _told(shown: list[tuple[Status, str, Evidence]], known: int, zero: Evidence,
     why="A healthy port has no losses or refusals. Its counters hint at the cause of missing packets or rights.",
     cure="watch -d 'grep . /sys/class/infiniband/<device>/ports/1/*counters/*' while it runs: old errors stay counted",
     source="NVIDIA: Understanding mlx5 Linux Counters and Status Parameters", uses=_NETWORK,
-)  # fmt: skip
+)
 @each_nic
 def counters(machine: Machine, nic: Nic) -> Iterator[Finding]:
     """Report the counters that are not 0, with the likely cause of each."""
@@ -269,7 +269,7 @@ def counters(machine: Machine, nic: Nic) -> Iterator[Finding]:
     shown = [
         (HINTS[name][0], name.rpartition("/")[2], Evidence(f"{port}/{name}", f"{value}: {HINTS[name][1]}"))
         for name, value in values.items() if value
-    ]  # fmt: skip
+    ]
     cure = f"watch -d 'grep . {port}/*counters/*' while it runs: old errors stay counted"
     yield _told(shown, len(values), evidence(next(iter(readings.values())), 0), cure)
 
@@ -286,7 +286,7 @@ INTERFACE_HINTS = {
     # Flow control at work: it delays packets to avoid losses.
     r"rx_prio\d_pause":         (_EVENT, "the switch told the card to pause: congestion behind it"),
     r"tx_prio\d_pause":         (_EVENT, "the card told the switch to pause: PCIe or memory is too slow"),
-}  # fmt: skip
+}
 _COUNTER = re.compile(r"^\s*(\w{1,60}): (\d{1,20})$", re.MULTILINE)
 
 
@@ -295,7 +295,7 @@ _COUNTER = re.compile(r"^\s*(\w{1,60}): (\d{1,20})$", re.MULTILINE)
     why="Packets that the card drops or delays never reach a queue. Only these counters show them.",
     cure="watch -d 'ethtool -S <interface>' while it runs: old events stay counted",
     source="Linux Documentation/networking/device_drivers/ethernet/mellanox/mlx5/counters.rst", uses=_NETWORK,
-)  # fmt: skip
+)
 @each_nic
 def interface_counters(machine: Machine, nic: Nic) -> Iterator[Finding]:
     """Report the counters of `ethtool -S` that are not 0, with the likely cause of each."""
@@ -315,7 +315,7 @@ def interface_counters(machine: Machine, nic: Nic) -> Iterator[Finding]:
     shown = [
         (grade, name, evidence(told, f"{name}: {value} ({hint})")) for name, (value, grade, hint) in known.items()
         if value
-    ]  # fmt: skip
+    ]
     cure = f"watch -d 'ethtool -S {nic.interfaces[0]}' while it runs: old events stay counted"
     yield _told(shown, len(known), evidence(told, "0"), cure)
 

@@ -26,7 +26,7 @@ _WITHOUT = {
     why="The host uses a card only through these two libraries.",
     cure="sudo apt install libibverbs1 ibverbs-providers, or rdma-core and libibverbs on RHEL; release 44 or later",
     source=f"{GUIDE}: GPU Memory Mapping; rdma-core releases", uses=HARDWARE,
-)  # fmt: skip
+)
 def rdma_core(machine: Machine) -> Iterator[Finding]:
     """Check that both libraries have the functions that gpunetio calls, and the version of libibverbs."""
     for name, package in _PACKAGES.items():
@@ -65,7 +65,7 @@ def _names(value: object) -> list[str] | None:
     cure="sudo apt install doca-all doca-sdk-gpunetio libdoca-sdk-gpunetio-dev, or on RHEL: sudo yum install doca-all "
          "doca-sdk-gpunetio doca-sdk-gpunetio-devel; gpunetio itself needs only rdma-core and the driver",
     source=GUIDE, uses=HARDWARE,
-)  # fmt: skip
+)
 def doca_version(machine: Machine) -> Iterator[Finding]:
     """Report the installed versions."""
     doca = machine.host.read("/opt/mellanox/doca/applications/VERSION")

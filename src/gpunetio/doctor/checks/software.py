@@ -45,7 +45,7 @@ def _range(bounds: tuple[_Version, _Version | None]) -> str:
     why="gpunetio uses features of Python 3.11.",
     cure="install Python 3.11 or later, and create the environment with it: python3.11 -m venv .venv",
     source=f"{PYPROJECT}: requires-python", uses=EVERY_USE,
-)  # fmt: skip
+)
 def python(machine: Machine) -> Iterator[Finding]:
     """Check Python's version."""
     reading = machine.host.ask("system")
@@ -64,7 +64,7 @@ def python(machine: Machine) -> Iterator[Finding]:
     why="LLVM, which llvmlite brings, compiles kernels and the software NIC. NumPy lays out their data structures.",
     cure="pip install 'numpy>=1.26' 'llvmlite>=0.45'",
     source=f"{PYPROJECT}: dependencies", uses=EVERY_USE,
-)  # fmt: skip
+)
 def packages(machine: Machine) -> Iterator[Finding]:
     """Check NumPy and llvmlite."""
     for name, bounds in NEEDED.items():
@@ -90,7 +90,7 @@ def _missing(reading: Reading) -> bool:
     why="cuda-bindings loads kernels into a GPU and launches them. Without it, kernels run on the CPU.",
     cure="pip install 'gpunetio[cuda]'",
     source=f"{PYPROJECT}: optional-dependencies", uses=EVERY_USE,
-)  # fmt: skip
+)
 def cuda_stack(machine: Machine) -> Iterator[Finding]:
     """Check cuda-bindings on a machine with a GPU."""
     if not machine.all_gpus:
@@ -122,7 +122,7 @@ _ROOM = 100 * _MIB  # the NIC and the kernels of all benchmarks take 2 MiB, and 
     why="Compiling the software NIC takes some seconds. With a cache, only the first program waits for it.",
     cure="free some space, or choose a folder on another disk: export GPUNETIO_CACHE_DIR=<folder>",
     source="docs/soft-nic.md: compiling", uses=EVERY_USE,
-)  # fmt: skip
+)
 def compiler_cache(machine: Machine) -> Iterator[Finding]:
     """Check that the cache is writable, has space, holds no truncated files, and that the wheel's code is used."""
     reading = machine.host.ask("compiler_cache")
@@ -158,7 +158,7 @@ _MOST = 1 << 16  # processors; no machine has more
     why="The software NIC's engine and the CPU proxy are threads that busy-wait while kernels run.",
     cure="allow two processors or more: taskset -c <list> <command>; in a container: docker run --cpus=2",
     source="sched_getaffinity(2)", uses=EVERY_USE,
-)  # fmt: skip
+)
 def processors(machine: Machine) -> Iterator[Finding]:
     """Count the processors that this process may use."""
     reading = machine.host.ask("processors")
@@ -175,7 +175,7 @@ def processors(machine: Machine) -> Iterator[Finding]:
     why="Processes share the software NIC's tables and wires through memfds, and it signals events through eventfds.",
     cure="allow memfd_create(2) and eventfd(2): docker run --security-opt seccomp=unconfined, or a profile with both",
     source="docs/soft-nic.md: Other processes of the host; memfd_create(2), eventfd(2)", uses=_SOFTWARE, essential=True,
-)  # fmt: skip
+)
 def soft_nic(machine: Machine) -> Iterator[Finding]:
     """Check that the system is Linux and allows memfd_create(2) and eventfd(2)."""
     system, shares = machine.host.ask("system"), machine.host.ask("shared_memory")
@@ -198,7 +198,7 @@ _UP = 1  # IFF_UP, netdevice(7)
     why="Software NICs have the addresses 127.0.0.1 to 127.0.0.8. Programs on one host connect over these.",
     cure="sudo ip link set lo up",
     source="docs/soft-nic.md: the port; netdevice(7)", uses=_SOFTWARE,
-)  # fmt: skip
+)
 def loopback(machine: Machine) -> Iterator[Finding]:
     """Check that lo is up. In a new network namespace it is down."""
     reading = machine.host.read("/sys/class/net/lo/flags")

@@ -32,7 +32,7 @@ def nothing(machine: Machine) -> str:
     "can cost most of the bandwidth and add latency.",
     cure="use the NIC that `gpunetio topo` names for <GPU>, or move the card to a slot behind the GPU's PCIe switch",
     source=f"{GUIDE}: Installation and Setup, nvidia-smi topo -m", uses=HARDWARE,
-)  # fmt: skip
+)
 def distances(machine: Machine) -> Iterator[Finding]:
     """Check the distance from each GPU to the nearest of the NICs that the user asks about."""
     if missing := nothing(machine):
@@ -68,7 +68,7 @@ def _pair(machine: Machine, gpu: Gpu, nic: Nic) -> Finding:
         f"{summary}; {nearer.name} is nearer", *read,
         cure=f"use {nearer.name} ({topology.apart(machine, gpu, nearer)}) with {gpu.name}, or {move}",
         reboot=False, **about,
-    )  # fmt: skip
+    )
 
 
 def _places(machine: Machine, gpu: Gpu, nic: Nic, apart: Distance) -> list[Reading | Evidence]:
@@ -110,7 +110,7 @@ def _near(gpu: Gpu) -> str:
     cure="compare `lspci -tv` with `nvidia-smi topo -m`; in a virtual machine, let the hypervisor show the host's PCIe "
     "switches; otherwise update the GPU driver",
     source="nvidia-smi manual page: topo", uses=HARDWARE,
-)  # fmt: skip
+)
 def agrees(machine: Machine) -> Iterator[Finding]:
     """Compare the distances from each GPU to other GPUs and to NICs, except where NVLinks hide them."""
     reading = topo_m.query(machine.host)

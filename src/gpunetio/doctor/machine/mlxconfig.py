@@ -91,7 +91,7 @@ class Firmware:
         """Return their values as evidence: those now, and those next if they differ."""
         found = {name: self.settings[name] for name in self.having(wanted)}
         values = (f"{n}={s.current}, next {s.next}" if s.current not in ("", s.next) else f"{n}={s.next}"
-                  for n, s in found.items())  # fmt: skip
+                  for n, s in found.items())
         return evidence(self.read[0], " ".join(values))
 
 

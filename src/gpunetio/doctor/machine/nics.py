@@ -66,7 +66,7 @@ MODELS = {
     0xA2D6: Model("BlueField-2 (ConnectX-6 Dx)",            Grade.RECOMMENDED, bluefield=True),
     0xA2DC: Model("BlueField-3 (ConnectX-7)",               Grade.RECOMMENDED, bluefield=True),
     0xA2DF: Model("BlueField-4 (ConnectX-8)",               Grade.RECOMMENDED, bluefield=True),
-}  # fmt: skip
+}
 
 
 def is_nvidia(nic: Nic) -> bool:

@@ -50,7 +50,7 @@ def system() -> dict[str, str]:
     return {
         "sysname": name.sysname, "release": name.release, "machine": name.machine, "nodename": name.nodename,
         "python": ".".join(map(str, sys.version_info[:3])),
-    }  # fmt: skip
+    }
 
 
 def user() -> dict[str, int]:
@@ -104,7 +104,7 @@ def compiler_cache() -> dict[str, int | str]:
     return {
         "free": filesystem(str(there))["free"], "damaged": sum(map(_damaged, compiled)),
         "baseline": baseline, "why_not": why_not,
-    }  # fmt: skip
+    }
 
 
 def _damaged(path: Path) -> bool:
@@ -244,5 +244,5 @@ _ASKED = (
     environment, system, user, limit, processors, affinity, shared_memory, compiler_cache, hypervisor,
     container, root_filesystem, opens, permissions, filesystem, package, symbols, kernel_symbols, verbs_library, cuda,
     probe,
-)  # fmt: skip
+)
 QUESTIONS: dict[str, Callable[..., object]] = {one.__name__: one for one in _ASKED}

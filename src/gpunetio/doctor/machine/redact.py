@@ -58,7 +58,7 @@ _IDENTITIES: tuple[tuple[str, str, Callable[[int], str]], ...] = (
     ("mac",     rf"(?<=\benx){_H}{{12}}(?!\w)",                                   "02000000{:04x}".format),
     ("ipv4",    rf"(?<![\w.-])(?!127\.|0\.)(?:{_BYTE}\.){{3}}{_BYTE}(?![\w.])",   _ipv4),
     ("home",    r"(?<=/home/)[^/:\s]+",                                           "user{}".format),
-)  # fmt: skip
+)
 
 
 def redact(readings: list[Reading]) -> list[Reading]:

@@ -40,7 +40,7 @@ LIKELY: dict[int, Likely] = {
                                    _LOOK_AT_GIDS),
     _S.RNR_RETRY_EXC: Likely("no probe sends without a receive: packets of another sender reach it", _LOOK_AT_GIDS),
     _S.REMOTE_ABORTED: Likely("the queue pair was reset or destroyed in the meantime", "sudo dmesg | tail"),
-}  # fmt: skip
+}
 _UNKNOWN = Likely("an error code of this firmware only", _TELL)
 
 
@@ -55,7 +55,7 @@ def completion_failed(
         f"{where}: {name} ({numbers})",
         *read, Evidence(f"syndrome {numbers}", said or meaning_of(syndrome)), Evidence("likely cause", likely.cause),
         cure=likely.cure.replace("<device>", device),
-    )  # fmt: skip
+    )
 
 
 class CudaError(NamedTuple):
@@ -80,7 +80,7 @@ CUDA_ERRORS = {
     801: CudaError("cudaErrorNotSupported", "this GPU, driver or platform cannot map registers of other devices",
                    "update the GPU's driver, and use its open kernel modules; until then the CPU proxy rings"),
     999: CudaError("cudaErrorUnknown", "the driver has failed", "sudo dmesg | grep -i nvrm"),
-}  # fmt: skip
+}
 
 
 def cuda_error(number: int) -> CudaError:

@@ -47,7 +47,7 @@ def _finding(bench: Bench, way: Way, qp: QP, completion: Completion | None, wron
         return fail(
             f"{bench.name} completes nothing: {_HOST}, and no CQE comes in {bench.patience:g} s",
             connected, Evidence("queue pair", f"{qp.state.name} after the doorbell"),
-        )  # fmt: skip
+        )
     if completion.status != WcStatus.SUCCESS:
         syndrome = SYNDROME_OF.get(completion.status, 0)
         said = bench.ctx.provider.explain(qp.qpn, completion.vendor_err)

@@ -32,7 +32,7 @@ def uar(bench: Bench) -> Iterator[Finding]:
             f"the CPU proxy rings, not the GPU: {known.name} ({error.status})",
             Evidence("cudaHostRegister", str(error)), Evidence("likely cause", known.cause),
             cure=known.cure, reboot=known.reboot,
-        )  # fmt: skip
+        )
     else:
         yield ok(f"kernels of GPU {bench.gpu.name} ring by themselves", Evidence("cudaHostRegister", "cudaSuccess"))
 

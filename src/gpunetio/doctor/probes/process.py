@@ -52,7 +52,7 @@ def _line(name: str, finding: Finding) -> dict[str, object]:
     return {
         "probe": name, "status": finding.status, "summary": finding.summary,
         "read": [[one.source, one.value] for one in finding.read], "cure": finding.cure, "reboot": finding.reboot,
-    }  # fmt: skip
+    }
 
 
 def main() -> None:

@@ -24,12 +24,12 @@ _HUNG = "look for a failure of the GPU, the NIC or a driver: sudo dmesg | tail"
 def _probe(
     id: str, title: str, *, why: str, cure: str, source: str, uses: frozenset[Use], reboot: bool = False,
     essential: bool = False, settles: str = "",
-) -> Check:  # fmt: skip
+) -> Check:
     """Declare a probe. `probe_process.TRIALS` implements it."""
     declare = check(
         id, title, why=why, cure=cure, source=source, uses=uses, reboot=reboot, essential=essential,
         settles=frozenset(settles.split()),
-    )  # fmt: skip
+    )
     return declare(lambda machine: iter([one for one in run_probes(machine) if one.check.id == id]))
 
 
@@ -79,7 +79,7 @@ PROBES = (
         cure="see the first probe that failed; if only the kernel's own doorbell fails: NicHandler.CPU_PROXY",
         source=f"{GUIDE}; PRM: Completion with Error Syndromes", uses=_VERBS, essential=True,
     ),
-)  # fmt: skip
+)
 
 
 def device_to_probe(machine: Machine) -> str:

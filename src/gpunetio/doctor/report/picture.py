@@ -20,7 +20,7 @@ _INK = "#1b1b1b"
 FILLS = {
     "host bridge": "#d9d9d9", "root port": "#e6e6e6", "switch": "#cfd8ef", "port": "#e3e8f5", "bridge": "#e6e6e6",
     "GPU": "#bfe3a4", "NIC": "#a9d9e8", "device": "#efefef",
-}  # fmt: skip
+}
 _CELLS = {"PIX": "#bfe3a4", "PXB": "#d9ecb4", "PHB": "#f6e8a6", "NODE": "#f7cf9c", "SYS": "#f2b0a5", "NV": "#b9d7ff"}
 _PLAIN_CELL = "#e6e6e6"
 
@@ -53,7 +53,7 @@ def draw(nodes: Iterable[Node], matrix: dict[str, dict[str, str]]) -> bytes:
         lefts[column], x = x, x + widths[column] + _GAP
     picture = ElementTree.Element(
         "svg", {"xmlns": "http://www.w3.org/2000/svg", "role": "img", "font-size": str(_FONT)},
-    )  # fmt: skip
+    )
     picture.set("font-family", "ui-monospace, 'DejaVu Sans Mono', Menlo, Consolas, monospace")
     ElementTree.SubElement(picture, "title").text = "PCIe topology of GPUs and NICs"
     for box in every:
@@ -103,7 +103,7 @@ def _lines(picture: ElementTree.Element, box: _Box, lefts: dict[int, float], wid
         ElementTree.SubElement(
             picture, "path", fill="none", stroke=_GREY,
             d=f"M{start:.1f} {_middle(box):.1f}H{turn:.1f}V{_middle(one):.1f}H{end:.1f}",
-        )  # fmt: skip
+        )
 
 
 def _box(picture: ElementTree.Element, box: _Box, x: float, width: float) -> None:

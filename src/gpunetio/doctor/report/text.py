@@ -17,7 +17,7 @@ from ..finding import (
     Status,
     Use,
     says_reboot,
-)  # fmt: skip
+)
 from ..machine.nvidia_smi import STYLE
 
 WIDTH = 100  # columns, where the output is not a terminal
@@ -34,7 +34,7 @@ Paint = Callable[[str, Status], str]
 def lines_of(
     report: Report, verbose: bool = False, use: Use | None = None, paint: Paint = lambda text, _: text,
     width: int = WIDTH,
-) -> Iterator[str]:  # fmt: skip
+) -> Iterator[str]:
     """Yield the lines of a report: problems with all details, everything else in one line (`verbose`: with details).
 
     `use` limits the report to one use. Lines wrap at `width` columns.

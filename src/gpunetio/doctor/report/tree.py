@@ -15,7 +15,7 @@ Below = dict[str, "Below"]  # PCI functions by address, those behind a bridge be
 _CLASSES = {
     0x01: "storage", 0x02: "network", 0x03: "display", 0x04: "multimedia", 0x05: "memory", 0x06: "bridge",
     0x07: "communication", 0x08: "system peripheral", 0x0C: "serial bus", 0x12: "accelerator",
-}  # fmt: skip  # PCI Code and ID Assignment Specification, base classes
+}  # PCI Code and ID Assignment Specification, base classes
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from ...formats.packet import (
     ARP, ARP_ETHERNET, ARP_REPLY, ARP_REQUEST, ETHER_TYPE_ARP, ETHER_TYPE_IPV4, ETHER_TYPE_IPV6, ETHERNET, ICMP,
     ICMP_ECHO, ICMP_ECHO_REPLY, IP_PROTOCOL_ICMP, IP_PROTOCOL_ICMPV6, IP_PROTOCOL_TCP, IP_PROTOCOL_UDP, IPV4, IPV6,
     TCP, TCP_ACK, TCP_FIN, TCP_PSH, TCP_RST, TCP_SYN, UDP, VLAN_TAG,
-)  # fmt: skip
+)
 from .checksums import is_ipv4_intact, is_l4_intact, update_l4_checksum, write_ipv4_checksum, write_l4_checksum
 from .find import NONE, ipv4_bytes, l3_of, l4_of, tcp_bytes, tcp_payload, udp_payload
 from .rewrite import set_destination, set_source, spend_hop, swap_addresses, swap_macs, swap_ports
@@ -33,4 +33,4 @@ __all__ = [
     "set_source", "spend_hop", "swap_addresses", "swap_macs", "swap_ports", "tcp_at", "tcp_bytes", "tcp_payload",
     "udp_at", "udp_payload", "update_checksum", "update_l4_checksum", "vlan_tag_at", "write_ipv4_checksum",
     "write_l4_checksum",
-]  # fmt: skip
+]

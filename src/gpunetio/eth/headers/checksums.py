@@ -5,7 +5,7 @@ from __future__ import annotations
 from ...device.checksum import internet_sum, pseudo_sum, store_checksum, update_checksum
 from ...formats.packet import (
     ICMP, IP_PROTOCOL_ICMP, IP_PROTOCOL_ICMPV6, IP_PROTOCOL_TCP, IP_PROTOCOL_UDP, IPV4, TCP, UDP,
-)  # fmt: skip
+)
 from ...jit.compile import device_function
 from ...jit.ops import be16, ld8, ld16, st16
 from .find import ipv4_bytes

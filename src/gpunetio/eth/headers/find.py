@@ -10,7 +10,7 @@ from ...fabric.ip_headers import MOST_EXTENSIONS, extension_bytes, tag_bytes, wh
 from ...formats.packet import (
     ETHER_TYPE_IPV4, ETHER_TYPE_IPV6, ETHERNET, IP_PROTOCOL_FRAGMENT, IPV4_FRAGMENT_MASK, IPV6, IPV6_EXTENSION,
     IPV6_FRAGMENT, IPV6_FRAGMENT_MASK, TCP, TCP_OFFSET_SHIFT, UDP,
-)  # fmt: skip
+)
 from ...jit.compile import device_function
 from ...jit.ops import be16, ld8, ld16
 from .views import ipv4_at, ipv6_at, tcp_at, udp_at

@@ -27,7 +27,7 @@ from .atomics import (
     fetch_max_cta64,
     fetch_max_gpu64,
     raise_gpu64,
-)  # fmt: skip
+)
 from .calls import NO_CALLS, call_c
 from .copies import (
     await_fetched,
@@ -39,7 +39,7 @@ from .copies import (
     move_8_lines,
     prefetch,
     prefetch_to_write,
-)  # fmt: skip
+)
 from .crc import CRC32_POLYNOMIAL, clmul, crc32_fold, has_clmul, x_to_the
 from .fences import (
     drain_stores,
@@ -53,7 +53,7 @@ from .fences import (
     fence_release_sys,
     fence_sc_gpu,
     fence_sys,
-)  # fmt: skip
+)
 from .groups import (
     block_broadcast,
     block_count,
@@ -64,7 +64,7 @@ from .groups import (
     warp_broadcast,
     warp_count,
     warp_sync,
-)  # fmt: skip
+)
 from .lanes import (
     ALL_LANES,
     converged_lanes,
@@ -81,7 +81,7 @@ from .lanes import (
     sum_of_lanes,
     sum_up_to,
     sync_lanes,
-)  # fmt: skip
+)
 from .memory import (
     be16,
     be32,
@@ -114,7 +114,7 @@ from .memory import (
     st_release32,
     st_release64,
     st_release_cta64,
-)  # fmt: skip
+)
 from .patience import CLOCK_MONOTONIC, clock_ns, futex_wait, futex_wake, pause, sleep_ns, yield_thread
 from .threads import (
     BLOCK_PARTS,
@@ -135,7 +135,7 @@ from .threads import (
     thread_record,
     warp_group,
     warp_size,
-)  # fmt: skip
+)
 
 __all__ = [
     "ALL_LANES", "BLOCK_PARTS", "BLOCK_SLOT", "CLOCK_MONOTONIC", "CRC32_POLYNOMIAL", "GROUP_HEADER", "GROUP_WORDS",
@@ -156,4 +156,4 @@ __all__ = [
     "st_relaxed_gpu64", "st_release32", "st_release64", "st_release_cta64", "sum_of_lanes", "sum_up_to", "sync_lanes",
     "thread_idx", "thread_record", "warp_broadcast", "warp_count", "warp_group", "warp_size", "warp_sync", "x_to_the",
     "yield_thread",
-]  # fmt: skip
+]

@@ -16,7 +16,7 @@ def _active_lanes() -> int: ...
 
 
 @op(32, 64, ret=32, cpu=lambda b, lanes, value: lanes,
-    cuda=ptx("match.any.sync.b64 $0, $2, $1;", 32, convergent=True))  # fmt: skip
+    cuda=ptx("match.any.sync.b64 $0, $2, $1;", 32, convergent=True))
 def _match(lanes: int, value: int) -> int: ...
 
 
@@ -38,7 +38,7 @@ def count_lanes(lanes: int) -> int:
 
 
 @op(32, ret=32, cpu=lambda b, lanes: INT[32](0),
-    cuda=ptx("{.reg .b32 m; mov.u32 m, %lanemask_lt; and.b32 m, m, $1; popc.b32 $0, m;}", 32, pure=True))  # fmt: skip
+    cuda=ptx("{.reg .b32 m; mov.u32 m, %lanemask_lt; and.b32 m, m, $1; popc.b32 $0, m;}", 32, pure=True))
 def rank_among(lanes: int) -> int:
     """Return the number of lanes of a mask that are below this one."""
 
@@ -76,7 +76,7 @@ _BALLOT = "{.reg .pred p; setp.ne.u32 p, $1, 0; vote.sync.ballot.b32 $0, p, 0xff
 
 
 @op(32, ret=32, cpu=lambda b, which: b.zext(b.icmp_unsigned("!=", which, INT[32](0)), INT[32]),
-    cuda=ptx(_BALLOT, 32, convergent=True))  # fmt: skip
+    cuda=ptx(_BALLOT, 32, convergent=True))
 def lanes_where(which: int) -> int:
     """Return the mask of lanes in which `which` is not 0 (`__ballot_sync`). All lanes call this."""
 
@@ -93,7 +93,7 @@ def from_lane(value: int, lane: int) -> int:
 
 
 @op(32, ret=32, cpu=lambda b, lanes: b.cttz(lanes, INT[1](0)),
-    cuda=ptx("{.reg .b32 r; brev.b32 r, $1; clz.b32 $0, r;}", 32, pure=True))  # fmt: skip
+    cuda=ptx("{.reg .b32 r; brev.b32 r, $1; clz.b32 $0, r;}", 32, pure=True))
 def first_lane(lanes: int) -> int:
     """Return the number of the lowest lane in a mask, or 32 for an empty mask."""
 
@@ -104,13 +104,13 @@ _SCAN32 = "".join(
 
 
 @op(32, ret=32, cpu=lambda b, value: value,
-    cuda=ptx(f"{{.reg .b32 t; .reg .pred p; mov.b32 $0, $1;{_SCAN32}}}", 32, convergent=True))  # fmt: skip
+    cuda=ptx(f"{{.reg .b32 t; .reg .pred p; mov.b32 $0, $1;{_SCAN32}}}", 32, convergent=True))
 def sum_up_to(value: int) -> int:
     """Return the sum of the 32-bit values of this lane and those below it. All lanes call this."""
 
 
 @op(32, ret=32, cpu=lambda b, value: value,
-    cuda=ptx("redux.sync.add.u32 $0, $1, 0xffffffff;", 32, convergent=True))  # fmt: skip
+    cuda=ptx("redux.sync.add.u32 $0, $1, 0xffffffff;", 32, convergent=True))
 def sum_of_lanes(value: int) -> int:
     """Return the sum of the 32-bit values of all lanes (`__reduce_add_sync`). All lanes call this."""
 

@@ -21,7 +21,7 @@ from .lowering import (
     ptx_load,
     ptx_store,
     store,
-)  # fmt: skip
+)
 
 
 def _load_op(name, width, order, how, doc):
@@ -70,7 +70,7 @@ def _fixed_op(name, width):
         f"{{.reg .pred p; .reg .b64 t; sub.u64 t, $1, {_NO_ADDRESS_BELOW}; setp.lt.u64 p, t, {_ADDRESSES}; "
         f"mov.u{width} $0, 0; @p ld.global.nc.u{width} $0, [$1];}}",
         width, pure=True,
-    )  # fmt: skip
+    )
     return op(64, ret=width, cpu=load(width), cuda=how)(stub)
 
 

@@ -86,7 +86,7 @@ class ControlPath:
     def __init__(
         self, hardware: Hardware, components: Components, memory: tuple[MkeyTable, Table], grants: Grants,
         device_memory: DeviceMemory, connect: Connect, link_to_lan: LinkToLan, undo: ExitStack,
-    ):  # fmt: skip
+    ):
         self.handlers: list[Handlers] = []
 
         def add(handlers: H) -> H:
@@ -135,7 +135,7 @@ class ControlPath:
         self.kinds = {
             command.opcode: part
             for part in self.handlers for command in part.commands() if command.call is Call.CREATE
-        }  # fmt: skip
+        }
         self.channels = EventChannels(hardware, [part for part in self.handlers if isinstance(part, EventSources)])
         undo.callback(self.channels.close)
         self.hca.packed = pack_capabilities(part.capabilities() for part in self.handlers)

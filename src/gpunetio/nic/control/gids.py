@@ -40,7 +40,7 @@ class Gids(Objects):
         return (
             Command(Call.GENERAL, Opcode.QUERY_ROCE_ADDRESS, cmd.QUERY_ROCE_ADDRESS_IN,
                     self._query, OUT_BYTES + ROCE_ADDR_LAYOUT.size),
-        )  # fmt: skip
+        )
 
     def capabilities(self) -> Capabilities:
         return {
@@ -50,7 +50,7 @@ class Gids(Objects):
                 "r_roce_min_src_udp_port": UDP_SPORTS[0], "r_roce_max_src_udp_port": UDP_SPORTS[1],
                 "r_roce_dest_udp_port": ROCE_UDP_PORT,
             },
-        }  # fmt: skip
+        }
 
     def gid(self, index: int) -> bytes:
         """Return entry `index`; zeros if it is empty."""
@@ -69,7 +69,7 @@ class Gids(Objects):
             raise CommandError(
                 Status.BAD_INDEX, CommandSyndrome.NO_SUCH_GID,
                 f"src_addr_index {index}: the GID table has no such entry",
-            )  # fmt: skip
+            )
 
     def _query(self, mailbox: bytes) -> bytes:
         index = cmd.QUERY_ROCE_ADDRESS_IN.get(mailbox, "roce_address_index")
@@ -80,5 +80,5 @@ class Gids(Objects):
         layout = ROCE_ADDR_LAYOUT.pack(
             source_l3_address=bytes(row["gid"]), source_mac_47_32=mac >> 32, source_mac_31_0=mac & 0xFFFF_FFFF,
             roce_version=int(row["version"]), roce_l3_type=int(not bytes(row["gid"]).startswith(IPV4_MAPPED)),
-        )  # fmt: skip
+        )
         return DONE + bytes(layout)

@@ -8,7 +8,7 @@ from ...enums import PortState
 from ...formats import commands as cmd
 from ...formats.commands import (
     PORT_TYPE_ETH, PORT_TYPE_IB, CapClass, Opcode, PhysicalState, Status,
-)  # fmt: skip
+)
 from ...formats.contexts import ATOMIC_CAPS, CMD_HCA_CAP, CMD_HCA_CAP_2, ETHERNET_OFFLOAD_CAPS, ROCE_CAP
 from ...formats.flow import FLOW_TABLE_NIC_CAP
 from ..engine.hardware import Hardware
@@ -24,7 +24,7 @@ _CLASSES = {
     CapClass.ROCE:      ROCE_CAP,
     CapClass.FLOW_TABLE: FLOW_TABLE_NIC_CAP,
     CapClass.GENERAL_2: CMD_HCA_CAP_2,
-}  # fmt: skip
+}
 _CLASS_BYTES = 4096
 
 
@@ -53,7 +53,7 @@ class Hca(Handlers):
             Command(Call.GENERAL, Opcode.QUERY_HCA_VPORT_CONTEXT, cmd.QUERY_HCA_VPORT_CONTEXT_IN,
                     self._query_vport, cmd.QUERY_HCA_VPORT_CONTEXT_OUT.size),
             Command(Call.GENERAL, Opcode.QUERY_LAG, cmd.QUERY_LAG_IN, self._query_lag, cmd.QUERY_LAG_OUT.size),
-        )  # fmt: skip
+        )
 
     def capabilities(self) -> Capabilities:
         infiniband = self._port.infiniband
@@ -62,7 +62,7 @@ class Hca(Handlers):
                 "port_type": PORT_TYPE_IB if infiniband else PORT_TYPE_ETH, "num_ports": 1, "roce": int(not infiniband),
                 "hca_cap_2": 1, "device_frequency_khz": CLOCK_KHZ, "device_frequency_mhz": CLOCK_KHZ // 1000,
             },
-        }  # fmt: skip
+        }
 
     @property
     def link_up(self) -> bool:
@@ -89,11 +89,11 @@ class Hca(Handlers):
             raise CommandError(
                 Status.BAD_PARAM, CommandSyndrome.PORT_NUMBER,
                 f"other_vport {other}, port {port}: there is one port, 1, and no other vport",
-            )  # fmt: skip
+            )
         state = PortState.ACTIVE if self.link_up else PortState.DOWN
         guid = node_guid_of(self._port)
         return bytes(cmd.QUERY_HCA_VPORT_CONTEXT_OUT.pack(hca_vport_context={
             "port_physical_state": PhysicalState.LINK_UP if self.link_up else PhysicalState.POLLING,
             "port_state": state, "vport_state": state, "lid": self._port.lid,
             "system_image_guid": guid, "port_guid": port_guid_of(self._port), "node_guid": guid,
-        }))  # fmt: skip
+        }))

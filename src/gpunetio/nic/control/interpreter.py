@@ -49,12 +49,12 @@ class CommandInterpreter:
             raise CommandError(
                 Status.BAD_PARAM, CommandSyndrome.UNKNOWN_OP_MOD,
                 f"op_mod {op_mod_of(mailbox)} of {Opcode(opcode_of(mailbox)).name} does not exist",
-            )  # fmt: skip
+            )
         if command is None:
             raise CommandError(
                 Status.BAD_OP, CommandSyndrome.UNKNOWN_OPCODE,
                 f"opcode {opcode_of(mailbox):#05x} is not supported by the software NIC",
-            )  # fmt: skip
+            )
         if self.failed and command.call is not Call.DESTROY:
             raise CommandError(Status.INTERNAL_ERR, CommandSyndrome.DEVICE_FAILED, "the device has failed: close it")
         name = command.opcode.name
@@ -62,12 +62,12 @@ class CommandInterpreter:
             raise CommandError(
                 Status.BAD_INPUT_LEN, CommandSyndrome.SHORT_INPUT,
                 f"{name} takes {command.mailbox.size} bytes, the input has {len(mailbox)}",
-            )  # fmt: skip
+            )
         if out_size < command.answer_bytes:
             raise CommandError(
                 Status.BAD_OUTPUT_LEN, CommandSyndrome.SHORT_OUTPUT,
                 f"{name} answers {command.answer_bytes} bytes, the output has room for {out_size}",
-            )  # fmt: skip
+            )
         if command.call is Call.QUERY:
             self._recall()
         return command.execute(mailbox)

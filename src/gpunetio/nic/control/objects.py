@@ -105,7 +105,7 @@ class MailboxObjects(Objects):
             raise CommandError(
                 Status.NO_RESOURCES, CommandSyndrome.TABLE_FULL,
                 f"all {self.table.mask} {self.table.name}s are in use",
-            )  # fmt: skip
+            )
         return slot
 
     def named(self, number: int) -> str:
@@ -128,7 +128,7 @@ class MailboxObjects(Objects):
             raise CommandError(
                 Status.RESOURCE_BUSY, CommandSyndrome.IN_USE,
                 f"{self.named(number)} is used by {', '.join(dict.fromkeys(users))}",
-            )  # fmt: skip
+            )
 
 
 @dataclass

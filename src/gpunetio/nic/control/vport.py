@@ -43,7 +43,7 @@ class NicVport(Handlers):
         return (
             Command(Call.GENERAL, Opcode.QUERY_NIC_VPORT_CONTEXT, eth.QUERY_NIC_VPORT_CONTEXT_IN,
                     self._query, eth.QUERY_NIC_VPORT_CONTEXT_OUT.size),
-        )  # fmt: skip
+        )
 
     def _query(self, mailbox: bytes) -> bytes:
         get = eth.QUERY_NIC_VPORT_CONTEXT_IN.get
@@ -52,7 +52,7 @@ class NicVport(Handlers):
             raise CommandError(
                 Status.BAD_PARAM, CommandSyndrome.PORT_NUMBER,
                 f"other_vport {other}, vport {number}: there is one vport, 0",
-            )  # fmt: skip
+            )
         port = self._port
         every = int(port.config.promiscuous)
         return bytes(eth.QUERY_NIC_VPORT_CONTEXT_OUT.pack(nic_vport_context={
@@ -60,4 +60,4 @@ class NicVport(Handlers):
             "mtu": mtu_of(port) + eth.VPORT_FRAMING, "port_guid": port_guid_of(port), "node_guid": node_guid_of(port),
             "promisc_uc": every, "promisc_mc": every, "promisc_all": every,
             "permanent_address": int.from_bytes(port.mac, "big"),
-        }))  # fmt: skip
+        }))

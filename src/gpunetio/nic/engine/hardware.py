@@ -55,7 +55,7 @@ class Engine(ABC):
     def post(
         self, op: int, row: int, prepared: Row | None = None, state: int = 0, timeout: float = 10.0,
         worker: int = 0,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Have the worker that serves a row execute `op` (turn/commands.py) on `row` between two WQEs.
 
         `prepared` is the row's new content. This returns once the command is done. From then on, the engine touches

@@ -43,7 +43,7 @@ _NOMINAL_SPEED = 10_000  # Mbit/s
 _RATES = (  # largest Mbit/s: ibv_port_attr.active_width, active_speed
     (1_000, (1, 1)), (10_000, (1, 8)), (20_000, (2, 2)), (25_000, (1, 32)), (40_000, (2, 8)), (50_000, (16, 32)),
     (100_000, (2, 32)), (200_000, (2, 64)), (400_000, (2, 128)), (800_000, (2, 256)),
-)  # fmt: skip
+)
 _SMALLEST_LINK_MTU, _LARGEST_LINK_MTU = MAX_HEADERS + MTUS[-1], 65536
 
 
@@ -76,7 +76,7 @@ WIRES = {
     "unix":   WireKind("unix",   routed=False, ethernet=True, argument="PATH"),
     "dgram":  WireKind("dgram",  routed=False, ethernet=True, argument="LOCAL,REMOTE"),
     "pcap":   WireKind("pcap",   routed=False, ethernet=True, argument="FILE", file=True),
-}  # fmt: skip
+}
 _INTERFACE = re.compile(r"[^\s/:%]{1,15}")  # what the kernel takes for a name (dev_valid_name); % is for patterns
 
 

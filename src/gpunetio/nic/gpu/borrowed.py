@@ -15,7 +15,7 @@ from ...jit.compile import device_function, engine_function
 from ...jit.ops import (
     ALL_LANES, await_fetched, dynamic_shared, dynamic_shared_bytes, fetch_line, first_lane, from_lane, lane_or_0,
     lanes_here, lanes_where, ld64, ld_relaxed64, on_host, st64, sync_lanes,
-)  # fmt: skip
+)
 from ..queues.reach import NOTHING, OTHER, PACKETS, bars_of_wires, is_acknowledged, reaches
 from ..state.counters import COUNTERS
 from ..state.cq import CQ_ROW, CqRow

@@ -42,7 +42,7 @@ class _LaunchConfig(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_uint) for name in ("grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z", "shared")),
         ("stream", ctypes.c_void_p), ("attributes", ctypes.c_void_p), ("attribute_count", ctypes.c_uint),
-    )  # fmt: skip
+    )
 
 
 class _Device:

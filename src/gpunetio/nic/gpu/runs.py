@@ -20,13 +20,13 @@ from ...formats.cqe import CI_MASK, CQE64, CqeOpcode
 from ...formats.doorbell import CQ_DBREC, PI_MASK, WQE_IDX_SHIFT
 from ...formats.wqe import (
     CE_SHIFT, CTRL_SEG, DS_MASK, FM_SHIFT, INLINE_SEG, MAX_INLINE, SEGMENT, WQEBB_SHIFT, CompletionMode, WqeOpcode,
-)  # fmt: skip
+)
 from ...jit.compile import device_function, engine_function
 from ...jit.ops import (
     ALL_LANES, be32, be64, cas_gpu64, count_lanes, fence_acquire_sys, fence_gpu, fence_sys, fetch_add_gpu64,
     first_lane, from_lane, lane_or_0, lanes_here, lanes_where, lanes_with, ld64, ld_relaxed32, ld_relaxed64,
     rank_among, st64, st_relaxed32, sum_of_lanes, sync_lanes,
-)  # fmt: skip
+)
 from ..memory.copies import SMALL, copy_by_lane, copy_together
 from ..memory.keys import find_in
 from ..memory.streams import DEVICE_SHIFT
@@ -36,7 +36,7 @@ from ..queues.psn import on_wire, packets_of
 from ..state.near import (
     KEYS, NEAR, is_in, near_counters_at, near_cq_at, near_mkey_at, near_qp_at, near_queue, near_work_queue_at,
     near_worker_at, put_in,
-)  # fmt: skip
+)
 from ..state.objects import MKEY_ROW, MkeyRow
 from ..state.worker import WorkerState
 
@@ -148,7 +148,7 @@ def _load(slot: int) -> tuple[int, int, int, int, int, int, int, int]:
     return (
         ld_relaxed64(slot), ld_relaxed64(slot + 8), ld_relaxed64(slot + 16), ld_relaxed64(slot + 24),
         ld_relaxed64(slot + 32), ld_relaxed64(slot + 40), ld_relaxed64(slot + 48), ld_relaxed64(slot + 56),
-    )  # fmt: skip
+    )
 
 
 @device_function
@@ -191,7 +191,7 @@ def _parse(worker: WorkerState, row: int, index: int, there: int, wqe: int, word
     return Request(
         1 if there and bad == 0 else 0, opcode, ce, nbytes, to, come_from, 0 if may_pass and fenced == 0 else 1,
         1 if near_here != 0 and far.near != 0 else 0, be64(fourth), be64(fifth), remote_key, local_key,
-    )  # fmt: skip
+    )
 
 
 # --- executing -------------------------------------------------------------------------------------------------------

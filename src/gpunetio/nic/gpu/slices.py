@@ -16,7 +16,7 @@ from ...jit.ops import (
     ALL_LANES, block_dim, clock_ns, dynamic_shared_bytes, fence_sys, first_lane, from_lane, lane_or_0, lanes_here,
     lanes_where, ld_acquire_cta64, ld_relaxed64, on_host, pause, st64, st_release64, st_release_cta64, sync_lanes,
     thread_idx,
-)  # fmt: skip
+)
 from ..memory.copies import first_list, help_copying
 from ..queues.reach import NOTHING, OTHER, PACKETS, answer_withdrawals
 from ..state.board import BOARD
@@ -28,7 +28,7 @@ from ..transport import direct
 from ..transport.wire_kinds import is_any_to_wake
 from ..turn.step import (
     is_register_rung, read_clock, scan_queues, scan_records, select_first, serve_host, serve_peers, serve_queues, step,
-)  # fmt: skip
+)
 from .borrowed import bars_of, borrow, give_back, is_recalled, may_keep, near_of
 from .forwarding import forward_registers, forward_rings
 from .runs import find_ready, serve_run

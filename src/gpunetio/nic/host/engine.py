@@ -336,7 +336,7 @@ class ThreadEngine(Engine):
     def post(
         self, op: int, row: int, prepared: Row | None = None, state: int = 0, timeout: float = 10.0,
         worker: int = 0,
-    ) -> None:  # fmt: skip
+    ) -> None:
         to = self._workers[worker]
         with self._lock:
             end = time.monotonic() + timeout

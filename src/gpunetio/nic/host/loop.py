@@ -14,7 +14,7 @@ from ...jit.compile import device_function, engine_function
 from ...jit.ops import (
     clock_ns, exchange64, fence_sys, futex_wait, ld16, ld32, ld64, ld_relaxed64, pause, st64, st_relaxed64,
     st_release64, yield_thread,
-)  # fmt: skip
+)
 from ...jit.ops.calls import external
 from ..memory.streams import at_work
 from ..queues.wakeups import wake_threads

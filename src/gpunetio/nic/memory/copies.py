@@ -17,7 +17,7 @@ from ...jit.ops import (
     fetch_add_acq_rel_gpu64, fetch_add_gpu64, from_lane, lane_or_0, lanes_here, lanes_where, ld64, ld8, ld_acquire64,
     ld_acquire_cta64, ld_relaxed64, move_4_lines, move_8_lines, on_host, pause, rank_among, st64, st8,
     st_release_cta64, sum_up_to, sync_lanes,
-)  # fmt: skip
+)
 from ..state.board import BOARD, Board
 from ..state.near import NEAR, near_at
 from ..state.worker import WorkerState

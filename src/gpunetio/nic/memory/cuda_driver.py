@@ -178,7 +178,7 @@ class CudaCopyDevice:
         self.calls = Calls(*map(driver.address_of, (
             "cuMemcpyHtoDAsync_v2", "cuMemcpyDtoHAsync_v2", "cuMemcpyDtoDAsync_v2", "cuMemcpyAsync",
             "cuEventRecord", "cuEventQuery", "cuPointerGetAttributes", "cuCtxSetCurrent",
-        )))  # fmt: skip
+        )))
 
     def create_event(self) -> int:
         event = ctypes.c_void_p()

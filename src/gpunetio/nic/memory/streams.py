@@ -303,7 +303,7 @@ def _carry_in(worker: WorkerState, stream: DmaStream, target: int, source: int, 
             stream.open_nbytes != 0
             and stream.open_target + stream.open_nbytes == target
             and stream.open_source + stream.open_nbytes == at
-        ):  # fmt: skip
+        ):
             stream.open_nbytes += part
         else:
             error = _close_piece(worker, stream)

@@ -5,4 +5,4 @@ from __future__ import annotations
 KINDS = {
     "qp": "qps", "cq": "cqs", "srq": "srqs", "mr": "mkeys", "gid": "gids", "pd": "pds", "umem": "umems",
     "uar": "uar_pages", "eq": "eqs", "sq": "sqs", "rq": "rqs",
-}  # fmt: skip
+}

@@ -31,7 +31,7 @@ def describe_dtype(dtype: np.dtype) -> dict[str, object]:
     return {
         "names": list(names), "formats": formats, "offsets": [field[1] for field in fields],
         "itemsize": dtype.itemsize,
-    }  # fmt: skip
+    }
 
 
 def _describe(name: str, fd: int, address: int, offset: int, dtype: np.dtype, rows: int) -> dict[str, object]:
@@ -40,7 +40,7 @@ def _describe(name: str, fd: int, address: int, offset: int, dtype: np.dtype, ro
     return {
         "fd": fd, "offset": offset, "rows": rows, "dtype": describe_dtype(dtype), "address": address + offset,
         "number": number, "used": _USED.get(name, number),
-    }  # fmt: skip
+    }
 
 
 def _read_only(memory: HostMemory) -> int:

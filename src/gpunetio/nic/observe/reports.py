@@ -26,7 +26,7 @@ KEPT = 1024
 _WHO = {
     REQUESTER: "QP {:#x} (requester)", RESPONDER: "QP {:#x} (responder)", RECEIVE_QUEUE: "RQ {:#x}",
     SEND_QUEUE: "SQ {:#x}",
-}  # fmt: skip
+}
 _SENDERS = REQUESTER, SEND_QUEUE
 
 
@@ -67,7 +67,7 @@ class ReportService:
     def __init__(
         self, name: str, known_key: Callable[[int], bool], cuda_failure: Callable[[int, int], str],
         look: Callable[[], None] = lambda: None, why_not_ready: Callable[[int], str] | None = None,
-    ):  # fmt: skip
+    ):
         self._name, self._known_key, self._cuda_failure = name, known_key, cuda_failure
         self._why_not_ready = why_not_ready  # the cause of an RNR for the queue pair of that number
         self._look = look  # called when a second passes without a record
@@ -130,7 +130,7 @@ class ReportService:
         report = Report(
             self._name, reason, record["side"] not in _SENDERS, record["qpn"], record["index"], record["opcode"],
             record["syndrome"], record["key"], record["addr"], record["nbytes"], message,
-        )  # fmt: skip
+        )
         self.reports.append(report)
         # A flush follows an error that was already reported, or a requested transition to ERR.
         level = logging.DEBUG if reason is Reason.FLUSH else logging.ERROR

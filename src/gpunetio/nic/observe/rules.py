@@ -42,12 +42,12 @@ def rules_of(control: ControlPath) -> dict[str, np.ndarray]:
     groups = [
         (table.number, number, group.start, group.end, np.void(group.words.tobytes()))
         for table in flows.known.values() for number, group in table.groups.items()
-    ]  # fmt: skip
+    ]
     tirs = [
         (row["tirn"], _number(control.rqs.table, row["rq"]), _number(control.rqts.table, row["rqt"]), row["fields"],
          row["symmetric"])
         for row in control.tirs.table
-    ]  # fmt: skip
+    ]
     rows = {
         "flow_tables": [
             (table.number, table.number == flows.root, table.level, 1 << table.log, table.miss)
@@ -58,7 +58,7 @@ def rules_of(control: ControlPath) -> dict[str, np.ndarray]:
             (int(row["rqtn"]), rqn)
             for row in control.rqts.table for rqn in control.rqts.rqns_of(int(row["rqtn"]))
         ],
-    }  # fmt: skip
+    }
     rules = [np.zeros(0, RULE), *(_rules_in(table, control) for table in flows.known.values())]
     return {name: np.array(listed, TABLES[name]) for name, listed in rows.items()} | {RULES: np.concatenate(rules)}
 

@@ -23,7 +23,7 @@ logger: logging.Logger = logging.getLogger("gpunetio.nic")
 _DERIVED = (
     ("port_xmit_data", "rdma_tx_bytes", 4), ("port_rcv_data", "rdma_rx_bytes", 4),
     ("port_xmit_packets", "rdma_tx_packets", 1), ("port_rcv_packets", "rdma_rx_packets", 1),
-)  # fmt: skip
+)
 # The counts of Ethernet queues, by kind: their table, and its fields.
 QUEUE_COUNTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "sq": ("sqs", ("frames", "frame_bytes")),

@@ -41,7 +41,7 @@ _COLUMNS = {
         ("too long", "too_long"), ("not ready", "not_ready"), ("bytes", "frame_bytes"), ("cq", "cq"), ("pd", "pdn"),
     ),
     "gid": (("index", "index"), ("gid", "gid"), ("version", "version"), ("mac", "mac")),
-}  # fmt: skip
+}
 WIRE_KINDS = {0: "gone", 1: "memory", 2: "udp", 3: "ethernet"}  # nic/transport/wire_kinds.py
 QUEUE_KINDS = {1: "CONNECTED_SEND", 2: "DATAGRAM_SEND", 3: "ETHERNET_SEND"}  # nic/state/work_queue.py
 PSN_MASK = 0xFF_FFFF
@@ -49,7 +49,7 @@ _HEX = {
     "qpn", "cqn", "srqn", "rqn", "srq", "cq", "send_cq", "recv_cq", "returned", "channel", "error_channel", "rx_wqe",
     "key", "remote_qpn", "iova", "address", "addr", "sq_addr", "rq_addr", "dbrec", "doorbell", "delta",
     "remote_row", "wire", "user_index", "peer_high", "peer_low", "flights", "resources", "rx_addr", "rx_key",
-}  # fmt: skip
+}
 
 
 def number_of(nic: Observed, kind: str, row: np.void) -> int:
@@ -147,7 +147,7 @@ _SENDING = "qp", "sq"  # an SQ has the fields of a QP, of which it uses some
 _ROWS = {
     ("qp", "send_cq"): "cqs", ("qp", "recv_cq"): "cqs", ("qp", "srq"): "srqs", ("sq", "send_cq"): "cqs",
     ("rq", "cq"): "cqs", ("rq", "srq"): "srqs",
-}  # fmt: skip
+}
 
 
 @functools.cache
@@ -157,7 +157,7 @@ def _names() -> dict[tuple[str, str], dict[int, str]]:
         ("qp", "state"): QpState, ("qp", "service"): ServiceType, ("qp", "cs_res"): ScatterToCqe,
         ("qp", "cs_req"): ResponsesToCqe, ("sq", "service"): ServiceType, ("sq", "cs_res"): ScatterToCqe,
         ("sq", "cs_req"): ResponsesToCqe, ("rq", "state"): QueueState, ("uar", "kind"): UarAllocationType,
-    }  # fmt: skip
+    }
     return {field: {member.value: member.name for member in kind} for field, kind in fields.items()} | {
         ("gid", "version"): {1: "RoCE v1", 2: "RoCE v2"}, ("qp", "kind"): QUEUE_KINDS, ("sq", "kind"): QUEUE_KINDS,
         ("sq", "state"): {QpState.RST: "RST", QpState.RTS: "RDY", QpState.ERR: "ERR"},

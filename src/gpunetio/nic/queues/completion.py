@@ -9,14 +9,14 @@ from ...formats.commands import SCATTER_FORMAT_MASK, QpState
 from ...formats.cqe import (
     CI_MASK, CQE64, FORMAT_SHIFT, INIT_OP_OWN, INLINE_32_BYTES, INLINE_64_BYTES, OPCODE_SHIFT, CqeFormat, CqeOpcode,
     Syndrome,
-)  # fmt: skip
+)
 from ...formats.doorbell import CQ_DBREC
 from ...formats.events import CqErrorSyndrome, EventType
 from ...formats.wqe import CompletionMode
 from ...jit.compile import device_function, engine_function
 from ...jit.ops import (
     be32, be64, copy, fence_release_sys, ld64, ld8, ld_acquire32, pack64, st128, st64, st_relaxed32, st_release32,
-)  # fmt: skip
+)
 from ..state import refuse
 from ..state.counters import CounterSet
 from ..state.cq import Channel, CqRow
@@ -110,7 +110,7 @@ def write_cqe(worker: WorkerState, cq: CqRow, said: Completion) -> int:
                 raise_event(
                     worker, Channel(cq.error_channel), cq.error_cookie, EventType.CQ_ERROR, cq.cqn,
                     CqErrorSyndrome.OVERRUN,
-                )  # fmt: skip
+                )
             cq.error = 1
             return refuse.full_cq(worker, cq.cqn, 1 << cq.log)
     if said.syndrome and not cq.failed:

@@ -9,7 +9,7 @@ from ...formats.events import EventQueueType, EventType
 from ...jit.compile import device_function, engine_function
 from ...jit.ops import (
     be32, be64, exchange_gpu64, fetch_add_acq_rel_gpu64, ld_acquire32, ld_acquire64, ld_relaxed64, st64, st_release64,
-)  # fmt: skip
+)
 from ..state.cq import CHANNEL, CQ_ROW, Channel, CqRow, Event
 from ..state.qp import QpRow
 from ..state.work_queue import QueueKind

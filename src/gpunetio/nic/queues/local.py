@@ -80,7 +80,7 @@ def check_copy(worker: WorkerState, qp: QpRow, wqe: int, ds: int) -> int:
         ds != segments_of(WqeOpcode.MMO, 0)
         or length & INLINE_SEG
         or length != be32(ld32(target + DATA_SEG.byte_count))
-    ):  # fmt: skip
+    ):
         return refuse.malformed_wqe(worker, ds)
     nbytes = length if length != 0 else MAX_MMO
     here = _local_range(worker, qp, source, nbytes, 0)

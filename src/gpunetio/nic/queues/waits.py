@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...formats.wqe import (
     REAL_TIME_MASK, SEGMENT, WAIT_MASK, WAIT_SEG, WAIT_VALUE_SEG, WaitMode, WaitOperation, WqeOpcode,
-)  # fmt: skip
+)
 from ...jit.compile import device_function, engine_function
 from ...jit.ops import be32, be64, ld32, ld64
 from ..state import refuse

@@ -11,7 +11,7 @@ from ...formats.wqe import (
     ATOMIC_SEG, AV_SEG, BASE_AV_BYTES, CE_SHIFT, CTRL_SEG, DATA_SEG, DS_MASK, EXTENDED_ATOMIC_4, EXTENDED_ATOMIC_8,
     EXTENDED_AV, FM_SHIFT, INLINE_SEG, MASKED_CS32_SEG, MASKED_CS64_SEG, MASKED_FA32_SEG, MASKED_FA64_SEG, MAX_DS,
     MAX_TRANSFER, OPMOD_SHIFT, RADDR_SEG, SEGMENT, WQEBB_SHIFT, CtrlFlags, WqeOpcode,
-)  # fmt: skip
+)
 from ...jit.compile import device_function, engine_function
 from ...jit.ops import be32, be64, copy, ld32, ld64, ld8, ld_acquire32, st64
 from ..memory.keys import translate
@@ -58,7 +58,7 @@ def read_control(wqe: int) -> Control:
     return Control(
         word & 0xFF, word >> OPMOD_SHIFT, ds, (ds + 3) >> 2, (flags >> CE_SHIFT) & 3, flags >> FM_SHIFT,
         flags & CtrlFlags.SOLICITED, be32(ld32(wqe + CTRL_SEG.imm)),
-    )  # fmt: skip
+    )
 
 
 @device_function
@@ -159,7 +159,7 @@ def gather(worker: WorkerState, qp: QpRow, message: Message, segment: int, end: 
             address = translate(
                 worker, be32(ld32(segment + DATA_SEG.lkey)), qp.pdn, be64(ld64(segment + DATA_SEG.addr)), nbytes, right,
                 Reason.LKEY_UNKNOWN,
-            )  # fmt: skip
+            )
             if address < 0:
                 return -address
         if nbytes > 0:

@@ -93,15 +93,15 @@ PACKET_FATES = (
     "rx_accepted", "rx_malformed", "rx_no_qp", "rx_wrong_peer", "rx_wrong_pkey", "rx_wrong_qkey", "rx_wrong_state",
     "out_of_sequence", "duplicate_request", "out_of_buffer", "rx_refused", "rx_uc_dropped", "rx_unexpected",
     "implied_nak_seq_err", "rx_link_down", "rx_stale",
-)  # fmt: skip
+)
 FRAME_FATES = (
     "rx_frame_neighbour", "rx_frame_malformed", "rx_frame_oversize", "rx_frame_checksum", "rx_frame_other_mac",
     "rx_frame_vlan", "rx_frame_other_protocol", "rx_frame_other_address", "rx_frame_fragment", "rx_frame_link_down",
-)  # fmt: skip
+)
 STEERED_FATES = (
     "rx_frame_delivered", "rx_frame_rule_dropped", "rx_frame_rule_loop", "rx_frame_no_buffer", "rx_frame_too_long",
     "rx_frame_queue_state", "rx_frame_own",
-)  # fmt: skip
+)
 
 
 class Counters(Mapping[str, int]):

@@ -240,4 +240,4 @@ EXPLAIN: dict[Reason, Explanation] = {
         Syndrome.LOCAL_QP_OP,
         "a TSO with mss {extra0} and {extra1} bytes of inline headers cannot be cut into packets",
         "mss must not be 0, and the inline headers must be those of Ethernet, IP and TCP, with no byte behind them"),
-}  # fmt: skip
+}

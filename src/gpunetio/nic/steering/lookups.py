@@ -12,7 +12,7 @@ from ...jit.ops import ld64, st64
 from ..state.flow import (
     DELETED, FLOW_ENTRY, FLOW_MASK, FLOW_TABLE_ROW, LOG_LOOKUP_SETS, LOG_MAX_TABLES, LOOKUP, SLOT, SLOT_HALF,
     SLOT_NUMBER, FlowEntry, FlowMask, FlowTableRow, Lookup,
-)  # fmt: skip
+)
 from ..state.worker import WorkerState
 from .hashing import START, mix
 

@@ -12,7 +12,7 @@ from ...formats.packet import (
     ETHER_TYPE_IPV4, ETHER_TYPE_IPV6, ETHER_TYPE_SERVICE_VLAN, ETHER_TYPE_VLAN, ETHERNET, IP_PROTOCOL_FRAGMENT,
     IP_PROTOCOL_TCP, IP_PROTOCOL_UDP, IPV4, IPV4_FRAGMENT_MASK, IPV6, IPV6_EXTENSION, IPV6_FRAGMENT,
     IPV6_FRAGMENT_MASK, TCP, TCP_FLAGS_MASK, TCP_OFFSET_SHIFT, UDP, VLAN_TAG,
-)  # fmt: skip
+)
 from ...jit.compile import device_function, engine_function
 from ...jit.ops import be16, ld8, ld16, ld32, ld64, pack64, st64
 from ..state.flow import OUTER_BYTES, PACKET

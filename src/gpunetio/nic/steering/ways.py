@@ -30,7 +30,7 @@ def way_of(worker: WorkerState, packet: int) -> int:
     mixed = (
         ld64(packet + SOURCE + 8) * _FACTORS[0] ^ ld64(packet + DESTINATION + 8) * _FACTORS[1]
         ^ ld64(packet + PROTOCOL) * _FACTORS[2] ^ ld64(packet + (UDP_PORTS & -8)) * _FACTORS[3]
-    )  # fmt: skip
+    )
     return worker.ways + (mixed >> 64 - LOG_WAYS & (1 << LOG_WAYS) - 1) * FLOW_WAY.size
 
 

@@ -8,7 +8,7 @@ from ...formats.commands import QpState, ServiceType
 from ...formats.packet import (
     BTH, DEFAULT_PKEY, GRH, GRH_NEXT_HEADER, ICRC_SIZE, LNH_GLOBAL, LNH_LOCAL, LRH, MANUFACTURER, OPERATION_MASK,
     PAD_SHIFT, PKEY_BASE_MASK, QPN_MASK, RESERVED, SERVICE_SHIFT, TVER_MASK, UD_SERVICE,
-)  # fmt: skip
+)
 from ...jit.compile import device_function, engine_function
 from ...jit.ops import be16, be32, clock_ns, ld16, ld32, ld64, ld8
 from ..queues.operations import is_request, service_bits
@@ -175,7 +175,7 @@ def date_captured(worker: WorkerState, count: int) -> None:
 def capture_arrived(
     worker: WorkerState, wire: WireState, packet: int, nbytes: int, peer_high: int, peer_low: int, damaged: int,
     sent: int,
-) -> None:  # fmt: skip
+) -> None:
     """Capture a packet of a wire whose frames don't say to which of our GIDs they were sent: its QP's path says it.
 
     `sent` is the frame's `source`, which its sender has set.
@@ -194,7 +194,7 @@ def capture_arrived(
 def hand_over(
     worker: WorkerState, qp: QpRow, wire: WireState, packet: int, link: int, nbytes: int, peer_high: int,
     peer_low: int, life: int,
-) -> None:  # fmt: skip
+) -> None:
     """Hand a packet to the QP that `addressee` has found: `link` bytes of link headers, `nbytes` from its BTH on."""
     if qp.service == ServiceType.UD:
         take_datagram(worker, qp, wire, packet, link, nbytes, peer_high, peer_low)

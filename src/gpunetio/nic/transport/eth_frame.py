@@ -13,7 +13,7 @@ from ...formats.ethernet_queues import InlineMode, SelfLbBlock
 from ...formats.packet import (
     ETHERNET, ETHER_TYPE_SERVICE_VLAN, ETHER_TYPE_VLAN, GROUP_MAC, IPV4, IPV6, IP_PROTOCOL_UDP, TCP, TCP_OFFSET_SHIFT,
     UDP, VLAN_TAG,
-)  # fmt: skip
+)
 from ...formats.wqe import ETH_INSERT_SVLAN, EthChecksum
 from ...jit.compile import device_function, engine_function
 from ...jit.ops import be16, copy, ld16, ld32, ld64, ld8, st16, st32, st64
@@ -165,7 +165,7 @@ def _come_back(worker: WorkerState, sq: SqRow, nbytes: int, mac: int) -> None:
 def build_frame(
     worker: WorkerState, qp: QpRow, head: int, head_bytes: int, segment: int, offset: int, nbytes: int, tag: int,
     longest: int,
-) -> int:  # fmt: skip
+) -> int:
     """Write a frame to where it leaves: `head_bytes` from the WQE, then `nbytes` of the listed data.
 
     The data begin at the `offset` of what the message lists from `segment` on. `tag` is 0, or what the Ethernet segment
@@ -204,7 +204,7 @@ def build_frame(
 def send_packet(
     worker: WorkerState, qp: QpRow, head: int, head_bytes: int, segment: int, offset: int, nbytes: int, flags: int,
     tag: int,
-) -> int:  # fmt: skip
+) -> int:
     """Build a frame, with the checksums that `flags` (EthChecksum) ask for, and send it.
 
     Return SENT, even if nobody gets it, NO_ROOM, or minus a reason.

@@ -13,24 +13,24 @@ from ...formats.commands import WqType
 from ...formats.cqe import (
     CQE64, FILLER, INLINE_32_BYTES, RX_L3_SHIFT, RX_L4_SHIFT, STRIDES_SHIFT, STRIDING_LENGTH_MASK, CqeOpcode,
     RxChecksum, RxHeaders, RxL3Type, RxL4Type, Syndrome,
-)  # fmt: skip
+)
 from ...formats.doorbell import PI_MASK, QP_DBREC
 from ...formats.ethernet_queues import QueueState
 from ...formats.events import EventQueueType, EventType
 from ...formats.packet import (
     ETHERNET, ETHER_TYPE_VLAN, IPV4, IPV6, IP_PROTOCOL_TCP, IP_PROTOCOL_UDP, TCP, TCP_ACK, TCP_OFFSET_SHIFT, UDP,
     VLAN_TAG,
-)  # fmt: skip
+)
 from ...formats.wqe import DATA_SEG, SEGMENT, SRQ_NEXT_SEG
 from ...jit.compile import device_function, engine_function
 from ...jit.ops import (
     be16, be32, be64, copy, fence_release_sys, ld16, ld32, ld64, ld8, ld_acquire32, pack64, st128, st32, st64,
-)  # fmt: skip
+)
 from ..memory.keys import translate
 from ..memory.streams import move_now
 from ..queues.completion import (
     RECEIVE_QUEUE, Completion, count_error, record_error, recover_cq, stage_payload, write_cqe,
-)  # fmt: skip
+)
 from ..queues.events import raise_event
 from ..state import refuse
 from ..state.counters import COUNTERS, CounterSet
@@ -124,7 +124,7 @@ def _fail_receive(worker: WorkerState, rq: RqRow, number: int, strides: int, rea
     return write_cqe(worker, CqRow(rq.cq), Completion(
         CqeOpcode.RESP_ERR, rq.rqn, rq.user_index, first, nbytes=strides << STRIDES_SHIFT, head=head, syndrome=syndrome,
         vendor=reason,
-    ))  # fmt: skip
+    ))
 
 
 @engine_function

@@ -9,7 +9,7 @@ from ...formats.commands import QpState
 from ...formats.packet import ETHERNET
 from ...formats.wqe import (
     DATA_SEG, ETH_INSERT_VLAN, ETH_SEG, ETH_VLAN, INLINE_SEG, SEGMENT, EthChecksum, WaitMode, WqeOpcode,
-)  # fmt: skip
+)
 from ...jit.compile import device_function, engine_function
 from ...jit.ops import be16, be32, ld16, ld32, ld64, ld8, prefetch, st64
 from ..queues.completion import recover_cq

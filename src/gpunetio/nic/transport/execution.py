@@ -15,7 +15,7 @@ from ...formats.wqe import DATA_SEG, INLINE_SEG, INVALID_LKEY, SEGMENT, SRQ_NEXT
 from ...jit.compile import device_function, engine_function
 from ...jit.ops import (
     be16, be32, be64, cas_acq_rel_gpu64, fetch_add_acq_rel_gpu64, ld16, ld32, ld64, ld_acquire32, st64,
-)  # fmt: skip
+)
 from ..memory.keys import translate
 from ..memory.streams import device_of, let_arrive, move, move_now, place
 from ..queues.completion import RESPONDER, Completion, fail_qp, fail_receive, format_for, stage_payload, write_cqe

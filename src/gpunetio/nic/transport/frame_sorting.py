@@ -10,7 +10,7 @@ from ...fabric.capture import capture_frame
 from ...fabric.ethernet_receive import mark_frames, receive_frames
 from ...fabric.ethernet_records import (
     ARRIVED, BATCH as READ_TOGETHER, OWN_GID, PIPE, arrived_at, ethernet_wire_at, own_gid_at, send,
-)  # fmt: skip
+)
 from ...fabric.ethernet_transmit import transmit_frames
 from ...fabric.frames import PACKET, commit, reserve_frame
 from ...fabric.icrc import packet_icrc, received_crc
@@ -20,7 +20,7 @@ from ...formats.packet import (
     ETHERNET, ETHER_TYPE_ARP, ETHER_TYPE_IPV4, ETHER_TYPE_IPV6, ETHER_TYPE_SERVICE_VLAN, ETHER_TYPE_VLAN, GROUP_MAC,
     ICRC_SIZE, IPV4, IPV4_FRAGMENT_MASK, IPV6, IP_PROTOCOL_FRAGMENT, IP_PROTOCOL_ICMPV6, IP_PROTOCOL_UDP, NEIGHBOUR,
     NEIGHBOUR_ADVERTISEMENT, NEIGHBOUR_SOLICITATION, ROCE_UDP_PORT, UDP,
-)  # fmt: skip
+)
 from ...jit.compile import device_function, engine_function
 from ...jit.ops import be16, ld16, ld32, ld64, ld8, st64
 from ...jit.struct_view import Struct

@@ -131,7 +131,7 @@ def _undamaged(worker: WorkerState, wire: WireState, frame: int, nbytes: int) ->
     """Return whether a frame's check sequence is right or absent. Only a fault injector adds one, an ICRC."""
     return frame_at(frame).icrc == 0 or icrc_fits(
         worker.scratch, frame + PACKET, nbytes, wire.peer_high, wire.peer_low, wire.here_high, wire.here_low
-    )  # fmt: skip
+    )
 
 
 @engine_function

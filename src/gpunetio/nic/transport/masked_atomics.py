@@ -65,4 +65,4 @@ def execute_packet(opcode: int, address: int, at: int) -> int:
         opcode, address, word_bytes(at),
         get_be64(at + MASKED_ATOMIC_ETH.swap_add), get_be64(at + MASKED_ATOMIC_ETH.compare),
         get_be64(at + MASKED_ATOMIC_ETH.swap_mask), get_be64(at + MASKED_ATOMIC_ETH.compare_mask),
-    )  # fmt: skip
+    )

@@ -8,7 +8,7 @@ from ...formats.commands import ServiceType
 from ...formats.packet import (
     BTH, DEFAULT_PKEY, GRH, GRH_NEXT_HEADER, ICRC_SIZE, LNH_GLOBAL, LNH_LOCAL, LRH, PAD_SHIFT, SERVICE_SHIFT,
     SOLICITED,
-)  # fmt: skip
+)
 from ...jit.compile import device_function, engine_function
 from ...jit.ops import be16, be32, be64, ld32, ld64, st16, st32, st64, st8
 from ..queues.psn import on_wire

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ...fabric.frames import (
     ETHERNET_FRAME, GRANTED_SHIFT, GRANT_SHIFT, MAX_GRANTED, PACKET, PIPE, consume, frame_at, next_frame, pipe_end_at,
     release,
-)  # fmt: skip
+)
 from ...fabric.injector import icrc_fits
 from ...formats.packet import BTH
 from ...jit.compile import device_function, engine_function
@@ -23,7 +23,7 @@ def _undamaged(worker: WorkerState, wire: WireState, frame: int, nbytes: int) ->
     f = frame_at(frame)
     if f.icrc == 0 or icrc_fits(
         worker.scratch, frame + PACKET, nbytes, wire.peer_high, wire.peer_low, wire.here_high, wire.here_low
-    ):  # fmt: skip
+    ):
         return True
     CounterSet(worker.counters).rx_icrc_encapsulated += 1
     return False

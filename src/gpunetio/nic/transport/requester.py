@@ -21,7 +21,7 @@ from ..queues.completion import fail_send
 from ..queues.local import execute_local
 from ..queues.operations import (
     has_imm, header_bytes, is_atomic, is_local, is_masked, packet_of, returns_data, right_of, segments_of,
-)  # fmt: skip
+)
 from ..queues.psn import MAX_OUTSTANDING, packets_of
 from ..queues.sent import complete_send
 from ..queues.wqes import NOT_YET, build, check_wqe, in_one_piece, local_failure, read_control, wqe_slot
@@ -219,7 +219,7 @@ def _send_read(worker: WorkerState, qp: QpRow, message: Message, flight: Flight)
     packets = read_end(qp, flight, qp.tx_psn) - qp.tx_psn
     if qp.reads_head - qp.reads_tail >= qp.max_rd or (
         qp.tx_psn != qp.una_psn and qp.tx_psn + packets - qp.una_psn > window
-    ):  # fmt: skip
+    ):
         return 0
     bth = open_packet(worker, qp, qp.life, BTH.size + RETH.size)
     if bth == 0:
@@ -356,7 +356,7 @@ def acknowledge(worker: WorkerState, qp: QpRow, target: int) -> int:
         complete_send(worker, qp, index, flight.opcode, flight.ce, flight.nbytes)
     while qp.reads_tail != qp.reads_head and ld64(
         qp + QP_ROW.read_ends + 8 * (qp.reads_tail & (MAX_RD_ATOMIC - 1))
-    ) <= qp.una_psn:  # fmt: skip
+    ) <= qp.una_psn:
         qp.reads_tail += 1
     if qp.una_psn != before:
         qp.window_cut = max(qp.window_cut - 1, 0)

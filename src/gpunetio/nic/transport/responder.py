@@ -13,7 +13,7 @@ from ...formats.cqe import INLINE_64_BYTES, Syndrome
 from ...formats.packet import (
     ACK_KIND_SHIFT, AETH, ATOMIC_ACK_ETH, ATOMIC_ETH, BTH, IMM_DT, MSN_MASK, NO_CREDITS, RETH, SOLICITED,
     SYNDROME_SHIFT, AckKind, NakCode, PacketOpcode,
-)  # fmt: skip
+)
 from ...formats.wqe import WqeOpcode
 from ...jit.compile import device_function, engine_function
 from ...jit.ops import be32, copy, ld32, ld8, st32, st64
@@ -24,7 +24,7 @@ from ..memory.streams import await_moved, copy_failed, device_of, ended, place
 from ..queues.completion import RESPONDER, fail_qp, stage_payload
 from ..queues.operations import (
     begins, ends, has_imm, header_bytes, is_atomic, is_masked, operation_of, receive_cqe_of, returns_data, right_of,
-)  # fmt: skip
+)
 from ..queues.psn import distance, is_before, on_wire, packets_of
 from ..state import refuse
 from ..state.counters import CounterSet
@@ -37,7 +37,7 @@ from . import masked_atomics
 from .execution import (
     atomic, atomic_address, authorize, check_length, check_rights, complete_receive, fail_scatter, fits_cqe,
     receive_scatter, receives_posted,
-)  # fmt: skip
+)
 from .packets import close_packet, get_be64, open_packet, write_bth
 
 _ACK = AckKind.ACK << ACK_KIND_SHIFT | NO_CREDITS
@@ -318,7 +318,7 @@ def _take_data(worker: WorkerState, qp: QpRow, operation: int, bth: int, nbytes:
         or (not last and (payload != qp.mtu or pad != 0))
         or (last and not first and payload == 0)
         or qp.rx_kind != (_NONE if first else kind)
-    ):  # fmt: skip
+    ):
         _refuse_packet(worker, qp, opcode, nbytes)
         return 0
     at = bth + BTH.size

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ...formats.commands import QpState
 from ...formats.packet import (
     ACK_KIND_SHIFT, ACK_VALUE_MASK, AETH, ATOMIC_ACK_ETH, BTH, SYNDROME_SHIFT, AckKind, NakCode, PacketOpcode,
-)  # fmt: skip
+)
 from ...jit.compile import device_function, engine_function
 from ...jit.ops import be32, ld32, ld64, st64
 from ..memory.streams import await_moved, place
@@ -79,7 +79,7 @@ def _take_acknowledge(worker: WorkerState, qp: QpRow, psn: int, syndrome: int) -
     if (
         acknowledge(worker, qp, psn) or qp.una_psn != psn or qp.state != QpState.RTS or kind == AckKind.RESERVED
         or (kind == AckKind.NAK and value > NakCode.REMOTE_OPERATION)
-    ):  # fmt: skip
+    ):
         # A NAK of no known kind, for something never sent, or behind an unanswered READ: leave it to the timer.
         counters.rx_unexpected += 1
         return
@@ -165,7 +165,7 @@ def _take_read(worker: WorkerState, qp: QpRow, operation: int, psn: int, data: i
         is_atomic(flight.opcode)
         or nbytes != min(qp.mtu, flight.nbytes - offset)
         or ends != (psn + 1 == read_end(qp, flight, psn))
-    ):  # fmt: skip
+    ):
         _bad_response(worker, qp, nbytes)
         return
     reason = _place(worker, qp, offset, nbytes, data)

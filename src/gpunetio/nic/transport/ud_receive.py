@@ -14,7 +14,7 @@ from ...formats.commands import ServiceType
 from ...formats.cqe import CQE64, CQE_ROCE_IPV4, CQE_ROCE_IPV6, GRH_SHIFT, INLINE_32_BYTES, SL_SHIFT
 from ...formats.packet import (
     BTH, DETH, GRH, ICRC_SIZE, IMM_DT, IPV4, LRH, OPERATION_MASK, PAD_SHIFT, QPN_MASK, SOLICITED, UDP,
-)  # fmt: skip
+)
 from ...jit.compile import device_function, engine_function
 from ...jit.ops import be32, ld16, ld32, ld64, ld8, st16, st32, st64
 from ..queues.completion import stage_payload
@@ -81,7 +81,7 @@ def _sender(worker: WorkerState, wire: WireState, packet: int, header: int, qpn:
 def take_datagram(
     worker: WorkerState, qp: QpRow, wire: WireState, packet: int, link: int, nbytes: int, peer_high: int,
     peer_low: int,
-) -> None:  # fmt: skip
+) -> None:
     """Take a datagram of `nbytes` from its BTH on, which begins behind `link` bytes of link headers."""
     counters = CounterSet(worker.counters)
     bth = packet + link

@@ -48,7 +48,7 @@ KINDS = {
         ethernet.take_in, ethernet.send_out, ethernet.arrivals, ethernet.unsent, ethernet.frame_room,
         ethernet.send_frame,
     ),
-}  # fmt: skip
+}
 
 
 @by_kind({kind: row.take_in for kind, row in KINDS.items()})

@@ -222,7 +222,7 @@ EXECUTE: dict[int, DeviceFunction] = {
     EngineCommand.RESIZE_CQ: _resize_cq, EngineCommand.RESIZE_SRQ: _resize_srq,
     EngineCommand.MODIFY_RQ: _modify_rq,
     EngineCommand.ADD_SQ: _add_sq, EngineCommand.MODIFY_SQ: _modify_sq, EngineCommand.REMOVE_SQ: _remove_sq,
-}  # fmt: skip
+}
 
 
 @by_kind(EXECUTE)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ...jit.compile import engine_function
 from ...jit.ops import (
     call_c, clock_ns, exchange64, futex_wait, futex_wake, ld_acquire64, ld_relaxed64, st32, st_release64,
-)  # fmt: skip
+)
 from ...jit.twin import count_user
 from ..state.near import bytes_for
 from ..state.slices import SLICES, Slices

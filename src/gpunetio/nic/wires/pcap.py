@@ -81,7 +81,7 @@ make = Pcap
 def replay_frames(
     nic: ReplayingNic, fast: bool = False, timeout: float = TIMEOUT, rqns: Iterable[int] = (),
     meanwhile: Callable[[], object] = lambda: None,
-) -> Replayed:  # fmt: skip
+) -> Replayed:
     """Put the frames of a capture file on the wire of a NIC, whose port must have the wire "pcap:FILE".
 
     Return when the NIC has taken them. Each frame comes as long after the first one as its time stamp says or, if
@@ -104,7 +104,7 @@ def replay_frames(
 def _play(
     nic: ReplayingNic, wire: Pcap, frames: PcapFrames, rows: Sequence[int], fast: bool, timeout: float,
     meanwhile: Callable[[], object],
-) -> Replayed:  # fmt: skip
+) -> Replayed:
     before, start, longest = dict(nic.counters), time.monotonic(), 0
     while least := frames.longest():
         if least > longest:

@@ -34,7 +34,7 @@ class Pipes(Wire):
     def __init__(
         self, end: LinkEnd, peer: Hashable, gids: tuple[bytes, bytes], infiniband: bool, on_lan: bool,
         release: Callable[[], None],
-    ):  # fmt: skip
+    ):
         self.peer, self.gids, self.notify_fd = peer, gids, end.peer_notify_fd
         self.events = (peer.event_fd,) if isinstance(peer, Link) else ()
         self._end, self._infiniband, self._release = end, infiniband, release

@@ -12,7 +12,7 @@ import numpy as np
 from ...errors import InvalidValueError, TimedOutError
 from ...fabric.frames import (
     PACKET, PIPE, PIPE_END, commit, consume, frame_at, next_frame, pipe_end, pipe_size, publish, release, reserve,
-)  # fmt: skip
+)
 from ...fabric.pcap_reader import Packet
 from ...formats.packet import ICRC_SIZE
 from ...jit.compile import engine_function

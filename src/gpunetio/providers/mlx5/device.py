@@ -54,7 +54,7 @@ _CARDS = {
     "MT4115": "ConnectX-4", "MT4117": "ConnectX-4 Lx", "MT4119": "ConnectX-5", "MT4121": "ConnectX-5 Ex",
     "MT4123": "ConnectX-6", "MT4125": "ConnectX-6 Dx", "MT4127": "ConnectX-6 Lx", "MT4129": "ConnectX-7",
     "MT4131": "ConnectX-8", "MT41682": "BlueField", "MT41686": "BlueField-2", "MT41692": "BlueField-3",
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)
@@ -233,7 +233,7 @@ class VerbsDevice:
             max_qp_rd_atom=attr.max_qp_rd_atom, max_qp_init_rd_atom=attr.max_qp_init_rd_atom,
             num_comp_vectors=self.context.contents.num_comp_vectors,
             can_resize_srq=bool(attr.device_cap_flags & s.IBV_DEVICE_SRQ_RESIZE),
-        )  # fmt: skip
+        )
 
     def query_port(self, port: int) -> PortAttr:
         attr = s.ibv_port_attr()
@@ -244,7 +244,7 @@ class VerbsDevice:
             sm_lid=attr.sm_lid, lid=attr.lid, lmc=attr.lmc,
             link_layer=LinkLayer.ETHERNET if ethernet else LinkLayer.INFINIBAND, gid_tbl_len=attr.gid_tbl_len,
             active_width=attr.active_width, active_speed=attr.active_speed,
-        )  # fmt: skip
+        )
 
     def query_gid(self, port: int, index: int) -> bytes:
         gid = s.ibv_gid()

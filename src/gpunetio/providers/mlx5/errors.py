@@ -31,7 +31,7 @@ _BY_ERRNO: dict[int, tuple[type[DocaError], str]] = {
     errno.EOPNOTSUPP: (NotSupportedError, "this device, its driver or this kernel does not have it"),
     errno.ENOSYS:     (NotSupportedError, "this kernel or library does not have it"),
     errno.EPROTONOSUPPORT: (NotSupportedError, "this kernel or driver does not have it"),
-}  # fmt: skip
+}
 GONE = (errno.ENODEV, errno.ENXIO, errno.ENOLINK, errno.EIO)
 # Before Linux 5.18 the kernel does not report a command's status: these are the statuses behind each errno.
 _UNTOLD = {
@@ -40,7 +40,7 @@ _UNTOLD = {
                    Status.BAD_QP_STATE, Status.BAD_PKT),
     errno.ENOMEM: (Status.EXCEED_LIM,),
     errno.EAGAIN: (Status.NO_RESOURCES,),
-}  # fmt: skip
+}
 
 # PRM, "Command status".
 _MEANING = {
@@ -59,7 +59,7 @@ _MEANING = {
     Status.BAD_OUTS_CQES:  "the queue still has outstanding completions",
     Status.BAD_INPUT_LEN:  "the input mailbox has a length that this firmware does not know",
     Status.BAD_OUTPUT_LEN: "the output mailbox is too short for this firmware",
-}  # fmt: skip
+}
 
 
 def errno_of(result: int) -> int:
@@ -100,4 +100,4 @@ def command_refused(device: str, mailbox: bytes, out: bytes, code: int) -> DocaE
         f"syndrome {syndrome:#x}: {_MEANING.get(Status(status), '') if known else 'not one that the PRM names'}; "
         "the syndrome is the firmware's own number, which dmesg shows, too",
         status, syndrome,
-    )  # fmt: skip
+    )

@@ -32,7 +32,7 @@ def attach(device: VerbsDevice, mlx5: Library, table: object) -> ExitStack:
     wanted = s.mlx5dv_flow_matcher_attr(
         type=s.IBV_FLOW_ATTR_NORMAL, priority=_FIRST_PRIORITY, match_mask=match,
         comp_mask=s.MLX5DV_FLOW_MATCHER_MASK_FT_TYPE, ft_type=s.MLX5DV_FLOW_TABLE_TYPE_NIC_RX,
-    )  # fmt: skip
+    )
     with ExitStack() as undo:
         matcher = mlx5.mlx5dv_create_flow_matcher(device.context, byref(wanted))
         device.pointer(f"mlx5dv_create_flow_matcher{_PERMISSION}", matcher)

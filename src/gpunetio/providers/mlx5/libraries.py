@@ -76,7 +76,7 @@ IBVERBS = {
     "ibv_destroy_qp":           Function(f"{_V}1",  c_int,  (_qp,)),
     "ibv_get_async_event":      Function(f"{_V}1",  c_int,  (_context, POINTER(s.ibv_async_event))),
     "ibv_ack_async_event":      Function(f"{_V}1",  None,   (POINTER(s.ibv_async_event),)),
-}  # fmt: skip
+}
 MLX5 = {
     "mlx5dv_is_supported":      Function(f"{_M}8",  ctypes.c_bool, (_device,)),
     "mlx5dv_query_device":      Function(f"{_M}0",  c_int,  (_context, POINTER(s.mlx5dv_context))),
@@ -106,13 +106,13 @@ MLX5 = {
     "mlx5dv_devx_subscribe_devx_event":  Function(f"{_M}11", c_int, (_events, void_p, c_uint16, POINTER(c_uint16),
                                                                      c_uint64), optional=True),
     "mlx5dv_devx_get_event":             Function(f"{_M}11", c_ssize_t, (_events, void_p, c_size_t), optional=True),
-}  # fmt: skip
+}
 # Symbol version → the first release of rdma-core that has it.
 _SINCE = {
     f"{_V}0": 12, f"{_V}1": 12, f"{_V}8": 28, f"{_V}11": 32, f"{_V}12": 34,
     f"{_M}0": 13, f"{_M}2": 15, f"{_M}4": 18, f"{_M}6": 20, f"{_M}7": 21, f"{_M}8": 22, f"{_M}11": 25, f"{_M}19": 35,
     f"{_M}24": 44, "RDMACM_1.0": 12, "RDMACM_1.2": 23,
-}  # fmt: skip
+}
 
 
 class Library:

@@ -40,7 +40,7 @@ _UAR = {
     UarAllocationType.BLUEFLAME:          s.MLX5DV_UAR_ALLOC_TYPE_BF,
     UarAllocationType.NONCACHE:           s.MLX5DV_UAR_ALLOC_TYPE_NC,
     UarAllocationType.NONCACHE_DEDICATED: s.MLX5DV_UAR_ALLOC_TYPE_NC_DEDICATED,
-}  # fmt: skip
+}
 _NUMBER = slice(cmd.CREATE_QP_OUT.offset("qpn"), cmd.CREATE_QP_OUT.offset("qpn") + 3)  # same offset for all objects
 _EQE_BYTES = 64
 _OF_DEVICE = (EventType.PORT_CHANGE, EventType.INTERNAL_ERROR)
@@ -139,7 +139,7 @@ class Mlx5Provider(VerbsDevice):
         wanted = s.mlx5dv_devx_umem_in(
             addr=offset, size=nbytes, access=int(access), pgsz_bitmap=PAGE,
             comp_mask=s.MLX5DV_UMEM_MASK_DMABUF, dmabuf_fd=fd,
-        )  # fmt: skip
+        )
         umem = self.mlx5.mlx5dv_devx_umem_reg_ex(self.context, byref(wanted))
         return self._umem(f"mlx5dv_devx_umem_reg_ex of {nbytes} bytes at offset {offset} of dmabuf {fd}", umem)
 

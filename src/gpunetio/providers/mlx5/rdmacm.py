@@ -46,7 +46,7 @@ _RDMACM = {
     "rdma_disconnect":            Function(f"{_V}0", c_int, (_id,)),
     "rdma_get_cm_event":          Function(f"{_V}0", c_int, (_channel, POINTER(_event))),
     "rdma_ack_cm_event":          Function(f"{_V}0", c_int, (_event,)),
-}  # fmt: skip
+}
 
 
 @functools.cache
@@ -102,7 +102,7 @@ class CmChannel:
         found = CmEvent(
             event.event, event.status, _number(event.id), _number(event.listen_id), private_data,
             conn.responder_resources, conn.initiator_depth,
-        )  # fmt: skip
+        )
         self._lib.rdma_ack_cm_event(pointer)
         return found
 
@@ -189,14 +189,14 @@ class CmId:
 def conn_param(
     private_data: bytes, responder_resources: int, initiator_depth: int, qpn: int, srq: bool, retry_count: int,
     rnr_retry_count: int,
-) -> r.rdma_conn_param:  # fmt: skip
+) -> r.rdma_conn_param:
     """Return the parameters for `connect` and `accept`. The structure keeps the private data alive."""
     data = ctypes.create_string_buffer(private_data, len(private_data))
     param = r.rdma_conn_param(
         private_data=ctypes.addressof(data), private_data_len=len(private_data),
         responder_resources=responder_resources, initiator_depth=initiator_depth, retry_count=retry_count,
         rnr_retry_count=rnr_retry_count, srq=srq, qp_num=qpn,
-    )  # fmt: skip
+    )
     param.kept = data
     return param
 

@@ -105,11 +105,11 @@ class SdkProvider:
             self._dev = self._make(
                 undo, "doca_dev_close",
                 "doca_rdma_bridge_open_dev_from_pd", provider.ibv_pd(pdn),
-            )  # fmt: skip
+            )
             self._context = self._make(
                 undo, "doca_verbs_context_destroy",
                 "doca_verbs_bridge_verbs_context_import", provider.ibv_context, _NO_FLAGS,
-            )  # fmt: skip
+            )
             self._undo = undo.pop_all()
 
     def __getattr__(self, name: str) -> Any:
@@ -140,7 +140,7 @@ class SdkProvider:
             pointer = self._make(
                 undo, "doca_umem_destroy",
                 "doca_umem_create", self._dev, address, nbytes, _ACCESS[access],
-            )  # fmt: skip
+            )
             (umem_id,) = self._values("doca_umem_get_id", pointer, c_uint32)
             undo.pop_all()
         self._umems[umem_id] = _Umem(pointer, address)
@@ -181,7 +181,7 @@ class SdkProvider:
         """Create a queue from a mailbox. The UMEMs, UARs and queues that it names were created by this provider."""
         create = {
             Opcode.CREATE_CQ: self._create_cq, Opcode.CREATE_QP: self._create_qp, Opcode.CREATE_RMP: self._create_srq,
-        }[_opcode(mailbox)]  # fmt: skip
+        }[_opcode(mailbox)]
         with ExitStack() as undo:
             queue = create(mailbox, undo)
             queue.undo = undo.pop_all()

@@ -63,7 +63,7 @@ _DEV = Area(
         "doca_verbs_bridge_verbs_pd_import":      (void_p, OUT),
         "doca_verbs_pd_destroy":                  (void_p,),
     },
-)  # fmt: skip
+)
 _AH = Area(
     (COMMON, VERBS),
     {"doca_verbs_ah_attr_create": "Verbs AH Attr"},
@@ -72,7 +72,7 @@ _AH = Area(
         gid=Gid, addr_type=c_int, dlid=c_uint32, sl=c_uint8, sgid_index=c_uint8, static_rate=c_uint8,
         hop_limit=c_uint8, traffic_class=c_uint8,
     ),
-)  # fmt: skip
+)
 _CQ = Area(
     (COMMON, VERBS),
     {"doca_verbs_cq_attr_create": "Verbs CQ Attr", "doca_verbs_cq_create": "Verbs CQ"},
@@ -89,7 +89,7 @@ _CQ = Area(
         "doca_verbs_cq_get_dbr_addr": (void_p, OUT, OUT, OUT),
     },
     optional={"doca_verbs_cq_attr_set_cq_collapsed": (void_p, c_uint8)},
-)  # fmt: skip
+)
 _UMEM = Area(
     (GPUNETIO, COMMON),
     {"doca_umem_create": "Verbs UMEM"},
@@ -98,7 +98,7 @@ _UMEM = Area(
         "doca_umem_destroy": (void_p,),
         "doca_umem_get_id":  (void_p, _PU32),
     },
-)  # fmt: skip
+)
 _UAR = Area(
     (COMMON,),
     {"doca_uar_create": "Verbs UAR"},
@@ -108,7 +108,7 @@ _UAR = Area(
         "doca_uar_id_get":       (void_p, _PU32),
         "doca_uar_reg_addr_get": (void_p, OUT),
     },
-)  # fmt: skip
+)
 _QP = Area(
     (COMMON, VERBS),
     {
@@ -142,7 +142,7 @@ _QP = Area(
         "doca_verbs_qp_query":        (void_p, void_p, void_p, POINTER(c_int)),
     },
     optional={"doca_verbs_qp_init_attr_set_cqe_inline": (void_p, c_uint8)},
-)  # fmt: skip
+)
 _SRQ = Area(
     (COMMON, VERBS),
     {"doca_verbs_srq_init_attr_create": "Verbs SRQ Init Attr", "doca_verbs_srq_create": "Verbs SRQ"},
@@ -158,7 +158,7 @@ _SRQ = Area(
         "doca_verbs_srq_get_wq":       (void_p, OUT, _PU32, _PU32),
         "doca_verbs_srq_get_dbr_addr": (void_p,),
     },
-)  # fmt: skip
+)
 DEVICE = (_DEV, _AH, _CQ, _UMEM, _UAR, _QP, _SRQ)  # names for the log
 
 RESULTS: dict[str, Any] = {  # all other functions return a doca_error_t
@@ -173,4 +173,4 @@ RESULTS: dict[str, Any] = {  # all other functions return a doca_error_t
     "doca_verbs_srq_get_srqn":     c_uint32,
     "doca_verbs_srq_get_wq":       None,
     "doca_verbs_srq_get_dbr_addr": void_p,
-}  # fmt: skip
+}

@@ -23,11 +23,11 @@ STATE_AFTER = {
     Opcode.RST2INIT_QP: QpState.INIT, Opcode.INIT2INIT_QP: QpState.INIT, Opcode.INIT2RTR_QP: QpState.RTR,
     Opcode.RTR2RTS_QP: QpState.RTS, Opcode.RTS2RTS_QP: QpState.RTS, Opcode.QP_2ERR: QpState.ERR,
     Opcode.QP_2RST: QpState.RST,
-}  # fmt: skip
+}
 STATE_IN_QPC = {
     QpState.RST: cmd.QpState.RST, QpState.INIT: cmd.QpState.INIT, QpState.RTR: cmd.QpState.RTR,
     QpState.RTS: cmd.QpState.RTS, QpState.ERR: cmd.QpState.ERR,
-}  # fmt: skip
+}
 # The attributes that a transition always carries, and those selected by opt_param_mask. RST2INIT has no such mask.
 _CARRIED = {
     Opcode.RST2INIT_QP:
@@ -36,16 +36,16 @@ _CARRIED = {
         _M.RQ_PSN | _M.DEST_QP_NUM | _M.PATH_MTU | _M.AH_ATTR | _M.MIN_RNR_TIMER | _M.MAX_DEST_RD_ATOMIC,
     Opcode.RTR2RTS_QP:
         _M.SQ_PSN | _M.ACK_TIMEOUT | _M.RETRY_CNT | _M.RNR_RETRY | _M.MAX_QP_RD_ATOMIC,
-}  # fmt: skip
+}
 _OPTIONAL = {
     OptParam.RRE: _M.ALLOW_REMOTE_READ, OptParam.RWE: _M.ALLOW_REMOTE_WRITE, OptParam.RAE: _M.ATOMIC_MODE,
     OptParam.PKEY_INDEX: _M.PKEY_INDEX, OptParam.PORT_NUM: _M.PORT_NUM, OptParam.MIN_RNR_NAK: _M.MIN_RNR_TIMER,
     OptParam.SGID_INDEX: _M.AH_ATTR,
-}  # fmt: skip
+}
 _NOT_OF_UC = (
     _M.MIN_RNR_TIMER | _M.ACK_TIMEOUT | _M.RETRY_CNT | _M.RNR_RETRY | _M.MAX_QP_RD_ATOMIC | _M.MAX_DEST_RD_ATOMIC
     | _M.ATOMIC_MODE
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ _ATTRIBUTES = (
     _Attribute(_M.RNR_RETRY,          "rnr_retry",          "rnr_retry"),
     _Attribute(_M.MAX_QP_RD_ATOMIC,   "max_rd_atomic",      "log_sra_max",            _power),
     _Attribute(_M.MAX_DEST_RD_ATOMIC, "max_dest_rd_atomic", "log_rra_max",            _power),
-)  # fmt: skip
+)
 # Fields of the address handle. On a connected queue pair, only the first two can change.
 _NEW_ADDRESS = ("src_addr_index", "dscp")
 _ADDRESS = (*_NEW_ADDRESS, "rgid_rip", "rlid", "sl", "stat_rate", "hop_limit", "tclass", "grh", "flow_label")
@@ -139,4 +139,4 @@ def address(qpc: bytes | bytearray, link_layer: LinkLayer) -> Fields:
         "gid": Gid.from_buffer_copy(gid), "addr_type": kind, "dlid": path["rlid"], "sl": path["sl"],
         "sgid_index": path["src_addr_index"], "static_rate": path["stat_rate"], "hop_limit": path["hop_limit"],
         "traffic_class": traffic_class,
-    }  # fmt: skip
+    }

@@ -108,7 +108,7 @@ class DevxCQ(CQ):
                 opcode=Opcode.MODIFY_CQ, op_mod=CQ_RESIZE, cqn=self.cqn, resize_field_select=sum(CqResize),
                 cq_context={"log_cq_size": cqe.bit_length() - 1, "cqe_sz": CQE_SIZES.index(self.cqe_size)},
                 cq_umem_id=ring.umem_id, cq_umem_offset=ring.offset, cq_umem_valid=1,
-            )  # fmt: skip
+            )
             with command("MODIFY_CQ"):
                 self.ctx.provider.devx_obj_modify(self._handle, bytes(mailbox), OUT.size)
             before, self._resized = self._resized, undo.pop_all()

@@ -244,12 +244,12 @@ class Devx:
     def qp_layout(
         self, *, sq_wr: int = 0, rq_wr: int = 0, send_max_sges: int = 1, receive_max_sges: int = 1,
         max_inline_data: int = 0, qp_type: QpType = QpType.RC,
-    ) -> RingLayout:  # fmt: skip
+    ) -> RingLayout:
         """Return the memory layout of a QP's rings for this many requests. `fields` are for the QPC."""
         wanted = QpInitAttr(
             sq_wr=sq_wr, rq_wr=rq_wr, send_max_sges=send_max_sges, receive_max_sges=receive_max_sges,
             max_inline_data=max_inline_data, qp_type=qp_type,
-        ).typed()  # fmt: skip
+        ).typed()
         sizes = queue_sizes(wanted, self._ctx.query_device())
         if sizes.rq_entries:
             log_stride = (sizes.rq_stride // SEGMENT).bit_length() - 1
@@ -306,7 +306,7 @@ def _room(out_size: object) -> int:
 
 _NUMBERS: dict[type[Handle], str] = {
     UMEM: "umem_id", UAR: "page_id", PD: "pdn", CQ: "cqn", QP: "qpn", SRQ: "srqn", MR: "lkey", DevxObject: "number",
-}  # fmt: skip
+}
 
 
 def _packed(opcode: Opcode, fields: Fields) -> tuple[bytes, list[Handle]]:

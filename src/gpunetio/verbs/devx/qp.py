@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 _SERVICE = {
     QpType.RC: ServiceType.RC, QpType.UC: ServiceType.UC, QpType.UD: ServiceType.UD, QpType.GSI: ServiceType.QP1,
-}  # fmt: skip
+}
 
 
 class DevxQP(QP):
@@ -209,7 +209,7 @@ class DevxQP(QP):
         mailbox = RTS2RTS_QP_IN.pack(
             opcode=Opcode.RTS2RTS_QP, qpn=self.qpn, opt_param_mask_95_32=OptParam32.UDP_SPORT,
             qpc={PATH: {"udp_sport": port}},
-        )  # fmt: skip
+        )
         with command("RTS2RTS_QP"):
             self.ctx.provider.devx_obj_modify(self._handle, bytes(mailbox), OUT.size)
 

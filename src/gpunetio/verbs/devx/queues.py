@@ -33,7 +33,7 @@ from ...formats.wqe import (
     CtrlFlags,
     FenceMode,
     WqeOpcode,
-)  # fmt: skip
+)
 from ..requests import (
     OPERATIONS_OF,
     U24,
@@ -48,7 +48,7 @@ from ..requests import (
     memcpy_of,
     no_operation,
     remote_of,
-)  # fmt: skip
+)
 from ..scatter import scatter
 from ..work import RecvWr, SendWr
 from .posting import Note, Packed, Posting, Queue, Request, Sent, WorkQueue
@@ -228,7 +228,7 @@ _OPMODS = {WqeOpcode.MMO: MMO_DMA}
 _SEGMENTS = {
     type(RADDR_SEG): SendQueue._remote, type(ATOMIC_SEG): SendQueue._operands, type(WAIT_SEG): SendQueue._wait,
     type(MMO_SEG): SendQueue._memcpy,
-}  # fmt: skip
+}
 # By type and opcode: the operation, the opmod and opcode of its control segment, its completion, and the functions that
 # pack the segments between control segment and data.
 _ROWS = {
@@ -241,7 +241,7 @@ _ROWS = {
         for opcode, operation in operations.items()
     }
     for qp_type, operations in OPERATIONS_OF.items()
-}  # fmt: skip
+}
 
 
 class ReceiveQueue(_RingQueue[RecvWr, int]):

@@ -76,7 +76,7 @@ def external_ring(ring: tuple[UMEM, int], record: tuple[UMEM, int], nbytes: int)
         umem.umem_id, offset, umem.address + offset,
         dbr_umem.umem_id, dbr_offset, dbr_umem.address + dbr_offset,
         None, umem.lies_in, dbr_umem.lies_in, (umem, dbr_umem),
-    )  # fmt: skip
+    )
 
 
 class Placed(Protocol):

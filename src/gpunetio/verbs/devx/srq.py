@@ -23,7 +23,7 @@ from ...formats.commands import (
     Opcode,
     RmpState,
     WqType,
-)  # fmt: skip
+)
 from ...formats.doorbell import PI_MASK, QP_DBREC
 from ...formats.wqe import INVALID_LKEY, SEGMENT, SRQ_NEXT_SEG
 from ..commands import command, destroy
@@ -66,7 +66,7 @@ class DevxSRQ(SRQ):
                     "dbr_umem_valid": 1, "dbr_umem_id": ring.dbr_umem_id, "dbr_addr": ring.dbr_offset,
                 },
             },
-        )  # fmt: skip
+        )
         with command("CREATE_RMP"):
             self._handle, out = provider.devx_obj_create(bytes(mailbox), CREATE_RMP_OUT.size)
         self._larger = ExitStack()  # frees the rings that replaced the first one
@@ -105,7 +105,7 @@ class DevxSRQ(SRQ):
                     "log_wq_sz": entries.bit_length() - 1, "log_wq_stride": self.stride.bit_length() - 1,
                     "wq_umem_valid": 1, "wq_umem_id": ring.umem_id, "wq_umem_offset": ring.offset,
                 }},
-            )  # fmt: skip
+            )
             with receives.moved_to(wqes), command("MODIFY_RMP"):
                 self.ctx.provider.devx_obj_modify(self._handle, bytes(mailbox), OUT.size)
             self._larger.callback(undo.pop_all().close)
@@ -140,7 +140,7 @@ class DevxSRQ(SRQ):
         mailbox = MODIFY_RMP_IN.pack(
             opcode=Opcode.MODIFY_RMP, rmp_state=RmpState.RDY, rmpn=self.srqn, modify_lwm=1,
             ctx={"state": RmpState.RDY, "wq": {"lwm": srq_limit}},  # the state to be in; 0 would be RST
-        )  # fmt: skip
+        )
         with command("MODIFY_RMP"):
             self.ctx.provider.devx_obj_modify(self._handle, bytes(mailbox), OUT.size)
 

@@ -21,4 +21,4 @@ def create_tir(ctx: Context, uses: Iterable[Handle], **context: object) -> DevxO
     return ctx.devx.create(
         Opcode.CREATE_TIR, uses=(domain, *uses),
         ctx={"transport_domain": domain, "self_lb_block": SelfLbBlock.MULTICAST, **context},
-    )  # fmt: skip
+    )

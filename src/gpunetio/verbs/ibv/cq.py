@@ -37,7 +37,7 @@ class PlainCQ(CQ):
             ("external_datapath", attr.external_datapath), ("collapsed", attr.collapsed),
             ("overrun ENABLE", attr.overrun == CqOverrun.ENABLE), ("external_umem", attr.external_umem),
             ("external_uar", attr.external_uar), (f"cqe_size {attr.cqe_size}", attr.cqe_size != CQE_SIZE),
-        ):  # fmt: skip
+        ):
             if asked:
                 raise needs_devx(self.ctx, what)
         self._plain = plain_verbs(self.ctx)

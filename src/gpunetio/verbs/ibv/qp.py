@@ -22,13 +22,13 @@ _RIGHTS = {
     _M.ALLOW_REMOTE_WRITE: ("allow_remote_write", Access.REMOTE_WRITE),
     _M.ALLOW_REMOTE_READ:  ("allow_remote_read", Access.REMOTE_READ),
     _M.ATOMIC_MODE:        ("allow_remote_atomic", Access.REMOTE_ATOMIC),
-}  # fmt: skip
+}
 _NUMBERS = {
     _M.RQ_PSN: "rq_psn", _M.SQ_PSN: "sq_psn", _M.DEST_QP_NUM: "dest_qp_num", _M.PKEY_INDEX: "pkey_index",
     _M.PORT_NUM: "port_num", _M.ACK_TIMEOUT: "ack_timeout", _M.RETRY_CNT: "retry_cnt", _M.RNR_RETRY: "rnr_retry",
     _M.MIN_RNR_TIMER: "min_rnr_timer", _M.MAX_QP_RD_ATOMIC: "max_rd_atomic",
     _M.MAX_DEST_RD_ATOMIC: "max_dest_rd_atomic", _M.QKEY: "qkey",
-}  # fmt: skip
+}
 _PSN_MASK = 0xFF_FFFF
 _OF_RC = _M.MIN_RNR_TIMER | _M.ACK_TIMEOUT | _M.RETRY_CNT | _M.RNR_RETRY | _M.MAX_QP_RD_ATOMIC | _M.MAX_DEST_RD_ATOMIC
 # ibv_modify_qp(3) requires more attributes than doca_verbs_qp_modify. The default is one READ or atomic, as in a QPC.
@@ -51,7 +51,7 @@ class PlainQP(QP):
             ("send_dbr_mode NO_DBR_EXT", attr.send_dbr_mode == QpSendDbrMode.NO_DBR_EXT),
             ("emulate_no_dbr_ext", attr.emulate_no_dbr_ext), ("cqe_inline", attr.cqe_inline),
             ("cqe_inline_responses", attr.cqe_inline_responses), ("memcpy", attr.memcpy),
-        ):  # fmt: skip
+        ):
             if asked:
                 raise needs_devx(self.ctx, what)
         if attr.qp_type == QpType.GSI:
@@ -62,7 +62,7 @@ class PlainQP(QP):
         device = self.ctx.query_device()
         for requests, sges, has_queue in (
             ("sq_wr", "send_max_sges", attr.sq_wr), ("rq_wr", "receive_max_sges", attr.rq_wr and not attr.srq),
-        ):  # fmt: skip
+        ):
             for name, least, most in ((requests, 0, device.max_qp_wr), (sges, 1, device.max_sge)):
                 if has_queue and not least <= (value := getattr(attr, name)) <= most:
                     raise InvalidValueError(f"{name} = {value}: it must be {least} to {most} on {self.ctx.name}")
@@ -119,7 +119,7 @@ class PlainQP(QP):
         return AhAttr(
             route.dgid, addr_type, route.dlid, route.sl, route.sgid_index, route.static_rate, route.hop_limit,
             route.traffic_class, route.flow_label,
-        )  # fmt: skip
+        )
 
     def _move(self, move: Transition, attr: QpAttr, mask: QpAttrMask, now: QpAttr) -> None:
         if _M.CURRENT_STATE in mask and attr.current_state != now.current_state:

@@ -109,7 +109,7 @@ class PlainSendQueue(_PlainQueue[SendWr, Send, Sent]):
             check_range("imm", request.imm, U32) if operation.imm else 0,
             compare_add & U64 - 1 if operation.atomic else 0, request.swap & U64 - 1 if operation.atomic else 0,
             *destination,
-        )  # fmt: skip
+        )
 
     def _hand_over(self, requests: Sequence[Send], first: int) -> Refused | None:
         return self._plain.post_send(self._qp.handle, requests, first)

@@ -25,7 +25,7 @@ class PlainSRQ(SRQ):
         for what, asked in (
             ("srq_type CONTIGUOUS", attr.srq_type == SrqType.CONTIGUOUS),
             ("external_datapath", attr.external_datapath), ("external_umem", attr.external_umem),
-        ):  # fmt: skip
+        ):
             if asked:
                 raise needs_devx(self.ctx, what)
         self._plain = plain_verbs(self.ctx)

@@ -39,7 +39,7 @@ class FlowCounters(MailboxObjects):
             Command(Call.QUERY,   Opcode.QUERY_FLOW_COUNTER,   flow.QUERY_FLOW_COUNTER_IN,   self._query,
                     flow.QUERY_FLOW_COUNTER_OUT.size),
             Command(Call.DESTROY, Opcode.DEALLOC_FLOW_COUNTER, flow.DEALLOC_FLOW_COUNTER_IN, self._dealloc),
-        )  # fmt: skip
+        )
 
     def capabilities(self) -> Capabilities:
         return {} if self._hardware.port.no_ethernet else {CapClass.GENERAL: {"flow_counter_bulk_alloc": _BULKS}}
@@ -52,7 +52,7 @@ class FlowCounters(MailboxObjects):
                 Status.BAD_PARAM, CommandSyndrome.FLOW_COUNTER,
                 f"flow_counter_bulk {bulk:#x}, flow_counter_bulk_log_size {log}: the first may have one bit, and the "
                 "second must be 0",
-            )  # fmt: skip
+            )
         if why := self._hardware.port.no_ethernet:
             raise CommandError(
                 Status.BAD_SYS_STATE, CommandSyndrome.NO_ETHERNET, f"a flow counter needs an Ethernet port: {why}"
@@ -74,7 +74,7 @@ class FlowCounters(MailboxObjects):
             raise CommandError(
                 Status.NO_RESOURCES, CommandSyndrome.TABLE_FULL,
                 f"there are no {count} free flow counters that follow each other; {len(taken)} are in use",
-            )  # fmt: skip
+            )
         return int(edges[gaps[0]]) + 1
 
     def _dealloc(self, mailbox: bytes) -> bytes:
@@ -84,7 +84,7 @@ class FlowCounters(MailboxObjects):
             raise CommandError(
                 Status.BAD_RESOURCE, CommandSyndrome.NO_SUCH_FLOW_COUNTER,
                 f"flow counter {first:#x} is inside a bulk: deallocate the first of the bulk",
-            )  # fmt: skip
+            )
         numbers = range(first, first + self._bulks[first])
         for number in numbers:
             self.need_unused(number)

@@ -9,7 +9,7 @@ from ....formats import flow
 from ....formats.commands import Opcode, Status
 from ....formats.flow import (
     DEST_FORMAT, FLOW_CONTEXT, FLOW_COUNTER_LIST, DestinationType, EntryChange, EntryModify, FlowAction,
-)  # fmt: skip
+)
 from ....formats.layout import BitStruct, Fields
 from ...state.flow import Fate
 from ..command import DONE, Call, Command, Handlers
@@ -67,7 +67,7 @@ class FlowEntries(Handlers):
             Command(Call.QUERY,   Opcode.QUERY_FLOW_TABLE_ENTRY,  flow.QUERY_FLOW_TABLE_ENTRY_IN, self._query,
                     flow.QUERY_FLOW_TABLE_ENTRY_OUT.size),
             Command(Call.DESTROY, Opcode.DELETE_FLOW_TABLE_ENTRY, flow.DELETE_FLOW_TABLE_ENTRY_IN, self._delete),
-        )  # fmt: skip
+        )
 
     def _create(self, mailbox: bytes) -> bytes:
         get = flow.SET_FLOW_TABLE_ENTRY_IN.get
@@ -77,12 +77,12 @@ class FlowEntries(Handlers):
             raise CommandError(
                 Status.BAD_INDEX, CommandSyndrome.FLOW_INDEX,
                 f"flow_index {index}: group {group.number:#x} of {table.name} has {group.start} to {group.end}",
-            )  # fmt: skip
+            )
         if (table.number, index) in self._known:
             raise CommandError(
                 Status.BAD_INDEX, CommandSyndrome.FLOW_INDEX,
                 f"flow_index {index} of {table.name} has an entry already: op_mod 1 changes it",
-            )  # fmt: skip
+            )
         value = bytes(mailbox[_VALUE : _VALUE + PARAM_BYTES])
         check_value(value, group.criteria)
         wish = _wish(mailbox)
@@ -101,7 +101,7 @@ class FlowEntries(Handlers):
             raise CommandError(
                 Status.BAD_PARAM, CommandSyndrome.FLOW_ACTION,
                 f"modify_enable_mask {changes:#x}: it has ACTION (1), FLOW_TAG (2), DEST_LIST (4) and COUNTERS (8)",
-            )  # fmt: skip
+            )
         new, wish = _wish(mailbox), entry.wish
         if changes & EntryModify.ACTION:
             wish = replace(wish, action=new.action)
@@ -128,7 +128,7 @@ class FlowEntries(Handlers):
                 "flow_counter_list_size": len(wish.counters) // _ITEM,
             },
             list=wish.destinations + wish.counters,
-        )  # fmt: skip
+        )
         out[_VALUE : _VALUE + PARAM_BYTES] = entry.value
         return bytes(out)
 
@@ -157,12 +157,12 @@ class FlowEntries(Handlers):
             raise CommandError(
                 Status.BAD_PARAM, CommandSyndrome.FLOW_ACTION,
                 f"action {action:#x}: {FlowAction(others)!r} is not supported, only DROP (2), FWD_DEST (4), COUNT (8)",
-            )  # fmt: skip
+            )
         if (action & _DROP != 0) == (action & _FWD_DEST != 0):
             raise CommandError(
                 Status.BAD_PARAM, CommandSyndrome.FLOW_ACTION,
                 f"action {action:#x}: an entry has exactly one of DROP (2) and FWD_DEST (4)",
-            )  # fmt: skip
+            )
         uses, counter = Uses(), 0
         for name, bit, items in (
             ("flow_counter_list_size", FlowAction.COUNT, wish.counters),
@@ -174,7 +174,7 @@ class FlowEntries(Handlers):
                     Status.BAD_PARAM, CommandSyndrome.FLOW_ACTION,
                     f"{name} {len(items) // _ITEM}: action {action:#x}, which {'has' if expected else 'lacks'} "
                     f"{bit.name} ({int(bit)}), takes {expected}",
-                )  # fmt: skip
+                )
         if wish.counters:
             number = FLOW_COUNTER_LIST.get(wish.counters, "flow_counter_id")
             counter = self._counters.need(number)
@@ -194,7 +194,7 @@ class FlowEntries(Handlers):
             raise CommandError(
                 Status.BAD_PARAM, CommandSyndrome.FLOW_DESTINATION,
                 "vhca_id_valid and packet_reformat of a destination are not supported",
-            )  # fmt: skip
+            )
         if kind == DestinationType.TIR:
             return Fate.TIR, self._tirs.need(number), (self._tirs, number)
         if kind == DestinationType.FLOW_TABLE:
@@ -207,7 +207,7 @@ class FlowEntries(Handlers):
         raise CommandError(
             Status.BAD_PARAM, CommandSyndrome.FLOW_DESTINATION,
             f"destination_type {kind} ({name}): an entry of a NIC_RX table leads to a FLOW_TABLE (1) or a TIR (2)",
-        )  # fmt: skip
+        )
 
 
 def _name(table: FlowTable, index: int) -> str:
@@ -221,7 +221,7 @@ def _wish(mailbox: bytes) -> _Wish:
         raise CommandError(
             Status.BAD_PARAM, CommandSyndrome.FLOW_DESTINATION,
             "extended_destination is not supported: destinations have 8 bytes",
-        )  # fmt: skip
+        )
     destinations = get(mailbox, "flow_context.destination_list_size")
     counters = get(mailbox, "flow_context.flow_counter_list_size")
     middle, end = _LIST + destinations * _ITEM, _LIST + (destinations + counters) * _ITEM
@@ -230,8 +230,8 @@ def _wish(mailbox: bytes) -> _Wish:
             Status.BAD_INPUT_LEN, CommandSyndrome.SHORT_INPUT,
             f"destination_list_size {destinations}, flow_counter_list_size {counters}: the input takes {end} bytes and "
             f"has {len(mailbox)}",
-        )  # fmt: skip
+        )
     return _Wish(
         get(mailbox, "flow_context.action"), get(mailbox, "flow_context.flow_tag"), bytes(mailbox[_LIST:middle]),
         bytes(mailbox[middle:end]), get(mailbox, "ignore_flow_level"),
-    )  # fmt: skip
+    )

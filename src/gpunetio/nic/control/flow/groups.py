@@ -29,7 +29,7 @@ class FlowGroups(Handlers):
             Command(Call.QUERY,   Opcode.QUERY_FLOW_GROUP,   flow.QUERY_FLOW_GROUP_IN,   self._query,
                     flow.QUERY_FLOW_GROUP_OUT.size),
             Command(Call.DESTROY, Opcode.DESTROY_FLOW_GROUP, flow.DESTROY_FLOW_GROUP_IN, self._destroy),
-        )  # fmt: skip
+        )
 
     @staticmethod
     def of(table: FlowTable, number: int) -> FlowGroup:
@@ -49,7 +49,7 @@ class FlowGroups(Handlers):
                     Status.BAD_PARAM, CommandSyndrome.FLOW_GROUP,
                     f"{name} {value} is not supported: a group has the type {GroupType.TCAM_SUBTABLE.name} (0), and "
                     "its mask is in match_criteria",
-                )  # fmt: skip
+                )
         start, end = get(mailbox, "start_flow_index"), get(mailbox, "end_flow_index")
         _check_range(table, start, end)
         enable, criteria = get(mailbox, "match_criteria_enable"), mailbox[_CRITERIA : _CRITERIA + PARAM_BYTES]
@@ -74,7 +74,7 @@ class FlowGroups(Handlers):
             raise CommandError(
                 Status.RESOURCE_BUSY, CommandSyndrome.IN_USE,
                 f"group {group.number:#x} of {table.name} has {group.entries} entries: delete them first",
-            )  # fmt: skip
+            )
         table.rules.remove_group(group.words, group.start)
         del table.groups[group.number]
         return DONE
@@ -90,11 +90,11 @@ def _check_range(table: FlowTable, start: int, end: int) -> None:
         raise CommandError(
             Status.BAD_INDEX, CommandSyndrome.FLOW_GROUP,
             f"start_flow_index {start}, end_flow_index {end}: {table.name} has the indices 0 to {(1 << table.log) - 1}",
-        )  # fmt: skip
+        )
     for group in table.groups.values():
         if start <= group.end and group.start <= end:
             raise CommandError(
                 Status.BAD_INDEX, CommandSyndrome.FLOW_GROUP,
                 f"start_flow_index {start}, end_flow_index {end}: group {group.number:#x} of {table.name} has "
                 f"{group.start} to {group.end}",
-            )  # fmt: skip
+            )

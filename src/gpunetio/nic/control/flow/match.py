@@ -24,11 +24,11 @@ _OUTER = {
     "src_ipv4_src_ipv6": "outer_sip", "dst_ipv4_dst_ipv6": "outer_dip",
     "tcp_sport": "outer_tcp_sport", "tcp_dport": "outer_tcp_dport", "tcp_flags": "outer_tcp_flags",
     "udp_sport": "outer_udp_sport", "udp_dport": "outer_udp_dport",
-}  # fmt: skip
+}
 _MISC = {
     "outer_second_prio": "outer_second_prio", "outer_second_cfi": "outer_second_cfi",
     "outer_second_vid": "outer_second_vid", "outer_second_cvlan_tag": None, "outer_second_svlan_tag": None,
-}  # fmt: skip
+}
 _PARTS = {
     MatchCriteria.OUTER_HEADERS: ("outer_headers", _OUTER),
     MatchCriteria.MISC_PARAMETERS: ("misc_parameters", _MISC),
@@ -55,7 +55,7 @@ def _bits_of(part: str, names: dict[str, str | None]) -> int:
     return sum(
         ((1 << width) - 1) << (_BITS - first - width)
         for name, first, width in _FIELDS if name.partition(".")[0] == part and name.partition(".")[2] in names
-    )  # fmt: skip
+    )
 
 
 _MATCHABLE = {part: _bits_of(name, fields) for part, (name, fields) in _PARTS.items()}
@@ -75,20 +75,20 @@ def check_criteria(enable: int, criteria: bytes) -> None:
             Status.BAD_PARAM, CommandSyndrome.FLOW_MATCH,
             f"match_criteria_enable {enable:#x}: {MatchCriteria(unknown)!r} is not supported, only outer_headers (1) "
             "and misc_parameters (2)",
-        )  # fmt: skip
+        )
     bits = int.from_bytes(criteria, "big")
     if others := bits & ~sum(_MATCHABLE.values()):
         raise CommandError(
             Status.BAD_PARAM, CommandSyndrome.FLOW_MATCH,
             f"match_criteria: the software NIC cannot match on {_name_of(others)} (see ft_field_support)",
-        )  # fmt: skip
+        )
     for part, matchable in _MATCHABLE.items():
         if bits & matchable and not enable & part:
             raise CommandError(
                 Status.BAD_PARAM, CommandSyndrome.FLOW_MATCH,
                 f"match_criteria: {_name_of(bits & matchable)} has a mask, but match_criteria_enable {enable:#x} lacks "
                 f"{part.name} ({int(part)})",
-            )  # fmt: skip
+            )
 
 
 def check_value(value: bytes, criteria: bytes) -> None:
@@ -97,7 +97,7 @@ def check_value(value: bytes, criteria: bytes) -> None:
         raise CommandError(
             Status.BAD_PARAM, CommandSyndrome.FLOW_MATCH,
             f"match_value: {_name_of(others)} has bits outside the mask of the group, where they must be 0",
-        )  # fmt: skip
+        )
 
 
 def words_of(param: bytes) -> np.ndarray:

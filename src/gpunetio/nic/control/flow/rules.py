@@ -18,7 +18,7 @@ from ....memory import HostMemory
 from ...engine.hardware import Engine
 from ...state.flow import (
     DELETED, FLOW_ENTRY, FLOW_MASK, FLOW_TABLE_ROW, LOOKUP_WORDS, MAX_MASKS, SLOT, SLOT_HALF, SLOT_NUMBER, WORDS, Fate,
-)  # fmt: skip
+)
 from ...steering.hashing import START, mix
 from ...turn.commands import EngineCommand
 from ..syndromes import CommandError, CommandSyndrome
@@ -149,7 +149,7 @@ class FlowRules:
                 Status.NO_RESOURCES, CommandSyndrome.FLOW_MATCH,
                 f"flow table {int(self._row['table_id']):#x} has groups with {MAX_MASKS} different masks, which is the "
                 "limit: use another table for more",
-            )  # fmt: skip
+            )
         compared = [i for i in range(WORDS) if words[i]]
         slots, table = _new_slots(_FEWEST_SLOTS)
         row = self._mask_rows.view(FLOW_MASK.dtype, address - self._mask_rows.address)[0]

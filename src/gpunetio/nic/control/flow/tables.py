@@ -92,7 +92,7 @@ class FlowTables(MailboxObjects):
                     flow.QUERY_FLOW_TABLE_OUT.size),
             Command(Call.DESTROY, Opcode.DESTROY_FLOW_TABLE,  flow.DESTROY_FLOW_TABLE_IN,  self._destroy),
             Command(Call.GENERAL, Opcode.SET_FLOW_TABLE_ROOT, flow.SET_FLOW_TABLE_ROOT_IN, self._set_root),
-        )  # fmt: skip
+        )
 
     def capabilities(self) -> Capabilities:
         if self._hardware.port.no_ethernet:
@@ -105,7 +105,7 @@ class FlowTables(MailboxObjects):
                 "log_max_flow_counter": LOG_MAX_COUNTERS, "log_max_destination": 0, "log_max_flow": MAX_LOG_SIZE,
                 "ft_field_support": FIELD_SUPPORT,
             }},
-        }  # fmt: skip
+        }
 
     def in_mailbox(self, struct: BitStruct, mailbox: bytes) -> FlowTable:
         """Return the table that a mailbox names. CommandError if there is none of its type and number."""
@@ -122,7 +122,7 @@ class FlowTables(MailboxObjects):
                 Status.BAD_PARAM, CommandSyndrome.FLOW_LEVEL,
                 f"{what}: flow table {number:#x} has level {self.known[number].level}, which must be above {level}, or "
                 "packets could go round in circles",
-            )  # fmt: skip
+            )
         return self.known[number]
 
     def _check_type(self, struct: BitStruct, mailbox: bytes) -> None:
@@ -132,7 +132,7 @@ class FlowTables(MailboxObjects):
             raise CommandError(
                 Status.BAD_PARAM, CommandSyndrome.FLOW_TABLE,
                 f"table_type {kind} ({name}): the software NIC has tables of the type NIC_RX (0) only",
-            )  # fmt: skip
+            )
         other = "other_vport" in struct.fields and struct.get(mailbox, "other_vport")
         if other or ("vport_number" in struct.fields and struct.get(mailbox, "vport_number")):
             raise CommandError(
@@ -164,7 +164,7 @@ class FlowTables(MailboxObjects):
             raise CommandError(
                 Status.BAD_PARAM, CommandSyndrome.FLOW_TABLE,
                 f"modify_field_select {select:#x}: only MISS_TABLE_ID (1) of a table can be changed",
-            )  # fmt: skip
+            )
         miss = self._miss_of(get(mailbox, "flow_table_context"), table.level)
         table.rules.set_miss(self._address_of(miss))
         before, table.miss = table.miss, miss
@@ -179,7 +179,7 @@ class FlowTables(MailboxObjects):
         return bytes(flow.QUERY_FLOW_TABLE_OUT.pack(flow_table_context={
             "table_miss_action": MissAction.FORWARD if table.miss else MissAction.DEFAULT,
             "level": table.level, "log_size": table.log, "table_miss_id": table.miss,
-        }))  # fmt: skip
+        }))
 
     def _destroy(self, mailbox: bytes) -> bytes:
         table = self.in_mailbox(flow.DESTROY_FLOW_TABLE_IN, mailbox)
@@ -188,7 +188,7 @@ class FlowTables(MailboxObjects):
             raise CommandError(
                 Status.RESOURCE_BUSY, CommandSyndrome.IN_USE,
                 f"{table.name} has {len(table.groups)} group(s): destroy them first",
-            )  # fmt: skip
+            )
         self._write(table.number)
         del self.known[table.number]
         table.rules.close()
@@ -208,7 +208,7 @@ class FlowTables(MailboxObjects):
             raise CommandError(
                 Status.BAD_PARAM, CommandSyndrome.FLOW_TABLE,
                 f"underlay_qpn {qpn:#x}: it must be 0, there is one root for the port",
-            )  # fmt: skip
+            )
         root = 0
         if change == RootChange.SET:
             root = self.in_mailbox(flow.SET_FLOW_TABLE_ROOT_IN, mailbox).number
@@ -231,7 +231,7 @@ class FlowTables(MailboxObjects):
             raise CommandError(
                 Status.BAD_PARAM, CommandSyndrome.FLOW_TABLE,
                 f"table_miss_action {action}: NIC_RX tables have DEFAULT (0) and FORWARD (1)",
-            )  # fmt: skip
+            )
         return self.after(level, context["table_miss_id"], "table_miss_id").number
 
     def _address_of(self, number: int) -> int:
@@ -254,4 +254,4 @@ def _check_context(context: Fields) -> None:
         raise CommandError(
             Status.BAD_PARAM, CommandSyndrome.FLOW_TABLE,
             f"level {level}, log_size {log}: they can be up to {MAX_LEVEL} and {MAX_LOG_SIZE}",
-        )  # fmt: skip
+        )

@@ -65,14 +65,14 @@ class CompletionQueues(QueueObjects):
             Command(Call.CREATE,  Opcode.CREATE_CQ,  cmd.CREATE_CQ_IN,  self._create),
             Command(Call.MODIFY,  Opcode.MODIFY_CQ,  cmd.MODIFY_CQ_IN,  self._modify),
             Command(Call.DESTROY, Opcode.DESTROY_CQ, cmd.DESTROY_CQ_IN, self._destroy),
-        )  # fmt: skip
+        )
 
     def capabilities(self) -> Capabilities:
         return {
             CapClass.GENERAL: {
                 "cqe_version": 1, "log_max_cq": self.log_max, "log_max_cq_sz": MAX_LOG_CQ, "cq_oi": 1, "cq_resize": 1,
             },
-        }  # fmt: skip
+        }
 
     def _create(self, mailbox: bytes) -> bytes:
         get = cmd.CREATE_CQ_IN.get
@@ -117,7 +117,7 @@ class CompletionQueues(QueueObjects):
             raise CommandError(
                 Status.BAD_PARAM, CommandSyndrome.UNKNOWN_OP_MOD,
                 f"op_mod {op_mod} is not supported: the software NIC only resizes CQs (1)",
-            )  # fmt: skip
+            )
         _check_size(context)
         row = self.table.copy(cqn)
         if row["collapsed"] or CQE_SIZES[context["cqe_sz"]] != 1 << int(row["shift"]):
@@ -125,7 +125,7 @@ class CompletionQueues(QueueObjects):
                 Status.BAD_PARAM, CommandSyndrome.CQ_SIZE,
                 f"CQ {cqn:#x}, collapsed {row['collapsed']}, CQEs of {1 << int(row['shift'])} bytes: a collapsed CQ "
                 "cannot be resized, and the size of CQEs cannot change",
-            )  # fmt: skip
+            )
         self._umems.need_valid(get(mailbox, "cq_umem_valid"), "cq_umem_valid")
         umem = self._place_ring(cmd.MODIFY_CQ_IN, mailbox, row)
         try:
@@ -195,4 +195,4 @@ def _check_size(context: Fields) -> None:
         raise CommandError(
             Status.BAD_PARAM, CommandSyndrome.CQ_SIZE,
             f"cqe_sz {context['cqe_sz']} is not supported: only CQEs of 64 bytes (0) and of 128 bytes (1)",
-        )  # fmt: skip
+        )

@@ -102,7 +102,7 @@ def refuse_fields(struct: str, context: Fields, unsupported: Mapping[str, str]) 
             raise CommandError(
                 Status.BAD_PARAM, CommandSyndrome.UNSUPPORTED_FIELD,
                 f"{struct}.{name} = {value}: the software NIC has no {what}; it must be 0",
-            )  # fmt: skip
+            )
 
 
 def check_mask(mask: int, allowed: IntFlag) -> None:
@@ -112,4 +112,4 @@ def check_mask(mask: int, allowed: IntFlag) -> None:
         raise CommandError(
             Status.BAD_PARAM, CommandSyndrome.MODIFY_MASK,
             f"bitmask {mask:#x}: bits {other:#x} cannot be modified, only {names or 'the state'}",
-        )  # fmt: skip
+        )

@@ -30,7 +30,7 @@ _UNSUPPORTED = {  # of the WQ
     "page_offset": "rings at an offset in a page: use wq_umem_offset", "lwm": "limit events of these queues",
     "log_hairpin_num_packets": "hairpin queues", "log_hairpin_data_sz": "hairpin queues",
     "headers_mkey": "header-data split", "shampo_enable": "header-data split",
-}  # fmt: skip
+}
 HAIRPIN = {"hairpin": "hairpin queues", "hairpin_peer_vhca": "hairpin queues"}  # of the queue's context
 
 
@@ -68,13 +68,13 @@ class EthernetQueues(ChosenEvents, EthernetObjects):
             raise CommandError(
                 Status.BAD_PARAM, CommandSyndrome.QUEUE_STATE,
                 f"{self.struct.name}.state = {context['state']}: a queue is created in RST (0), and MODIFY readies it",
-            )  # fmt: skip
+            )
         if (ts_format := context["ts_format"]) not in self.formats:
             known = ", ".join(f"{one.name} ({int(one)})" for one in self.formats)
             raise CommandError(
                 Status.BAD_PARAM, CommandSyndrome.TIMESTAMP_FORMAT,
                 f"{self.struct.name}.ts_format = {ts_format}: it must be one of {known}",
-            )  # fmt: skip
+            )
 
     def place(
         self, row: np.ndarray, wq: Fields, umems: Umems, ring_fields: tuple[str, str]
@@ -105,13 +105,13 @@ class EthernetQueues(ChosenEvents, EthernetObjects):
             raise CommandError(
                 Status.BAD_RES_STATE, CommandSyndrome.QUEUE_STATE,
                 f"{self.named(number)} is in state {state.name} ({int(state)}), not in {now} as the mailbox says",
-            )  # fmt: skip
+            )
         if wanted not in _NEXT[state]:
             raise CommandError(
                 Status.BAD_RES_STATE, CommandSyndrome.QUEUE_STATE,
                 f"{self.named(number)}: from {state.name} to state {wanted}; "
                 f"{state.name} leads to {', '.join(f'{to.name} ({int(to)})' for to in _NEXT[state])}",
-            )  # fmt: skip
+            )
         return QueueState(wanted)
 
     def state_of(self, number: int) -> QueueState:

@@ -31,7 +31,7 @@ class QCounters(EthernetObjects):
             Command(Call.QUERY,   Opcode.QUERY_Q_COUNTER,   eth.QUERY_Q_COUNTER_IN,   self._query,
                     eth.QUERY_Q_COUNTER_OUT.size),
             Command(Call.DESTROY, Opcode.DEALLOC_Q_COUNTER, eth.DEALLOC_Q_COUNTER_IN, self.destroy),
-        )  # fmt: skip
+        )
 
     def _alloc(self, mailbox: bytes) -> bytes:
         self.need_ethernet()

@@ -11,7 +11,7 @@ import numpy as np
 from ....formats import commands as cmd
 from ....formats.commands import (
     AtomicOperation, CapClass, Opcode, QpState, ResponsesToCqe, RqType, ScatterToCqe, ServiceType, Status,
-)  # fmt: skip
+)
 from ....formats.cqe import WIDE_CQE_SIZE
 from ....formats.doorbell import QP_DBREC, REGISTER_BYTES
 from ....formats.layout import Fields
@@ -43,7 +43,7 @@ SERVICES = {  # by qpc.st: the service, and what serves the send queue
     ServiceType.UC:  (ServiceType.UC, QueueKind.CONNECTED_SEND),
     ServiceType.UD:  (ServiceType.UD, QueueKind.DATAGRAM_SEND),
     ServiceType.QP1: (ServiceType.UD, QueueKind.DATAGRAM_SEND),  # IBTA 3.9.4
-}  # fmt: skip
+}
 
 
 @dataclass
@@ -70,7 +70,7 @@ class QueuePairs(ChosenEvents, QueueObjects):
     def __init__(
         self, hardware: Hardware, components: Components, pds: ProtectionDomains, umems: Umems, uars: UarPages,
         cqs: CompletionQueues, pools: ReceivePools,
-    ):  # fmt: skip
+    ):
         super().__init__("QP", QP_ROW, MAX_QP, CommandSyndrome.NO_SUCH_QP)
         self._engine, self._components = hardware.engine, components
         self._pds, self._umems, self._uars, self._cqs, self._pools = pds, umems, uars, cqs, pools
@@ -92,7 +92,7 @@ class QueuePairs(ChosenEvents, QueueObjects):
             Command(Call.CREATE,  Opcode.CREATE_QP,  cmd.CREATE_QP_IN,  self._create),
             Command(Call.QUERY,   Opcode.QUERY_QP,   cmd.QUERY_QP_IN,   self._query, cmd.QUERY_QP_OUT.size),
             Command(Call.DESTROY, Opcode.DESTROY_QP, cmd.DESTROY_QP_IN, self._destroy),
-        )  # fmt: skip
+        )
 
     def capabilities(self) -> Capabilities:
         # Results of atomics are in host order. There are no DC QPs, but NVSHMEM looks up what their atomics would have.
@@ -110,7 +110,7 @@ class QueuePairs(ChosenEvents, QueueObjects):
                 "supported_atomic_req_8B_endianness_mode_1": 1,
             },
             CapClass.GENERAL_2: {"send_dbr_mode_no_dbr_ext": 1},
-        }  # fmt: skip
+        }
 
     def free_number(self) -> int:
         """Return a free QPN. Its upper bits are random, so that a stale QPN names no new QP."""
@@ -188,7 +188,7 @@ class QueuePairs(ChosenEvents, QueueObjects):
         uses = Uses([
             (self._umems, ring_umem), (self._umems, record_umem), (self._pds, context["pd"]),
             (self._uars, context["uar_page"]),
-        ], queues)  # fmt: skip
+        ], queues)
         uses.hold(self.named(qpn))
         self.known[qpn] = QueuePair(created, mmo, bytearray(created), uses)
         return bytes(cmd.CREATE_QP_OUT.pack(qpn=qpn))
@@ -213,7 +213,7 @@ class QueuePairs(ChosenEvents, QueueObjects):
                 Status.BAD_PARAM, CommandSyndrome.SCATTER_TO_CQE,
                 f"{asked} puts 64 bytes of payload before a CQE: CQ {cqn:#x} has entries of {size} bytes, and needs "
                 f"those of {WIDE_CQE_SIZE}",
-            )  # fmt: skip
+            )
 
     def _gsi_number(self) -> int:
         """Return the number of the queue pair for general services. CommandError if the port has it already."""
@@ -225,7 +225,7 @@ class QueuePairs(ChosenEvents, QueueObjects):
             raise CommandError(
                 Status.NO_RESOURCES, CommandSyndrome.TABLE_FULL,
                 f"QP {int(self.table.rows[GSI_QPN]['qpn']):#x} has the row of QP 1, because all others were in use",
-            )  # fmt: skip
+            )
         return GSI_QPN
 
     def _query(self, mailbox: bytes) -> bytes:
@@ -240,7 +240,7 @@ class QueuePairs(ChosenEvents, QueueObjects):
             hw_sq_wqebb_counter=int(row["sq_ci"]) & 0xFFFF, sw_sq_wqebb_counter=int(row["sq_pi"]) & 0xFFFF,
             hw_rq_counter=int(row["rq_ci"]) & 0xFFFF_FFFF, sw_rq_counter=self._receives_announced(row),
             **_sequence_numbers(row),
-        )  # fmt: skip
+        )
         out = cmd.QUERY_QP_OUT.pack()
         start = cmd.QUERY_QP_OUT.offset("qpc")
         out[start : start + cmd.QPC.size] = context
@@ -275,14 +275,14 @@ def _check_context(context: Fields) -> None:
         raise CommandError(
             Status.BAD_PARAM, CommandSyndrome.SERVICE_TYPE,
             f"service type {context['st']} is not supported: only RC (0), UC (1), UD (2) and QP1 (8)",
-        )  # fmt: skip
+        )
     for field, kind in (("cs_req", ResponsesToCqe), ("cs_res", ScatterToCqe)):
         values = list(map(int, kind))
         if context[field] not in values:
             raise CommandError(
                 Status.BAD_PARAM, CommandSyndrome.SCATTER_TO_CQE,
                 f"{field} {context[field]:#x} is not supported: only {', '.join(map(hex, values))}",
-            )  # fmt: skip
+            )
 
 
 def _may_wait(context: Fields) -> int:
@@ -303,7 +303,7 @@ def _queue_sizes(context: Fields) -> tuple[int, int]:
                 raise CommandError(
                     Status.BAD_PARAM, CommandSyndrome.QP_SIZE,
                     f"log_rq_stride {context['log_rq_stride']} is above {_MAX_RQ_STRIDE_LOG} (512 bytes)",
-                )  # fmt: skip
+                )
             return sq_bytes, 16 << context["log_rq_stride"] << context["log_rq_size"]
         case RqType.ZERO_SIZE | RqType.SRQ_RMP:
             return sq_bytes, 0

@@ -16,7 +16,7 @@ def mmo_of(mailbox: bytes) -> int:
         raise CommandError(
             Status.BAD_INPUT_LEN, CommandSyndrome.SHORT_INPUT,
             f"CREATE_QP with qpc_ext takes {start + cmd.QPC_EXT.size} bytes, the input has {len(mailbox)}",
-        )  # fmt: skip
+        )
     mmo = int(cmd.QPC_EXT.get(mailbox, "mmo", start))
     check_mmo(mmo, cmd.CREATE_QP_IN.get(mailbox, "qpc.st"))
     return mmo
@@ -28,4 +28,4 @@ def check_mmo(mmo: int, service: int) -> None:
         raise CommandError(
             Status.BAD_PARAM, CommandSyndrome.SERVICE_TYPE,
             f"mmo on a queue pair of service type {service}: only RC (0) has DMA",
-        )  # fmt: skip
+        )

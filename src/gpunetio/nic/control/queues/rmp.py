@@ -48,7 +48,7 @@ class ReceivePools(QueueObjects):
             Command(Call.MODIFY,  Opcode.MODIFY_RMP,  cmd.MODIFY_RMP_IN,  self._modify),
             Command(Call.QUERY,   Opcode.QUERY_RMP,   cmd.QUERY_RMP_IN,   self._query, cmd.QUERY_RMP_OUT.size),
             Command(Call.DESTROY, Opcode.DESTROY_RMP, cmd.DESTROY_RMP_IN, self._destroy),
-        )  # fmt: skip
+        )
 
     def capabilities(self) -> Capabilities:
         return {
@@ -56,7 +56,7 @@ class ReceivePools(QueueObjects):
                 "log_max_srq": self.log_max, "log_max_srq_sz": MAX_LOG_SRQ, "log_max_rmp": self.log_max,
                 "basic_cyclic_rcv_wqe": 1,
             },
-        }  # fmt: skip
+        }
 
     def _create(self, mailbox: bytes) -> bytes:
         context = cmd.CREATE_RMP_IN.get(mailbox, "ctx")
@@ -99,7 +99,7 @@ class ReceivePools(QueueObjects):
                 raise CommandError(
                     Status.BAD_PARAM, CommandSyndrome.QP_SIZE,
                     f"lwm {limit} is above the {entries} WQEs of SRQ {srqn:#x}",
-                )  # fmt: skip
+                )
             worker = self._components.worker_of(row_address)
             self._engine.post(
                 EngineCommand.WRITE_ROW, row_address + SRQ_ROW.limit, np.array([limit], np.int64), worker=worker
@@ -113,7 +113,7 @@ class ReceivePools(QueueObjects):
             raise CommandError(
                 Status.BAD_PARAM, CommandSyndrome.QP_SIZE,
                 f"log_wq_sz {log}: SRQ {srqn:#x} has {row['log']} and can only grow, to {MAX_LOG_SRQ} at most",
-            )  # fmt: skip
+            )
         self._umems.need_valid(wq["wq_umem_valid"], "wq_umem_valid")
         umem, nbytes = wq["wq_umem_id"], int(row["stride"]) << log
         row["addr"] = self._umems.ring(umem, wq["wq_umem_offset"], nbytes, "the receive pool")
@@ -172,7 +172,7 @@ def _check_context(context: Fields) -> None:
             Status.BAD_PARAM, CommandSyndrome.RQ_TYPE,
             f"wq_type {wq['wq_type']} with basic_cyclic_rcv_wqe {context['basic_cyclic_rcv_wqe']}: only a linked "
             "list (0, 0) and a cyclic queue (1, 1; 1, 0) are supported",
-        )  # fmt: skip
+        )
     log, stride_log = wq["log_wq_sz"], wq["log_wq_stride"]
     least = _MIN_STRIDE_LOG + (_header(context) > 0)
     if log > MAX_LOG_SRQ or not least <= stride_log <= _MAX_STRIDE_LOG:
@@ -180,4 +180,4 @@ def _check_context(context: Fields) -> None:
             Status.BAD_PARAM, CommandSyndrome.QP_SIZE,
             f"log_wq_sz {log}, log_wq_stride {stride_log}: log_wq_sz can be up to {MAX_LOG_SRQ}, log_wq_stride "
             f"from {least} to {_MAX_STRIDE_LOG}",
-        )  # fmt: skip
+        )

@@ -39,7 +39,7 @@ _LINKED = WqType.LINKED_LIST, WqType.LINKED_LIST_STRIDING
 _UNSUPPORTED = HAIRPIN | {
     "hairpin_peer_sq": "hairpin queues", "rlky": "reserved lkey", "delay_drop_en": "delayed drops",
     "scatter_fcs": "frame check sequences", "reservation_timeout": "header-data split",
-}  # fmt: skip
+}
 _OF_STRIDES = "log_wqe_num_of_strides", "log_wqe_stride_size", "two_byte_shift_en"
 
 
@@ -52,7 +52,7 @@ class ReceiveQueues(EthernetQueues):
     def __init__(
         self, hardware: Hardware, components: Components, pds: ProtectionDomains, umems: Umems, cqs: CompletionQueues,
         pools: ReceivePools, counters: QCounters, links: Links,
-    ):  # fmt: skip
+    ):
         super().__init__(hardware, "RQ", RQ_ROW, MAX_RQ, CommandSyndrome.NO_SUCH_RQ, links)
         self._components = components
         self._pds, self._umems, self._cqs, self._pools, self._counters = pds, umems, cqs, pools, counters
@@ -63,7 +63,7 @@ class ReceiveQueues(EthernetQueues):
             Command(Call.MODIFY,  Opcode.MODIFY_RQ,  eth.MODIFY_RQ_IN,  self._modify),
             Command(Call.QUERY,   Opcode.QUERY_RQ,   eth.QUERY_RQ_IN,   self.query, eth.QUERY_RQ_OUT.size),
             Command(Call.DESTROY, Opcode.DESTROY_RQ, eth.DESTROY_RQ_IN, self._destroy),
-        )  # fmt: skip
+        )
 
     def announced(self) -> Capabilities:
         return {
@@ -72,7 +72,7 @@ class ReceiveQueues(EthernetQueues):
                 "rq_ts_format": TimestampFormats.FREE_RUNNING, "striding_rq": 1, "ext_stride_num_range": 1,
                 "log_min_stride_sz_rq": MIN_STRIDE_LOG, "log_max_stride_sz_rq": _LONGEST_STRIDE_LOG,
             },
-        }  # fmt: skip
+        }
 
     def _create(self, mailbox: bytes) -> bytes:
         self.need_ethernet()
@@ -94,7 +94,7 @@ class ReceiveQueues(EthernetQueues):
                 raise CommandError(
                     Status.BAD_PARAM, CommandSyndrome.RQ_TYPE,
                     f"mem_rq_type {other}: WQEs are in the RQ (0) or in an RMP (1)",
-                )  # fmt: skip
+                )
         uses.named.append((self._cqs, context["cqn"]))
         uses.named.extend(self._counter_use(context["counter_set_id"]))
         row["rqn"] = rqn = self.free_number()
@@ -181,16 +181,16 @@ def _check_wqes(wq: Fields) -> None:
         raise CommandError(
             Status.BAD_PARAM, CommandSyndrome.WQ_SIZE,
             f"log_wq_stride {log}: with wq_type {WqType(kind).name} it can be from {least} to {most}",
-        )  # fmt: skip
+        )
     if kind not in _STRIDING and any(wq[field] for field in _OF_STRIDES):
         told = ", ".join(f"{field} {wq[field]}" for field in _OF_STRIDES)
         raise CommandError(
             Status.BAD_PARAM, CommandSyndrome.STRIDES,
             f"{told}: they must be 0 with wq_type {WqType(kind).name}, which has no strides",
-        )  # fmt: skip
+        )
     if kind in _STRIDING and _strides_log(wq) < _LEAST_STRIDES_LOG:
         raise CommandError(
             Status.BAD_PARAM, CommandSyndrome.STRIDES,
             f"log_wqe_num_of_strides {wq['log_wqe_num_of_strides']:#x} is 2^{_strides_log(wq)} strides: a WQE has "
             f"{1 << _LEAST_STRIDES_LOG} strides at least",
-        )  # fmt: skip
+        )

@@ -44,7 +44,7 @@ class ReceiveQueueTables(EthernetObjects):
             Command(Call.MODIFY,  Opcode.MODIFY_RQT,  eth.MODIFY_RQT_IN,  self._modify),
             Command(Call.QUERY,   Opcode.QUERY_RQT,   eth.QUERY_RQT_IN,   self.query, eth.QUERY_RQT_OUT.size),
             Command(Call.DESTROY, Opcode.DESTROY_RQT, eth.DESTROY_RQT_IN, self._destroy),
-        )  # fmt: skip
+        )
 
     def announced(self) -> Capabilities:
         return {CapClass.GENERAL: {"log_max_rqt": self.log_max, "log_max_rqt_size": MAX_LOG_RQT}}
@@ -62,7 +62,7 @@ class ReceiveQueueTables(EthernetObjects):
             raise CommandError(
                 Status.BAD_PARAM, CommandSyndrome.RQT_SIZE,
                 f"rqt_max_size {most}: it is a power of two, {1 << MAX_LOG_RQT} at most",
-            )  # fmt: skip
+            )
         rqns = self._list_in(mailbox, count, most)
         number = self.free_number()
         self._replace(number, rqns, mailbox)
@@ -84,13 +84,13 @@ class ReceiveQueueTables(EthernetObjects):
             raise CommandError(
                 Status.BAD_PARAM, CommandSyndrome.RQT_SIZE,
                 f"rqt_actual_size {count}: it is a power of two, and rqt_max_size, {most}, at most",
-            )  # fmt: skip
+            )
         start = eth.CREATE_RQT_IN.offset("rq_num")
         if len(mailbox) < start + _ENTRY * count:
             raise CommandError(
                 Status.BAD_INPUT_LEN, CommandSyndrome.SHORT_INPUT,
                 f"an RQT of {count} entries takes {start + _ENTRY * count} bytes, the input has {len(mailbox)}",
-            )  # fmt: skip
+            )
         rqns = rqns_of(mailbox[start : start + _ENTRY * count])
         for rqn in dict.fromkeys(rqns):
             self._rqs.need(rqn)

@@ -11,7 +11,7 @@ from ....formats.commands import CapClass, Opcode, QpState, Status, WqType
 from ....formats.doorbell import REGISTER_BYTES
 from ....formats.ethernet_queues import (
     InlineMode, InlineModeCap, ModifySq, QueueState, TimestampFormat, TimestampFormats,
-)  # fmt: skip
+)
 from ....formats.layout import BitStruct, Fields
 from ....formats.wqe import WQEBB_SHIFT
 from ....memory import HostMemory
@@ -43,11 +43,11 @@ _UNSUPPORTED = HAIRPIN | {
     "allow_swp": "software parser", "non_wire": "queues that send to no wire", "static_sq_wq": "static WQEs",
     "ts_cqe_to_dest_cqn": "second CQ for timestamps", "packet_pacing_rate_limit_index": "packet pacing",
     "qos_queue_group_id": "packet pacing",
-}  # fmt: skip
+}
 _UNSUPPORTED_WQ = {
     "log_wqe_num_of_strides": "strides in send queues", "log_wqe_stride_size": "strides in send queues",
     "two_byte_shift_en": "padding in send queues",
-}  # fmt: skip
+}
 
 
 class SendQueues(EthernetQueues):
@@ -61,7 +61,7 @@ class SendQueues(EthernetQueues):
     def __init__(
         self, hardware: Hardware, components: Components, pds: ProtectionDomains, umems: Umems, uars: UarPages,
         cqs: CompletionQueues, tiss: SendInterfaces, links: Links,
-    ):  # fmt: skip
+    ):
         super().__init__(hardware, "SQ", SQ_ROW, MAX_SQ, CommandSyndrome.NO_SUCH_SQ, links)
         self._components = components
         self._pds, self._umems, self._uars, self._cqs, self._tiss = pds, umems, uars, cqs, tiss
@@ -80,7 +80,7 @@ class SendQueues(EthernetQueues):
             Command(Call.MODIFY,  Opcode.MODIFY_SQ,  eth.MODIFY_SQ_IN,  self._modify),
             Command(Call.QUERY,   Opcode.QUERY_SQ,   eth.QUERY_SQ_IN,   self.query, eth.QUERY_SQ_OUT.size),
             Command(Call.DESTROY, Opcode.DESTROY_SQ, eth.DESTROY_SQ_IN, self._destroy),
-        )  # fmt: skip
+        )
 
     def announced(self) -> Capabilities:
         return {
@@ -92,7 +92,7 @@ class SendQueues(EthernetQueues):
                 "wqe_inline_mode": InlineModeCap.NOT_REQUIRED, "csum_cap": 1, "wqe_vlan_insert": 1,
                 "max_lso_cap": LOG_MAX_TSO, "enhanced_multi_pkt_send_wqe": 1,
             },
-        }  # fmt: skip
+        }
 
     def free_number(self) -> int:
         return super().free_number() + self.table.mask + 1
@@ -171,7 +171,7 @@ def _check_context(context: Fields) -> None:
         raise CommandError(
             Status.BAD_PARAM, CommandSyndrome.INLINE_MODE,
             f"min_wqe_inline_mode {context['min_wqe_inline_mode']} is above {int(max(InlineMode))}",
-        )  # fmt: skip
+        )
     if context["tis_lst_sz"] != 1:
         raise CommandError(
             Status.BAD_PARAM, CommandSyndrome.TIS_LIST, f"tis_lst_sz {context['tis_lst_sz']}: an SQ has one TIS"
@@ -181,4 +181,4 @@ def _check_context(context: Fields) -> None:
             Status.BAD_PARAM, CommandSyndrome.WQ_TYPE,
             f"wq_type {wq['wq_type']}, log_wq_stride {wq['log_wq_stride']}: the ring of an SQ is cyclic (1), and its "
             f"log_wq_stride is {WQEBB_SHIFT}",
-        )  # fmt: skip
+        )

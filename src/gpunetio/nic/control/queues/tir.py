@@ -25,7 +25,7 @@ MAX_TIR = 4096
 _UNSUPPORTED = {
     "tls_en": "TLS", "lro_timeout_period_usecs": "LRO", "packet_merge_mask": "LRO", "lro_max_ip_payload_size": "LRO",
     "tunneled_offload_en": "tunnels", "rx_hash_field_selector_inner": "tunnels",
-}  # fmt: skip
+}
 _HASHED = HashField.SRC_IP | HashField.DST_IP | HashField.L4_SPORT | HashField.L4_DPORT
 _PAIRS = HashField.SRC_IP | HashField.DST_IP, HashField.L4_SPORT | HashField.L4_DPORT
 _OF_BIT = {  # the fields of a context that each bit of a MODIFY carries
@@ -33,7 +33,7 @@ _OF_BIT = {  # the fields of a context that each bit of a MODIFY carries
     ModifyTir.HASH: ("rx_hash_fn", "rx_hash_symmetric", "rx_hash_toeplitz_key", "rx_hash_field_selector_outer",
                      "rx_hash_field_selector_inner"),
     ModifyTir.SELF_LB_EN: ("self_lb_block",),
-}  # fmt: skip
+}
 
 
 class ReceiveInterfaces(EthernetObjects):
@@ -55,12 +55,12 @@ class ReceiveInterfaces(EthernetObjects):
             Command(Call.MODIFY,  Opcode.MODIFY_TIR,  eth.MODIFY_TIR_IN,  self._modify),
             Command(Call.QUERY,   Opcode.QUERY_TIR,   eth.QUERY_TIR_IN,   self.query, eth.QUERY_TIR_OUT.size),
             Command(Call.DESTROY, Opcode.DESTROY_TIR, eth.DESTROY_TIR_IN, self._destroy),
-        )  # fmt: skip
+        )
 
     def announced(self) -> Capabilities:
         return {
             CapClass.GENERAL: {"log_max_tir": self.log_max}, CapClass.ETHERNET_OFFLOADS: {"self_lb_en_modifiable": 1},
-        }  # fmt: skip
+        }
 
     def _create(self, mailbox: bytes) -> bytes:
         self.need_ethernet()
@@ -120,7 +120,7 @@ class ReceiveInterfaces(EthernetObjects):
                 Status.BAD_PARAM, CommandSyndrome.DISP_TYPE,
                 f"disp_type {kind}, inline_rqn {rqn:#x}, indirect_table {rqtn:#x}: DIRECT (0) takes an RQ, "
                 "INDIRECT (1) an RQT, and the other number is 0",
-            )  # fmt: skip
+            )
         _check_hash(context)
         selector = context["rx_hash_field_selector_outer"]
         row["transport_domain"], row["self_lb_block"] = context["transport_domain"], context["self_lb_block"]

@@ -20,7 +20,7 @@ MAX_TIS = 1024
 _UNSUPPORTED = {
     "strict_lag_tx_port_affinity": "link aggregation", "lag_tx_port_affinity": "link aggregation", "tls_en": "TLS",
     "underlay_qpn": "IP over InfiniBand",
-}  # fmt: skip
+}
 
 
 class SendInterfaces(EthernetObjects):
@@ -36,7 +36,7 @@ class SendInterfaces(EthernetObjects):
             Command(Call.MODIFY,  Opcode.MODIFY_TIS,  eth.MODIFY_TIS_IN,  self._modify),
             Command(Call.QUERY,   Opcode.QUERY_TIS,   eth.QUERY_TIS_IN,   self.query, eth.QUERY_TIS_OUT.size),
             Command(Call.DESTROY, Opcode.DESTROY_TIS, eth.DESTROY_TIS_IN, self.destroy),
-        )  # fmt: skip
+        )
 
     def announced(self) -> Capabilities:
         return {CapClass.GENERAL: {"log_max_tis": self.log_max}}

@@ -23,13 +23,13 @@ class TransportDomains(EthernetObjects):
         super().__init__(
             hardware, "transport domain", TRANSPORT_DOMAIN_ROW, MAX_TRANSPORT_DOMAIN,
             CommandSyndrome.NO_SUCH_TRANSPORT_DOMAIN,
-        )  # fmt: skip
+        )
 
     def commands(self) -> Iterable[Command]:
         return (
             Command(Call.CREATE,  Opcode.ALLOC_TRANSPORT_DOMAIN,   eth.ALLOC_TRANSPORT_DOMAIN_IN,   self._alloc),
             Command(Call.DESTROY, Opcode.DEALLOC_TRANSPORT_DOMAIN, eth.DEALLOC_TRANSPORT_DOMAIN_IN, self.destroy),
-        )  # fmt: skip
+        )
 
     def announced(self) -> Capabilities:
         return {CapClass.GENERAL: {"log_max_transport_domain": self.log_max}}

@@ -14,7 +14,7 @@ from ...memory.cuda_driver import CopyDevice, DeviceDriver, cuda_driver
 from ...memory.staging import SLOT_BYTES, SLOTS
 from ...memory.streams import (
     DEVICE_SHIFT, LANDINGS, MARKS, MAX_STREAMS, MEMORY_TYPE, RANGE_SIZE, RANGE_START, STAGING, TIMED_OUT,
-)  # fmt: skip
+)
 from ...state.dma_stream import LANDING, MARK, DMA_STREAM, SLOT
 from ...state.worker import WORKER
 

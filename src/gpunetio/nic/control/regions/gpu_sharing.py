@@ -70,7 +70,7 @@ _left: list[_Memory] = []
 
 def open_shared(
     driver: CudaDriver, current: Callable[[], Current], ordinal: int, nbytes: int, handle: object, fds: list[int]
-) -> Opened:  # fmt: skip
+) -> Opened:
     """Map what another process shares for a GPU, as `Engine.open_shared` describes it. `current` enters its context."""
     with current():
         if fds:

@@ -31,7 +31,7 @@ MOST_ENTRIES = 1 << 16
 _FIRST_INDEX = 2  # key 0x100 ends a scatter list
 _RIGHTS = {
     "lw": Access.LOCAL_WRITE, "rw": Access.REMOTE_WRITE, "rr": Access.REMOTE_READ, "a": Access.REMOTE_ATOMIC,
-}  # fmt: skip
+}
 
 
 def _refused(detail: str, syndrome: CommandSyndrome = CommandSyndrome.UNSUPPORTED_FIELD) -> CommandError:
@@ -62,7 +62,7 @@ class IndirectKeys(Handlers):
     def capabilities(self) -> Capabilities:
         return {CapClass.GENERAL: {
             "fixed_buffer_size": 1, "log_max_klm_list_size": log_of(MOST_ENTRIES),
-        }}  # fmt: skip
+        }}
 
     def leave(self, region: int) -> list[tuple[int, int, Row]]:
         """Return the commands (`Engine.post_alone`) after which no key leads to a region, which goes or changes."""
@@ -109,7 +109,7 @@ class IndirectKeys(Handlers):
         shift = context["start_addr"] - first
         start = max(context["start_addr"], int(row["iova"]) + shift)
         end = min(context["start_addr"] + min(context["len"], len(entries) * size),
-                  int(row["iova"]) + int(row["nbytes"]) + shift)  # fmt: skip
+                  int(row["iova"]) + int(row["nbytes"]) + shift)
         if end <= start:
             raise _refused(
                 f"[{context['start_addr']:#x}, +{context['len']:#x}) leads to no byte of memory key {region:#x}",

@@ -40,7 +40,7 @@ class MemoryKeys(Objects):
     def __init__(
         self, hardware: Hardware, table: MkeyTable, pds: ProtectionDomains, indirect: IndirectKeys, grants: Grants,
         device_memory: DeviceMemory,
-    ):  # fmt: skip
+    ):
         super().__init__(table, CommandSyndrome.NONE)
         self._owner, self._engine = hardware.name, hardware.engine
         self._pds, self._indirect, self._grants, self._device_memory = pds, indirect, grants, device_memory

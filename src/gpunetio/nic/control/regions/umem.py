@@ -79,13 +79,13 @@ class Umems(CountedObjects):
             raise CommandError(
                 Status.BAD_PARAM, CommandSyndrome.UMEM_RANGE,
                 f"{what}: [{offset:#x}, +{nbytes:#x}) is outside UMEM {umem_id:#x}, which has {size:#x} bytes",
-            )  # fmt: skip
+            )
         if address % alignment:
             raise CommandError(
                 Status.BAD_PARAM, CommandSyndrome.UMEM_ALIGNMENT,
                 f"{what}: offset {offset:#x} of UMEM {umem_id:#x} is address {address:#x}, not a multiple "
                 f"of {alignment}",
-            )  # fmt: skip
+            )
         return address
 
     def need_writable(self, umem_id: int) -> None:
@@ -94,4 +94,4 @@ class Umems(CountedObjects):
             raise CommandError(
                 Status.BAD_PARAM, CommandSyndrome.UMEM_RIGHTS,
                 f"UMEM {umem_id:#x} was registered without LOCAL_WRITE: the NIC cannot write CQEs there",
-            )  # fmt: skip
+            )
