@@ -39,5 +39,5 @@ class FrameSink(CpuRxq[None, None]):
             self._producer += count
             self._announce()
 
-    def _packet(self, *completed: object) -> None:
+    def _packet(self, what: object, cqe: object, failed: object) -> None:
         """Return nothing: packets are not read."""

@@ -26,7 +26,7 @@ _RTR, _RTS = 2, 3  # ibv_qp_state
 _UNKNOWN = (
     r.RDMA_CM_EVENT_ADDR_ERROR, r.RDMA_CM_EVENT_ROUTE_ERROR, r.RDMA_CM_EVENT_CONNECT_ERROR,
     r.RDMA_CM_EVENT_UNREACHABLE,
-)  # fmt: skip
+)
 
 
 class KernelMachine(Machine):
@@ -92,10 +92,13 @@ class KernelMachine(Machine):
         communication.state = State.ESTABLISHED
 
     def listen(
-        self, space: PortSpace, port: int, gid: bytes | None, backlog: int, notify: Notify, *, times: Times = LINUX
+        self, space: PortSpace, port: int, gid: bytes | None, backlog: int, notify: Notify, *,
+        times: Times = LINUX, ipv4: bool | None = None,
     ) -> Listening:
         if space != PortSpace.TCP:
             raise _no_datagrams(self._ctx)
+        if ipv4 is not None:
+            raise NotSupportedError(f"{self._ctx} listens at one address, or at any of both kinds: leave out ipv4")
         made = Listening(service_id(space, port), gid, backlog, times, notify)
         cm_id = self._keep(made, CmId(self._channel))
         try:
@@ -217,7 +220,7 @@ class KernelMachine(Machine):
             # The kernel reports these two from this end's point of view.
             responder_resources=event.initiator_depth, initiator_depth=event.responder_resources,
             rnr_retry=rts.rnr_retry, retry_count=rts.retry_cnt,
-        )  # fmt: skip
+        )
         communication.psn, communication.ack_timeout = rtr.rq_psn, rts.timeout
         # Without the flow label, which Linux derives from the ports (cma_get_roce_udp_flow_label): the SDK has no
         # field.

@@ -70,7 +70,7 @@ class ControlSocket:
         on_message: Callable[[Link, Body, list[int]], None] | None = None,
         prepare: Callable[[Link], None] = lambda link: None,
         rules: Callable[[], tuple[Body, list[int]] | None] = lambda: ({}, []),
-    ):  # fmt: skip
+    ):
         self.name = name
         self.addresses = tuple(ip_address(address) for address in addresses)
         if not self.addresses:
@@ -102,6 +102,7 @@ class ControlSocket:
         """Claim the address. If another process has it, listen under `address/pid`."""
         tries = [str(address), f"{address}/{self._pid}", *(f"{address}/{self._pid}.{n}" for n in range(1, 100))]
         listener = new_socket()
+        name = tries[0]
         for name in tries:
             try:
                 listener.bind(f"\0{PREFIX}{name}")

@@ -306,10 +306,10 @@ class FlowPipe(Stage):
         with self.port.lock:
             if self.closed:
                 return
-            if self.users and not (others := [user for user in self.users if user is not self.port.rules]):
-                self.port.leave_root(self)
-            elif self.users:
+            if others := [user for user in self.users if user is not self.port.rules]:
                 raise InUseError(f"{self} is still used by {listed(others)}: close that first")
+            if self.users:
+                self.port.leave_root(self)
             super().close()
 
     def close_with_owner(self) -> None:

@@ -22,7 +22,7 @@ _ERRORS = (CqeOpcode.REQ_ERR, CqeOpcode.RESP_ERR)
 class FailedWqe(NamedTuple):
     """An error completion: the WQE's index, and what the CQE says."""
 
-    index: int
+    index: int  # pyright: ignore[reportIncompatibleMethodOverride]  # it hides tuple.index
     syndrome: int
     vendor_syndrome: int
 

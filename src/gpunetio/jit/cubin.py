@@ -131,7 +131,7 @@ def has_nvvm() -> bool:
 def image_of(
     function: FunctionType, kinds: tuple[Any, ...], capability: Capability, options: Sequence[str] = (),
     threads: int = 0, preferred: str = _BACKENDS[0],
-) -> Image:  # fmt: skip
+) -> Image:
     """Return a kernel for GPUs of a compute capability, compiled, from the cache, or from the wheel.
 
     `options` are nvJitLink's. `preferred`: the back end that makes the faster code. If it is not installed, its code
@@ -171,7 +171,7 @@ def _if_assembled_here(contents: bytes | None) -> bytes | None:
 def _compile(
     function: FunctionType, kinds: tuple[Any, ...], capability: Capability, options: Sequence[str], threads: int,
     by: str,
-) -> bytes:  # fmt: skip
+) -> bytes:
     text, unit = ptx_of(function, kinds, capability, threads, LINE_INFO in options, by)
     code = assemble(text, capability, options)[0] if linker_version() else assemble_by_driver(text, options)
     header = {"assembler": _assembler(), "failures": unit.failures}
@@ -215,11 +215,11 @@ def assemble_by_driver(ptx: str, options: Sequence[str] = ()) -> bytes:
     from cuda.bindings import driver  # type: ignore[attr-defined]
 
     known = {REGISTERS: driver.CUjit_option.CU_JIT_MAX_REGISTERS,
-             LINE_INFO: driver.CUjit_option.CU_JIT_GENERATE_LINE_INFO}  # fmt: skip
+             LINE_INFO: driver.CUjit_option.CU_JIT_GENERATE_LINE_INFO}
     parts = (option.partition("=") for option in options)
     given = {known[name]: int(value or 1) for name, _, value in parts if name in known}
     error, link = driver.cuLinkCreate(len(given), list(given), list(given.values()))
-    what = "cuLinkCreate"
+    what, place, size = "cuLinkCreate", 0, 0
     try:
         text = ptx.encode() + b"\0"
         if int(error) == 0:

@@ -26,7 +26,7 @@ class Steering:
     def __init__(
         self, ctx: Context, udp: Sequence[CyclicRxq], tcp: Sequence[CyclicRxq], icmp: CyclicRxq,
         cpu: Sequence[EthRxq], undo: ExitStack,
-    ):  # fmt: skip
+    ):
         port = undo.enter_context(FlowPort(ctx))
         self.port, self.connections = port, None
         all_udp, all_tcp, all_icmp = (match.ipv4() & what for what in (match.udp(), match.tcp(), match.icmp()))
@@ -34,6 +34,7 @@ class Steering:
         udp_pipe.add()
         icmp_pipe = port.create_pipe("GPU_RXQ_ICMP_PIPE", match=all_icmp, to=icmp, miss=DROP)
         icmp_pipe.add()
+        cpu_pipe = None
         if cpu:
             cpu_pipe = port.create_pipe("CPU_RXQ_TCP_PIPE", match=all_tcp, to=Rss(cpu), miss=DROP)
             cpu_pipe.add()
@@ -45,7 +46,7 @@ class Steering:
             tcp_pipe.add()
         root = port.create_pipe("ROOT_PIPE", PipeType.CONTROL, root=True)
         root.add(all_udp, udp_pipe, priority=_UDP)
-        if cpu:
+        if cpu_pipe is not None:
             for flag in (TcpFlag.SYN, TcpFlag.RST, TcpFlag.FIN):
                 root.add(match.ipv4() & match.tcp(flags=flag), cpu_pipe, priority=_TCP_TO_CPU)
         root.add(all_icmp, icmp_pipe, priority=_TO_GPU)

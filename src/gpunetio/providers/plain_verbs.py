@@ -129,7 +129,7 @@ class SrqValues(NamedTuple):
 class Refused(NamedTuple):
     """The first refused request of a post, and the reason. The requests before it were posted."""
 
-    index: int
+    index: int  # pyright: ignore[reportIncompatibleMethodOverride]  # it hides tuple.index
     error: DocaError
 
 

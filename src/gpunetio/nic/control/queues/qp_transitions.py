@@ -56,16 +56,16 @@ _RIGHTS = OptParam.RRE | OptParam.RWE | OptParam.RAE
 _OF_DATAGRAMS = OptParam.PKEY_INDEX | OptParam.PORT_NUM | OptParam.Q_KEY
 _TO_INIT = (
     "pm_state", "rwe", "rre", "rae", "atomic_mode", "q_key", f"{_PATH}.vhca_port_num", f"{_PATH}.pkey_index",
-)  # fmt: skip
+)
 _TO_RTR = (
     "next_rcv_psn", "remote_qpn", "log_msg_max", "mtu", "min_rnr_nak", "log_rra_max",
     *(f"{_PATH}.{field}" for field in (
         "tclass", "flow_label", "rlid", "sl", "stat_rate", "rgid_rip", "hop_limit", "src_addr_index", "rmac_47_32",
         "rmac_31_0", "grh", "udp_sport", "dscp")),
-)  # fmt: skip
+)
 _TO_RTS = (
     "next_send_psn", "retry_count", "rnr_retry", "log_sra_max", "log_ack_req_freq", f"{_PATH}.ack_timeout",
-)  # fmt: skip
+)
 _TRANSITIONS: dict[Opcode, _Transition] = {
     Opcode.RST2INIT_QP:  _Transition(cmd.RST2INIT_QP_IN,  QpState.RST,  QpState.INIT, _TO_INIT),
     Opcode.INIT2INIT_QP: _Transition(cmd.INIT2INIT_QP_IN, QpState.INIT, QpState.INIT, (),
@@ -80,7 +80,7 @@ _TRANSITIONS: dict[Opcode, _Transition] = {
     Opcode.RTS2SQD_QP:   _Transition(cmd.RTS2SQD_QP_IN,   QpState.RTS,  QpState.SQDRAINED),
     Opcode.SQD2RTS_QP:   _Transition(cmd.SQD2RTS_QP_IN,   QpState.SQDRAINED, QpState.RTS, (),
                                      _RIGHTS | OptParam.MIN_RNR_NAK | OptParam.Q_KEY),
-}  # fmt: skip
+}
 
 _OPTIONAL: dict[OptParam, tuple[str, ...]] = {
     OptParam.RRE:         ("rre",),
@@ -92,7 +92,7 @@ _OPTIONAL: dict[OptParam, tuple[str, ...]] = {
     OptParam.MIN_RNR_NAK: ("min_rnr_nak",),
     OptParam.SGID_INDEX:  (f"{_PATH}.src_addr_index",),
     OptParam.DSCP:        (f"{_PATH}.dscp",),
-}  # fmt: skip
+}
 
 
 def _get(context: bytes | bytearray, path: str) -> int:
@@ -195,14 +195,14 @@ class QpTransitions(Handlers):
                 "%s: QP %#x has a path MTU of %d, and its peer QP %#x one of %d. Over a network, each refuses the "
                 "other's packets: connect both with the same path_mtu",
                 self._name, qpn, own["mtu"], number, peer["mtu"],
-            )  # fmt: skip
+            )
         reader, responder = (own, peer) if state is QpState.RTS else (peer, own)
         if reader["state"] == QpState.RTS and reader["max_rd"] > responder["max_dest_rd"]:
             logger.warning(
                 "%s: QP %#x may have %d READs and atomics in flight, but its peer QP %#x accepts %d. A card refuses "
                 "more with a NAK: lower max_rd_atomic, or raise the peer's max_dest_rd_atomic", self._name,
                 reader["qpn"], reader["max_rd"], responder["qpn"], responder["max_dest_rd"],
-            )  # fmt: skip
+            )
 
     def _optional(
         self, opcode: Opcode, mailbox: bytes, wanted: bytes, datagrams: bool
@@ -232,7 +232,7 @@ class QpTransitions(Handlers):
             raise CommandError(
                 Status.BAD_PARAM, CommandSyndrome.OPT_PARAM,
                 f"{opcode.name} cannot carry optional parameters {refused:#x} ({OptParam(refused & 0xFFFF_FFFF)!r})",
-            )  # fmt: skip
+            )
         return optional, sport, mmo
 
     def _to_error(self, mailbox: bytes) -> bytes:
@@ -271,7 +271,7 @@ class QpTransitions(Handlers):
             raise CommandError(
                 Status.BAD_PARAM, CommandSyndrome.UDP_SPORT,
                 f"udp_sport {port}: an Ethernet port accepts {least} to {most}, an InfiniBand port accepts none",
-            )  # fmt: skip
+            )
         return port
 
     def _check_context(self, opcode: Opcode, context: bytearray) -> None:
@@ -292,7 +292,7 @@ class QpTransitions(Handlers):
                 raise CommandError(
                     Status.BAD_PARAM, CommandSyndrome.MSG_MAX,
                     f"log_msg_max {log} is above {MAX_TRANSFER_SHIFT} (1 GiB)",
-                )  # fmt: skip
+                )
         if opcode in (Opcode.INIT2RTR_QP, Opcode.RTS2RTS_QP):
             self._gids.need_index(_get(context, f"{_PATH}.src_addr_index"))
 
@@ -300,8 +300,8 @@ class QpTransitions(Handlers):
 
     def _prepare(self, qpn: int, context: bytearray, state: QpState, sport: int) -> np.void:
         """Return the QP's row for a context and a state. `sport` is the UDP source port set for the QP, or 0."""
-        connected = state in (QpState.RTR, QpState.RTS)
-        if connected:
+        route = None
+        if state in (QpState.RTR, QpState.RTS):
             gid, lid = cmd.QPC.get(context, f"{_PATH}.rgid_rip"), _get(context, f"{_PATH}.rlid")
             source, peer = _get(context, f"{_PATH}.src_addr_index"), _get(context, "remote_qpn")
             route = self._routes.route(gid, lid, source, peer)
@@ -320,7 +320,7 @@ class QpTransitions(Handlers):
         )
         row["min_rnr_code"] = _get(context, "min_rnr_nak")
         row["min_rnr"] = rnr_delay_ns.py_func(int(row["min_rnr_code"]))
-        if connected:
+        if route is not None:
             row["remote_qpn"], row["rq_psn"] = _get(context, "remote_qpn"), _get(context, "next_rcv_psn")
             row["mtu"], row["msg_max"] = 128 << _get(context, "mtu"), 1 << _get(context, "log_msg_max")
             row["remote_row"], row["wire"], gid, row["source"] = route
@@ -328,7 +328,8 @@ class QpTransitions(Handlers):
             egress = self._egress(qpn, int(row["wire"]), gid, int(row["source"]), sport)
             hops, label = _get(context, f"{_PATH}.hop_limit"), _get(context, f"{_PATH}.flow_label")
             row["egress"] = with_traffic.py_func(egress, self._traffic_class(context), hops, label)
-            row["dlid"], row["sl"], row["grh"] = lid, _get(context, f"{_PATH}.sl"), _get(context, f"{_PATH}.grh")
+            row["dlid"], row["sl"] = _get(context, f"{_PATH}.rlid"), _get(context, f"{_PATH}.sl")
+            row["grh"] = _get(context, f"{_PATH}.grh")
             row["max_dest_rd"] = 1 << _get(context, "log_rra_max")
         if state is QpState.RTS:
             code = _get(context, f"{_PATH}.ack_timeout")
@@ -376,4 +377,4 @@ def _bad_state(opcode: Opcode, qpn: int, state: int) -> CommandError:
     return CommandError(
         Status.BAD_QP_STATE, CommandSyndrome.QP_STATE,
         f"{opcode.name}: QP {qpn:#x} is in {QpState(state).name}, not in {_TRANSITIONS[opcode].before.name}",
-    )  # fmt: skip
+    )
