@@ -39,6 +39,7 @@ from ..state.near import (
 )
 from ..state.objects import MKEY_ROW, MkeyRow
 from ..state.worker import WorkerState
+from ..transport.peer_memory import peer_range
 
 _WRITE, _READ, _FETCH_ADD, _COMPARE_SWAP = map(
     int, (WqeOpcode.RDMA_WRITE, WqeOpcode.RDMA_READ, WqeOpcode.ATOMIC_FA, WqeOpcode.ATOMIC_CS)
@@ -180,10 +181,10 @@ def _parse(worker: WorkerState, row: int, index: int, there: int, wqe: int, word
         most = MAX_INLINE if writes else 0
     remote_key = _high(third) | q.peer_tag
     far = MkeyRow(_key_row(worker, q.peer_keys, remote_key))
-    target = find_in(far, remote_key, q.peer_pdn, be64(raddr), nbytes, right)
+    target = peer_range(far, remote_key, q.peer_pdn, q.peer_rights, q.peer_max, be64(raddr), nbytes, right)
 
-    bad = (found ^ index & PI_MASK) | (_low(control) >> 8) ^ q.qpn | ds ^ segments | right & ~q.peer_rights
-    bad |= (nbytes - 1 | right - 1 | most - nbytes | q.peer_max - nbytes | CompletionMode.ALWAYS - ce) >> 63
+    bad = (found ^ index & PI_MASK) | (_low(control) >> 8) ^ q.qpn | ds ^ segments
+    bad |= (nbytes - 1 | right - 1 | most - nbytes | CompletionMode.ALWAYS - ce) >> 63
     # -1 was refused. Other upper bits are those of device memory, which is copied by streams (memory/streams.py).
     bad |= (source | target) >> DEVICE_SHIFT | ((nbytes ^ 8 | (target | source) & 7) if counts else 0)
     may_pass = reads or far.access & _RELAXED != 0

@@ -10,7 +10,6 @@ from ...formats.commands import QpState, ServiceType
 from ...formats.wqe import WqeOpcode
 from ...jit.compile import device_function, engine_function
 from ...jit.ops import fence_sys
-from ..memory.keys import find_in
 from ..memory.streams import DEVICE_SHIFT, on_gpu
 from ..queues.doorbells import poll_doorbell
 from ..queues.local import execute_local
@@ -24,6 +23,7 @@ from ..state.qp import EXTENDED_ATOMICS, QpRow
 from ..state.work_queue import WorkQueue
 from ..state.worker import WorkerState
 from .execution import execute_atomic, move_segments
+from .peer_memory import peer_range
 from .send_queue import end_turn
 
 _MOST = 32  # WQEs of a queue pair in a turn
@@ -33,11 +33,9 @@ _DONE, _WAITS, _PACKETS = 1, 0, -1  # what became of a WQE
 @device_function
 def _far(worker: WorkerState, qp: QpRow, message: Message, right: int) -> int:
     """Return the address of the range that a message names in the peer's memory, or -1 if any check fails."""
-    if message.nbytes > qp.peer_max or qp.peer_rights & right != right:
-        return -1
     key = message.rkey | qp.peer_tag
     far = MkeyRow(qp.peer_keys + ((key >> 8) & worker.mkey_mask) * MKEY_ROW.size)
-    return find_in(far, key, qp.peer_pdn, message.raddr, message.nbytes, right & ~EXTENDED_ATOMICS)
+    return peer_range(far, key, qp.peer_pdn, qp.peer_rights, qp.peer_max, message.raddr, message.nbytes, right)
 
 
 @device_function

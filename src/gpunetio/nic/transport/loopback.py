@@ -19,11 +19,13 @@ from ..queues.wqes import NOT_YET, build, check_wqe, in_one_piece, local_failure
 from ..state import refuse
 from ..state.counters import CounterSet
 from ..state.message import Message
+from ..state.objects import MKEY_ROW, MkeyRow
 from ..state.qp import QpRow
 from ..state.reasons import Reason
 from ..state.worker import WorkerState
 from .execution import respond
 from .moving import begin, count_packets, finish, may_follow
+from .peer_memory import peer_range
 
 
 ENDLESS_RNR = 7  # rnr_retry 7 means for ever (IBTA 9.7.5.2.8)
@@ -85,14 +87,15 @@ def _plain_write(worker: WorkerState, qp: QpRow, wqe: int, ds: int) -> int:
     peer = QpRow(qp.remote_row)
     if ds != 3 or nbytes == 0 or nbytes > qp.msg_max or peer == 0 or not peer_ready(qp, peer):
         return -1
-    if nbytes > peer.msg_max or peer.state == QpState.RTR:  # in RTR the first request is an event
+    if peer.state == QpState.RTR:  # in RTR the first request is an event
         return -1
     lkey = be32(ld32(wqe + 2 * SEGMENT + DATA_SEG.lkey))
     source = find(worker, lkey, qp.pdn, be64(ld64(wqe + 2 * SEGMENT + DATA_SEG.addr)), nbytes, 0)
-    rkey = be32(ld32(wqe + SEGMENT + RADDR_SEG.rkey))
-    target = find(worker, rkey, peer.pdn, be64(ld64(wqe + SEGMENT + RADDR_SEG.raddr)), nbytes, Access.REMOTE_WRITE)
+    rkey, raddr = be32(ld32(wqe + SEGMENT + RADDR_SEG.rkey)), be64(ld64(wqe + SEGMENT + RADDR_SEG.raddr))
+    far = MkeyRow(worker.mkeys + ((rkey >> 8) & worker.mkey_mask) * MKEY_ROW.size)
+    target = peer_range(far, rkey, peer.pdn, peer.rights, peer.msg_max, raddr, nbytes, Access.REMOTE_WRITE)
     # The upper bits are set if an address was refused (-1) or is in device memory, which needs a DMA stream.
-    if (source | target) >> DEVICE_SHIFT != 0 or peer.rights & Access.REMOTE_WRITE == 0:
+    if (source | target) >> DEVICE_SHIFT != 0:
         return -1
     copy_payload(worker, target, source, nbytes)
     counters = CounterSet(worker.counters)

@@ -29,7 +29,7 @@ from ..queues.psn import distance, is_before, on_wire, packets_of
 from ..state import refuse
 from ..state.counters import CounterSet
 from ..state.dma_stream import DmaStream, Slot
-from ..state.message import MESSAGE
+from ..state.message import MESSAGE, Message
 from ..state.qp import RESOURCE, QpRow, Resource
 from ..state.reasons import Reason
 from ..state.worker import WorkerState
@@ -246,21 +246,64 @@ def _not_ready(worker: WorkerState, qp: QpRow) -> None:
 
 
 # --- SEND and WRITE ------------------------------------------------------------------------------------------------
+#
+# A packet of a SEND or WRITE goes through the checks of IBTA 9.7.4.1 in their order: sequence, resources, rights and key,
+# length. Then it is executed, and the last one of a message completes it. Each step returns whether the next one
+# follows; else it has refused the packet.
+
+
+@device_function
+def _writes(operation: int) -> bool:
+    """Return whether a packet belongs to a WRITE; else it belongs to a SEND."""
+    return right_of(operation_of(operation)) != 0
+
+
+@device_function
+def _check_sequence(worker: WorkerState, qp: QpRow, operation: int, nbytes: int, payload: int, pad: int) -> int:
+    """Check that a packet continues the message at hand and has the length of its kind."""
+    kind = _WRITING if _writes(operation) else _SENDING
+    first, last = begins(operation), ends(operation)
+    if (
+        payload < 0
+        or payload > qp.mtu
+        or (not last and (payload != qp.mtu or pad != 0))
+        or (last and not first and payload == 0)
+        or qp.rx_kind != (_NONE if first else kind)
+    ):
+        _refuse_packet(worker, qp, operation_of(operation), nbytes)
+        return 0
+    return 1
 
 
 @engine_function
-def _may_write(worker: WorkerState, qp: QpRow, at: int) -> int:
-    """Return 0 if the QP allows the WRITE of this RETH, or a reason: then waiting for a receive would be useless."""
-    key, nbytes = be32(ld32(at + RETH.rkey)), be32(ld32(at + RETH.dma_length))
-    return check_rights(worker, qp, key, get_be64(at + RETH.va), nbytes, Access.REMOTE_WRITE)
+def _check_resources(worker: WorkerState, qp: QpRow, operation: int, headers: int) -> int:
+    """Check that a receive is posted for a message that needs one."""
+    writes, first = _writes(operation), begins(operation)
+    needs_receive = has_imm(operation) if writes else first
+    if not needs_receive or receives_posted(qp) != 0:
+        return 1
+    # If the QP does not allow the WRITE, waiting for a receive would be useless.
+    reason = _may_write(worker, qp, headers) if writes and first else 0
+    if reason != 0:
+        _refuse(worker, qp, WqeOpcode.RDMA_WRITE, reason)
+    else:
+        _not_ready(worker, qp)
+    return 0
 
 
 @engine_function
-def _begin_write(worker: WorkerState, qp: QpRow, at: int) -> int:
-    """Begin a WRITE with its RETH: return 1, or 0 if it is refused."""
-    va = get_be64(at + RETH.va)
-    key = be32(ld32(at + RETH.rkey))
-    nbytes = be32(ld32(at + RETH.dma_length))
+def _may_write(worker: WorkerState, qp: QpRow, reth: int) -> int:
+    """Return 0 if the QP allows the WRITE of this RETH, or the reason for a refusal."""
+    key, nbytes = be32(ld32(reth + RETH.rkey)), be32(ld32(reth + RETH.dma_length))
+    return check_rights(worker, qp, key, get_be64(reth + RETH.va), nbytes, Access.REMOTE_WRITE)
+
+
+@engine_function
+def _check_write(worker: WorkerState, qp: QpRow, reth: int) -> int:
+    """Begin a WRITE: check its length, rights and key."""
+    va = get_be64(reth + RETH.va)
+    key = be32(ld32(reth + RETH.rkey))
+    nbytes = be32(ld32(reth + RETH.dma_length))
     CounterSet(worker.counters).rx_write_requests += 1
     reason = check_length(worker, qp, nbytes)
     if reason != 0:
@@ -275,25 +318,55 @@ def _begin_write(worker: WorkerState, qp: QpRow, at: int) -> int:
 
 
 @engine_function
+def _begin(worker: WorkerState, qp: QpRow, operation: int, headers: int) -> int:
+    """Begin a message with its first packet."""
+    if not begins(operation):
+        return 1
+    qp.rx_done = 0
+    writes = _writes(operation)
+    if writes and _check_write(worker, qp, headers) == 0:
+        return 0
+    qp.rx_kind = _WRITING if writes else _SENDING
+    return 1
+
+
+@device_function
+def _check_length(worker: WorkerState, qp: QpRow, operation: int, nbytes: int, payload: int) -> int:
+    """Check that a WRITE has the length that its RETH named, and that a SEND is not too long for the QP."""
+    length = qp.rx_done + payload
+    if _writes(operation):
+        if length > qp.rx_nbytes or (ends(operation) and length != qp.rx_nbytes):
+            _refuse_packet(worker, qp, operation_of(operation), nbytes)
+            return 0
+        return 1
+    reason = check_length(worker, qp, length)
+    if reason != 0:
+        _refuse(worker, qp, operation_of(operation), reason)
+        return 0
+    return 1
+
+
+@engine_function
 def _place_write(worker: WorkerState, qp: QpRow, data: int, nbytes: int) -> int:
-    """Place the next bytes of a WRITE: return 1, or 0 if they are refused."""
-    if nbytes > 0:
-        at = qp.rx_addr + qp.rx_done
-        address = translate(worker, qp.rx_key, qp.pdn, at, nbytes, Access.REMOTE_WRITE, Reason.RKEY_UNKNOWN)
-        if address < 0:
-            CounterSet(worker.counters).resp_remote_access_errors += 1
-            _refuse(worker, qp, WqeOpcode.RDMA_WRITE, -address)
-            return 0
-        reason = place(worker, qp, address, data, nbytes)
-        if reason != 0:
-            _refuse(worker, qp, WqeOpcode.RDMA_WRITE, reason)
-            return 0
+    """Place the next bytes of a WRITE. The key is checked again: it may have been invalidated."""
+    if nbytes == 0:
+        return 1
+    at = qp.rx_addr + qp.rx_done
+    address = translate(worker, qp.rx_key, qp.pdn, at, nbytes, Access.REMOTE_WRITE, Reason.RKEY_UNKNOWN)
+    if address < 0:
+        CounterSet(worker.counters).resp_remote_access_errors += 1
+        _refuse(worker, qp, WqeOpcode.RDMA_WRITE, -address)
+        return 0
+    reason = place(worker, qp, address, data, nbytes)
+    if reason != 0:
+        _refuse(worker, qp, WqeOpcode.RDMA_WRITE, reason)
+        return 0
     return 1
 
 
 @engine_function
 def _place_send(worker: WorkerState, qp: QpRow, data: int, nbytes: int) -> int:
-    """Place the next bytes of a SEND: return 1, or 0 if they are refused, with the receive completed in error."""
+    """Place the next bytes of a SEND. If they do not fit, the receive completes in error."""
     reason = receive_scatter(worker, qp, qp.rx_done, qp.rx_done + nbytes, data, nbytes)
     if reason == 0:
         return 1
@@ -303,80 +376,59 @@ def _place_send(worker: WorkerState, qp: QpRow, data: int, nbytes: int) -> int:
 
 
 @engine_function
-def _take_data(worker: WorkerState, qp: QpRow, operation: int, bth: int, nbytes: int, pad: int) -> int:
-    """Execute a packet of a SEND or WRITE that is in order: return 1, or 0 if it was not executed."""
+def _complete(worker: WorkerState, qp: QpRow, operation: int, bth: int, carried: int) -> int:
+    """Complete a message with its last packet. `carried` is the address of the payload for the CQE, or 0."""
+    qp.rx_kind = _NONE
+    qp.msn += 1
+    cqe = receive_cqe_of(operation)
+    if cqe == 0:
+        return 1
     opcode = operation_of(operation)
-    writing = right_of(opcode) != 0
-    kind = _WRITING if writing else _SENDING
-    first, last, with_imm = begins(operation), ends(operation), has_imm(operation)
-    payload = nbytes - BTH.size - header_bytes(operation) - pad
-    if worker.payload_bytes != 0:
-        payload = worker.payload_bytes if payload == 0 else -1
-    if (
-        payload < 0
-        or payload > qp.mtu
-        or (not last and (payload != qp.mtu or pad != 0))
-        or (last and not first and payload == 0)
-        or qp.rx_kind != (_NONE if first else kind)
-    ):
-        _refuse_packet(worker, qp, opcode, nbytes)
+    reason = await_moved(worker, qp) if qp.stream != 0 else 0
+    if reason != 0:
+        if not _writes(operation):
+            fail_scatter(worker, qp, reason)
+        _refuse(worker, qp, opcode, reason)
         return 0
-    at = bth + BTH.size
-    if (with_imm if writing else first) and receives_posted(qp) == 0:
-        reason = _may_write(worker, qp, at) if writing and first else 0
-        if reason != 0:
-            _refuse(worker, qp, opcode, reason)
-        else:
-            _not_ready(worker, qp)
-        return 0
-    if first:
-        qp.rx_done = 0
-        if writing:
-            if _begin_write(worker, qp, at) == 0:
-                return 0
-            at += RETH.size
-        qp.rx_kind = kind
-    if (writing and qp.rx_done + payload > qp.rx_nbytes) or (writing and last and qp.rx_done + payload != qp.rx_nbytes):
-        _refuse_packet(worker, qp, opcode, nbytes)
-        return 0
-    if not writing:
-        reason = check_length(worker, qp, qp.rx_done + payload)
-        if reason != 0:
-            _refuse(worker, qp, opcode, reason)
-            return 0
     imm = 0
-    if with_imm:
-        imm = be32(ld32(at + IMM_DT.imm))
-        at += IMM_DT.size
-    if worker.payload_bytes != 0:
-        at = worker.payload
+    if has_imm(operation):  # the last header
+        imm = be32(ld32(bth + BTH.size + header_bytes(operation) - IMM_DT.size + IMM_DT.imm))
+    solicited = ld8(bth + BTH.se_m_pad_tver) & SOLICITED
+    if complete_receive(worker, qp, cqe, qp.rx_done, imm, opcode, solicited, carried) != 0:
+        CounterSet(worker.counters).rx_refused += 1
+        if qp.service == ServiceType.RC:
+            _schedule_ack(worker, qp, _OPERATION, qp.expect_psn)
+        return 0
+    return 1
+
+
+@engine_function
+def _take_data(worker: WorkerState, qp: QpRow, operation: int, bth: int, nbytes: int, pad: int) -> int:
+    """Execute a packet of a SEND or WRITE that has the expected PSN: return 1, or 0 if it was not executed."""
+    headers = bth + BTH.size
+    data = headers + header_bytes(operation)
+    payload = nbytes - BTH.size - header_bytes(operation) - pad
+    if worker.payload_bytes != 0:  # the peer's memory has the payload, and the packet none
+        data, payload = worker.payload, worker.payload_bytes if payload == 0 else -1
+    if not (
+        _check_sequence(worker, qp, operation, nbytes, payload, pad)
+        and _check_resources(worker, qp, operation, headers)
+        and _begin(worker, qp, operation, headers)
+        and _check_length(worker, qp, operation, nbytes, payload)
+    ):
+        return 0
     carried = 0
-    if first and last and not writing and fits_cqe(qp, payload):
-        carried = stage_payload(worker.message, INLINE_64_BYTES)
-        copy(carried, at, payload)
-    elif (_place_write(worker, qp, at, payload) if writing else _place_send(worker, qp, at, payload)) == 0:
+    if _writes(operation):
+        if _place_write(worker, qp, data, payload) == 0:
+            return 0
+    elif begins(operation) and ends(operation) and fits_cqe(qp, payload):
+        carried = stage_payload(Message(worker.message), INLINE_64_BYTES)
+        copy(carried, data, payload)
+    elif _place_send(worker, qp, data, payload) == 0:
         return 0
     qp.rx_done += payload
     CounterSet(worker.counters).rdma_rx_bytes += payload
-    if last:
-        qp.rx_kind = _NONE
-        qp.msn += 1
-        cqe = receive_cqe_of(operation)
-        if cqe != 0:
-            if qp.stream != 0:
-                reason = await_moved(worker, qp)
-                if reason != 0:
-                    if not writing:
-                        fail_scatter(worker, qp, reason)
-                    _refuse(worker, qp, opcode, reason)
-                    return 0
-            solicited = ld8(bth + BTH.se_m_pad_tver) & SOLICITED
-            if complete_receive(worker, qp, cqe, qp.rx_done, imm, opcode, solicited, carried) != 0:
-                CounterSet(worker.counters).rx_refused += 1
-                if qp.service == ServiceType.RC:
-                    _schedule_ack(worker, qp, _OPERATION, qp.expect_psn)
-                return 0
-    return 1
+    return _complete(worker, qp, operation, bth, carried) if ends(operation) else 1
 
 
 # --- READ and atomics ----------------------------------------------------------------------------------------------
