@@ -29,7 +29,7 @@ from gpunetio.cli import app, benchmarks
 from gpunetio.cli.failures import Failure, writing
 from gpunetio.errors import InUseError
 from gpunetio.jit import roots
-from gpunetio.nic.engine.port import WIRES, spell
+from gpunetio.nic.engine.port import WIRES, wire_syntax
 from gpunetio.providers import device_list
 from gpunetio.rendezvous import PeerInterrupted
 from gpunetio.verbs import QpEndpoint
@@ -416,6 +416,53 @@ def test_interrupt_during_set_up_is_quiet(monkeypatch):
     assert run("put_bw", *HOST, expect=130).output == ""
 
 
+# --- the list of commands --------------------------------------------------------------------------------------------
+
+
+def listed(columns):
+    """The commands that `gpunetio --help` lists on a terminal of so many columns: title → [(name, text)]."""
+    formatter = click.HelpFormatter(width=columns - 2)  # as a context makes it
+    app.format_commands(click.Context(app), formatter)
+    title, found = "", {}
+    for line in formatter.getvalue().splitlines():
+        if line.endswith(":"):
+            title = line.removesuffix(":")
+        elif line:
+            name, text = line.split(maxsplit=1)
+            found.setdefault(title, []).append((name, text))
+    return found
+
+
+def test_help_lists_each_command_once_in_one_line():
+    found = listed(80)
+    rows = [row for rows in found.values() for row in rows]
+    assert sorted(name for name, _ in rows) == app.list_commands(click.Context(app))
+    assert all(text.endswith(".") and not text.endswith("...") for _, text in rows)
+    assert [name for name, _ in next(iter(found.values()))] == ["run", "doctor"]
+    assert listed(200) == found
+
+
+def test_help_is_as_wide_as_the_terminal():
+    lines = CliRunner().invoke(app, ["--help"], terminal_width=150).stdout.splitlines()
+    assert max(map(len, lines)) > 80
+    assert max(map(len, lines)) <= 150
+
+
+def test_the_readme_has_the_same_subjects():
+    _, _, below = (ROOT / "README.md").read_text().partition("\n| command | what it does |\n|---|---|\n")
+    subjects = {}
+    for row in below.partition("\n\n")[0].splitlines():
+        first = row.split("|")[1]
+        if title := re.search(r"\*\*(.*)\*\*", first):
+            names = subjects[title[1]] = []
+        else:
+            names += re.findall(r"`(?:gpunetio )?([\w-]+)", first)
+    assert list(subjects) == list(app.subjects)
+    assert {title: sorted(names) for title, names in subjects.items()} == {
+        title: sorted(names) for title, names in app.subjects.items()
+    }
+
+
 # --- client and server -----------------------------------------------------------------------------------------------
 
 
@@ -568,7 +615,7 @@ def test_devices():
 
 def test_the_wires_that_lead_to_other_processes_are_offered():
     (option,) = (one for one in app.commands["put_bw"].params if one.name == "wire")
-    assert [*option.type.choices] == [spell(name) for name in WIRES if name not in ("replay", "pcap")]
+    assert [*option.type.choices] == [wire_syntax(name) for name in WIRES if name not in ("replay", "pcap")]
 
 
 def test_devices_verbose_and_listed():

@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 import venv
 import zipfile
 from configparser import ConfigParser
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import gpunetio
 from repository import ROOT
 
 PACKAGE = ROOT / "src" / "gpunetio"
@@ -31,8 +33,17 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("dist")
     done = run(sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, ROOT, cwd=folder)
     assert done.returncode == 0, done.stdout + done.stderr
-    (made,) = folder.glob("*.whl")
+    (made,) = folder.glob(f"gpunetio-{gpunetio.__version__}-*.whl")
     return made
+
+
+def test_citation_and_changelog_have_the_version():
+    """The package has it, and the wheel takes it from there."""
+    citation = dict(re.findall(r"^([\w-]+): (.+)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["dynamic"] == ["version"]
+    assert (citation["version"], citation["license"]) == (gpunetio.__version__, project["license"])
+    assert f"\n## {gpunetio.__version__}" in (ROOT / "CHANGELOG.md").read_text()
 
 
 @pytest.mark.slow

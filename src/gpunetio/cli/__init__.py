@@ -16,7 +16,7 @@ from .dma_samples import dma_local_copy, dma_memcpy
 from .doctor import doctor
 from .eth import eth
 from .eth_samples import send_wait_time, simple_receive, simple_send
-from .failures import INTERRUPTED, OneLineUsage
+from .failures import INTERRUPTED
 from .flow import flow
 from .nccl_plugin import nccl_plugin
 from .packet_processing import packet_processing
@@ -29,25 +29,65 @@ from .samples import verbs_server_client, verbs_wait_cq_wr
 from .selftest import selftest
 from .show import show
 from .stat import stat
+from .subjects import Subjects
 from .topo import topo
 from .verbs_dpa import verbs_dpa
 from .version import version_option
 from .warm import warm
 
 
-@click.group(cls=OneLineUsage, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Subjects, context_settings={"help_option_names": ["-h", "--help"]})
 @version_option("--version")
 def app() -> None:
     """DOCA GPUNetIO in Python: kernels that drive a network card, with benchmarks and diagnostics."""
 
 
-for _command in (
-    *benchmark_commands(), conformance, device_lib, devices, dma_local_copy, dma_memcpy, doctor, drop_in, eth, flow,
-    nccl_plugin, packet_processing, pingpong, rdma, rdma_client, rdma_client_server_write, rdma_server, replay, rping,
-    run, selftest, send_wait_time, show, simple_receive, simple_send, stat, topo, verbs_dpa, verbs_server_client,
-    verbs_wait_cq_wr, warm,
-):
-    app.add_command(_command)
+# The README's tables have the same subjects. The texts fit 80 columns.
+app.add_subject("Start here", {
+    run: "Run a program of libibverbs on software NICs.",
+    doctor: "Check if this machine is ready for GPU networking.",
+})
+app.add_subject("NICs", {
+    devices: "Describe the NICs as ibv_devinfo does.",
+    topo: "Show how GPUs and NICs are connected by PCIe.",
+    stat: "Show the counters of running software NICs.",
+    show: "List the objects of running software NICs.",
+    flow: "Show the flow tables of running software NICs.",
+})
+app.add_subject("Benchmarks", dict.fromkeys(benchmark_commands()))
+app.add_subject("Counterparts of rdma-core's programs", {
+    pingpong: "Send back and forth, as ibv_rc_pingpong does.",
+    rping: "Have a server read and write the client's memory.",
+    rdma_client: "Connect to a server, and exchange a message.",
+    rdma_server: "Wait for a client, and exchange a message.",
+})
+app.add_subject("Packets", {
+    packet_processing: "Count packets, answer pings and serve HTTP.",
+    replay: "Replay a pcap file to a software NIC.",
+})
+app.add_subject("Samples", {
+    verbs_server_client: "SEND, WRITE or READ with DOCA Verbs on the CPU.",
+    verbs_wait_cq_wr: "Hold a SEND back until another QP has completed.",
+    verbs_dpa: "Exchange RDMA WRITEs between kernels on two DPAs.",
+    rdma: "Read, write and send with DOCA RDMA on the CPU.",
+    rdma_client_server_write: "Write and send with DOCA RDMA from kernels.",
+    dma_memcpy: "Copy between CPU and GPU with DOCA DMA.",
+    dma_local_copy: "Copy within host memory with DOCA DMA.",
+    eth: "Send and receive Ethernet packets on the CPU.",
+    simple_receive: "Receive UDP packets in a kernel, and count them.",
+    simple_send: "Send UDP packets from a kernel, and count them.",
+    send_wait_time: "Send packets at times that the NIC waits for.",
+})
+app.add_subject("Other launchers, libraries and compilers", {
+    drop_in: "Print the environment that `gpunetio run` sets.",
+    nccl_plugin: "Print the path of a plugin for NCCL's GIN.",
+    device_lib: "Write the device functions for CUDA C++.",
+})
+app.add_subject("Checks and compilation", {
+    conformance: "Check that a NIC does what DOCA Verbs promises.",
+    selftest: "Test what the device library relies on.",
+    warm: "Compile what the other commands run on the host.",
+})
 
 
 def main() -> None:
