@@ -1,4 +1,4 @@
-"""Types of the device library, for type checkers: compiled functions and primitives have none.
+"""Types of the device library for type checkers, which cannot see those of decorated functions and primitives.
 
 In a kernel, addresses, keys, tickets and statuses are 64-bit integers. A queue is passed as the address of its exported
 structure: `kernel[grid, block](queue)` does so for an exported queue.

@@ -12,7 +12,7 @@ from .status import EINVAL
 
 
 @device_function
-def buf_get(array: DevBufArr, index: int):
+def buf_get(array: DevBufArr, index: int) -> int:
     """Return the buf at an index of an array (`doca_gpu_dev_buf_get_buf`), or EINVAL if there is no such index."""
     if index < 0 or index >= ld_fixed64(array + DevBufArr.num):
         return EINVAL
@@ -20,7 +20,7 @@ def buf_get(array: DevBufArr, index: int):
 
 
 @device_function
-def buf_addr(buf: int):
+def buf_addr(buf: int) -> int:
     """Return the address of a buf's memory (`doca_gpu_dev_buf_get_addr`), or EINVAL if `buf` is 0 or negative."""
     if buf <= 0:
         return EINVAL
@@ -28,7 +28,7 @@ def buf_addr(buf: int):
 
 
 @device_function
-def buf_nbytes(buf: int):
+def buf_nbytes(buf: int) -> int:
     """Return the length of a buf in bytes, or EINVAL if `buf` is 0 or negative."""
     if buf <= 0:
         return EINVAL
@@ -36,7 +36,7 @@ def buf_nbytes(buf: int):
 
 
 @device_function
-def buf_mkey(buf: int):
+def buf_mkey(buf: int) -> int:
     """Return the key of a buf (`doca_gpu_dev_buf_get_mkey`): the lkey of local memory, or the rkey of a peer's.
 
     The key is in host byte order, as `put`, `send` and related functions expect it. EINVAL if `buf` is 0 or negative.
@@ -48,7 +48,7 @@ def buf_mkey(buf: int):
 
 
 @device_function
-def buf_at(buf: int, offset: int, nbytes: int):
+def buf_at(buf: int, offset: int, nbytes: int) -> int:
     """Return the address of `nbytes` at an offset of a buf, or EINVAL if they are not inside the buf."""
     if offset < 0 or nbytes < 0 or offset > ld_fixed64(buf + DevBuf.nbytes) - nbytes:
         return EINVAL

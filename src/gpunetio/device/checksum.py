@@ -11,7 +11,7 @@ from ..jit.ops import be16, ld8, ld16, ld32, ld64, st16
 
 
 @device_function
-def fold(total: int):
+def fold(total: int) -> int:
     """Return the ones' complement sum of 16 bits for a sum of up to 48 bits (RFC 1071)."""
     total = (total & 0xFFFF_FFFF) + (total >> 32)
     total = (total & 0xFFFF) + (total >> 16)
@@ -20,7 +20,7 @@ def fold(total: int):
 
 
 @device_function
-def raw_sum(address: int, nbytes: int):
+def raw_sum(address: int, nbytes: int) -> int:
     """Return the sum of up to 64 KiB of words, not byte-swapped: `fold` the sum, then swap its bytes.
 
     Address and length may be odd. Loads are aligned, and no byte outside the range is read. A ones' complement sum does
@@ -51,19 +51,19 @@ def raw_sum(address: int, nbytes: int):
 
 
 @engine_function
-def internet_sum(address, nbytes):
+def internet_sum(address: int, nbytes: int) -> int:
     """Return the ones' complement sum of up to 64 KiB: 0xFFFF if the bytes contain a correct checksum."""
     return be16(fold(raw_sum(address, nbytes)))
 
 
 @device_function
-def checksum(address: int, nbytes: int):
+def checksum(address: int, nbytes: int) -> int:
     """Return the checksum of up to 64 KiB whose checksum field is 0."""
     return internet_sum(address, nbytes) ^ 0xFFFF
 
 
 @device_function
-def update_checksum(checksum: int, old: int, new: int):
+def update_checksum(checksum: int, old: int, new: int) -> int:
     """Return a checksum after a field has changed from `old` to `new` (RFC 1624).
 
     The field has up to 48 bits, and begins and ends at even offsets: a port, an address, or a MAC. For a single byte,
@@ -73,7 +73,7 @@ def update_checksum(checksum: int, old: int, new: int):
 
 
 @device_function
-def pseudo_sum(ip: int, protocol: int, nbytes: int):
+def pseudo_sum(ip: int, protocol: int, nbytes: int) -> int:
     """Return the sum of the pseudo header for `nbytes` of TCP or UDP (RFC 9293 3.1, RFC 768, RFC 8200 8.1).
 
     `ip` is the address of the IP header.
@@ -84,7 +84,7 @@ def pseudo_sum(ip: int, protocol: int, nbytes: int):
 
 
 @device_function
-def store_checksum(at: int, total: int, protocol: int):
+def store_checksum(at: int, total: int, protocol: int) -> None:
     """Store the checksum for a sum. A checksum of zero is stored as 0xFFFF for UDP or if `total` is 0, else as 0."""
     value = 0xFFFF - total % 0xFFFF
     st16(at, be16(0 if value == 0xFFFF and total != 0 and protocol != IP_PROTOCOL_UDP else value))

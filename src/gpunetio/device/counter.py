@@ -25,7 +25,9 @@ _WQES = 2  # on the companion, for each operation
 
 
 @device_function
-def _reserve_both(qp: VerbsQp, count: int, companion: VerbsQp, sharing: int, code_opt: int, scope: int, lanes: int):
+def _reserve_both(
+    qp: VerbsQp, count: int, companion: VerbsQp, sharing: int, code_opt: int, scope: int, lanes: int
+) -> tuple[int, int]:
     """Reserve slots in both queues. Return the first slot of each; the main queue's is a negative status on failure.
 
     After a failure, only NOPs are posted. The companion's slots are reserved first: a thread that already held slots of
@@ -46,7 +48,7 @@ def _post_counted(
     qp: VerbsQp, first: int, count: int, companion: VerbsQp, beside: int, counter_raddr: int, counter_rkey: int,
     counter_laddr: int, counter_lkey: int, counter_value: int, valid: int, sharing: int, code_opt: int, scope: int,
     lanes: int,
-):
+) -> int:
     """Post the filled slots, then the companion's WQEs. Return the ticket, or a negative status."""
     if valid:
         cq = cq_of(qp)
@@ -70,7 +72,7 @@ def _transfer_counter(
     reading: int, qp: VerbsQp, raddr: int, rkey: int, laddr: int, lkey: int, nbytes: int, companion: VerbsQp,
     counter_raddr: int, counter_rkey: int, counter_laddr: int, counter_lkey: int, counter_value: int, sharing: int,
     code_opt: int, scope: int,
-):
+) -> int:
     valid = nbytes >= 0 and (scope == THREAD or nbytes <= MAX_TRANSFER)
     if scope == THREAD and not valid:
         return EINVAL
@@ -91,7 +93,7 @@ def put_counter(
     qp: VerbsQp, raddr: int, rkey: int, laddr: int, lkey: int, nbytes: int, companion: VerbsQp, counter_raddr: int,
     counter_rkey: int, counter_laddr: int, counter_lkey: int, counter_value: int, sharing: int = GPU,
     code_opt: int = DEFAULT, scope: int = THREAD,
-):
+) -> int:
     """Post a `put`. When it is complete, the NIC adds `counter_value` at `counter_raddr`
     (`doca_gpu_dev_verbs_put_counter`)."""
     return _transfer_counter(
@@ -105,7 +107,7 @@ def get_counter(
     qp: VerbsQp, raddr: int, rkey: int, laddr: int, lkey: int, nbytes: int, companion: VerbsQp, counter_raddr: int,
     counter_rkey: int, counter_laddr: int, counter_lkey: int, counter_value: int, sharing: int = GPU,
     code_opt: int = DEFAULT, scope: int = THREAD,
-):
+) -> int:
     """Post a `get`. When it is complete, the NIC adds `counter_value` at `counter_raddr`
     (`doca_gpu_dev_verbs_get_counter`)."""
     return _transfer_counter(
@@ -119,7 +121,7 @@ def p_counter(
     qp: VerbsQp, raddr: int, rkey: int, value: int, nbytes: int, companion: VerbsQp, counter_raddr: int,
     counter_rkey: int, counter_laddr: int, counter_lkey: int, counter_value: int, sharing: int = GPU,
     code_opt: int = DEFAULT, scope: int = THREAD,
-):
+) -> int:
     """Post a `p`. When it is complete, the NIC adds `counter_value` at `counter_raddr`
     (`doca_gpu_dev_verbs_p_counter`)."""
     valid = 1 <= nbytes <= 8
@@ -144,7 +146,7 @@ def signal_counter(
     qp: VerbsQp, sig_raddr: int, sig_rkey: int, sig_laddr: int, sig_lkey: int, sig_value: int, companion: VerbsQp,
     counter_raddr: int, counter_rkey: int, counter_laddr: int, counter_lkey: int, counter_value: int,
     sharing: int = GPU, code_opt: int = DEFAULT, scope: int = THREAD,
-):
+) -> int:
     """Post a `signal`. When it is complete, the NIC adds `counter_value` at `counter_raddr`
     (`doca_gpu_dev_verbs_signal_counter`)."""
     lanes = group_of(qp, companion, sharing, code_opt, scope)
@@ -164,7 +166,7 @@ def put_signal_counter(
     sig_laddr: int, sig_lkey: int, sig_value: int, companion: VerbsQp, counter_raddr: int, counter_rkey: int,
     counter_laddr: int, counter_lkey: int, counter_value: int, sharing: int = GPU, code_opt: int = DEFAULT,
     scope: int = THREAD,
-):
+) -> int:
     """Post a `put_signal`. When it is complete, the NIC adds `counter_value` at `counter_raddr`
     (`doca_gpu_dev_verbs_put_signal_counter`)."""
     valid = nbytes >= 0 and (scope == THREAD or nbytes <= MAX_TRANSFER)

@@ -33,13 +33,13 @@ def cq_of(qp: VerbsQp) -> VerbsCq:
 
 
 @device_function
-def timeout_of(qp: VerbsQp):
+def timeout_of(qp: VerbsQp) -> int:
     """Return how long a wait on this queue may last, in ns."""
     return ld_fixed64(ld_fixed64(qp + VerbsQp.side) + VerbsSide.timeout_ns)
 
 
 @device_function
-def load_index(address: int, sharing: int = GPU):
+def load_index(address: int, sharing: int = GPU) -> int:
     """Load an index that other threads may move, unless the queue is EXCLUSIVE (`doca_gpu_dev_verbs_load_relaxed`)."""
     if sharing == EXCLUSIVE:
         return ld64(address)
@@ -47,7 +47,7 @@ def load_index(address: int, sharing: int = GPU):
 
 
 @device_function
-def raise_index(address: int, value: int, sharing: int = GPU):
+def raise_index(address: int, value: int, sharing: int = GPU) -> int:
     """Set `index = max(index, value)`, acquire, and return the old index (`doca_gpu_dev_verbs_atomic_max`)."""
     if sharing == EXCLUSIVE:
         old = ld64(address)
@@ -60,7 +60,7 @@ def raise_index(address: int, value: int, sharing: int = GPU):
 
 
 @device_function
-def _advance(address: int, value: int, sharing: int):
+def _advance(address: int, value: int, sharing: int) -> None:
     """Raise an index to `value`, without waiting for the old value."""
     if sharing == EXCLUSIVE:
         st64(address, value)
@@ -69,13 +69,13 @@ def _advance(address: int, value: int, sharing: int):
 
 
 @device_function
-def cqe_address(cq: VerbsCq, position: int):
+def cqe_address(cq: VerbsCq, position: int) -> int:
     """Return the address of the CQE at a position of the ring."""
     return ld_fixed64(cq + VerbsCq.cqe_daddr) + ((position & ld_fixed32(cq + VerbsCq.cqe_mask)) << CQE_SHIFT)
 
 
 @device_function
-def note_error(side: VerbsSide, cq: VerbsCq, index: int):
+def note_error(side: VerbsSide, cq: VerbsCq, index: int) -> None:
     """Record the first error CQE up to `index` for the host: later ones only report flushed WQEs."""
     if ld64(side + _ERR_SYNDROME) != 0:
         return
@@ -94,13 +94,13 @@ def note_error(side: VerbsSide, cq: VerbsCq, index: int):
 
 
 @device_function
-def has_failed(qp: VerbsQp):
+def has_failed(qp: VerbsQp) -> bool:
     """Return whether a thread saw an error completion of the queue pair: all incomplete WQEs then end with an error."""
     return ld_relaxed_gpu64(ld_fixed64(qp + VerbsQp.side) + _ERR_SYNDROME) != 0
 
 
 @device_function
-def _seen_by_others(sharing: int):
+def _seen_by_others(sharing: int) -> int:
     """Return OK for a completion that another thread may have consumed: its data must not come from a stale cache."""
     if sharing == GPU:
         fence_acquire_gpu()
@@ -108,7 +108,7 @@ def _seen_by_others(sharing: int):
 
 
 @device_function
-def poll_ring(side: VerbsSide, cq: VerbsCq, index: int, named: int, sharing: int):
+def poll_ring(side: VerbsSide, cq: VerbsCq, index: int, named: int, sharing: int) -> int:
     """Poll any queue except a collapsed one, like `poll_one`.
 
     `named`: the CQE must name WQE `index`, and OK consumes it and all before it. Completions of a shared receive queue
@@ -139,7 +139,7 @@ def poll_ring(side: VerbsSide, cq: VerbsCq, index: int, named: int, sharing: int
 
 
 @device_function
-def poll_collapsed(qp: VerbsQp, index: int, sharing: int = GPU):
+def poll_collapsed(qp: VerbsQp, index: int, sharing: int = GPU) -> int:
     """Do `poll_one` for a queue with a collapsed CQ (`doca_gpu_dev_verbs_poll_cq_collapsed_at`, without waiting).
 
     If the last WQE failed, all WQEs up to it get EIO, except those that a thread has already seen complete.
@@ -164,7 +164,7 @@ def poll_collapsed(qp: VerbsQp, index: int, sharing: int = GPU):
 
 
 @device_function
-def poll_one(qp: VerbsQp, index: int, sharing: int = GPU):
+def poll_one(qp: VerbsQp, index: int, sharing: int = GPU) -> int:
     """Check once whether WQE `index` is complete: OK, EBUSY (not yet) or EIO (`doca_gpu_dev_verbs_poll_one_cq_at`).
 
     OK means that all WQEs before it are complete as well. After EIO, `gpu.ExportedQp.last_error` has the syndrome.
@@ -175,7 +175,7 @@ def poll_one(qp: VerbsQp, index: int, sharing: int = GPU):
 
 
 @device_function
-def poll_at(qp: VerbsQp, index: int, sharing: int = GPU):
+def poll_at(qp: VerbsQp, index: int, sharing: int = GPU) -> int:
     """Wait until WQE `index` is complete: OK, EIO, or ETIMEDOUT (`doca_gpu_dev_verbs_poll_cq_at`)."""
     status = poll_one(qp, index, sharing)
     polls = 0
@@ -193,7 +193,7 @@ def poll_at(qp: VerbsQp, index: int, sharing: int = GPU):
 
 
 @device_function
-def poll(qp: VerbsQp, count: int, sharing: int = GPU):
+def poll(qp: VerbsQp, count: int, sharing: int = GPU) -> int:
     """Wait for the next `count` completions: OK, EIO or ETIMEDOUT (`doca_gpu_dev_verbs_poll_cq`)."""
     if count < 0:
         return EINVAL
@@ -201,7 +201,7 @@ def poll(qp: VerbsQp, count: int, sharing: int = GPU):
 
 
 @device_function
-def update_cq_record(cq: VerbsCq, sharing: int = GPU):
+def update_cq_record(cq: VerbsCq, sharing: int = GPU) -> None:
     """Tell the NIC how many completions of a CQ were consumed (`doca_gpu_dev_verbs_cq_update_dbrec`).
 
     Threads that share the CQ may store out of order, so each thread checks that the index it stored is still current.

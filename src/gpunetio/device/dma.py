@@ -25,7 +25,7 @@ _UNSIGNALLED = 0
 
 
 @device_function
-def _local_at(buf: int, offset: int, nbytes: int):
+def _local_at(buf: int, offset: int, nbytes: int) -> int:
     """Return the address of a range of a buf.
 
     EINVAL if the range is not inside, the memory is a peer's, or `buf` is a status of `buf_get`.
@@ -36,7 +36,7 @@ def _local_at(buf: int, offset: int, nbytes: int):
 
 
 @device_function
-def _take_slot(qp: VerbsQp):
+def _take_slot(qp: VerbsQp) -> int:
     """Take the next slot. Return its index, or a status. ENOBUFS: copies that were not committed fill the queue."""
     slots = ld_fixed16(qp + VerbsQp.sq_wqe_num)
     index = ld_relaxed_gpu64(qp + RSVD)
@@ -56,7 +56,7 @@ def _take_slot(qp: VerbsQp):
 
 
 @device_function
-def dma_memcpy(dma: DevDma, src_buf: int, src_offset: int, dst_buf: int, dst_offset: int, nbytes: int):
+def dma_memcpy(dma: DevDma, src_buf: int, src_offset: int, dst_buf: int, dst_offset: int, nbytes: int) -> int:
     """Enqueue a copy of 1 byte or more from one buf to another (`doca_gpu_dev_dma_memcpy`).
 
     Return a ticket, or a status. EINVAL: the bytes are not inside their buf, or more than the device copies at a time
@@ -81,7 +81,7 @@ def dma_memcpy(dma: DevDma, src_buf: int, src_offset: int, dst_buf: int, dst_off
 
 
 @device_function
-def dma_commit(dma: DevDma):
+def dma_commit(dma: DevDma) -> int:
     """Let the NIC execute all copies that were enqueued (`doca_gpu_dev_dma_commit`).
 
     Return the ticket of the last one, or a status. EINVAL: no copy was ever enqueued.
@@ -100,7 +100,7 @@ def dma_commit(dma: DevDma):
 
 
 @device_function
-def dma_wait(dma: DevDma, ticket: int):
+def dma_wait(dma: DevDma, ticket: int) -> int:
     """Wait until the copy of a ticket and all before it are committed and complete: OK, EIO or ETIMEDOUT.
 
     A negative ticket, which is a status, is returned unchanged. The deadline is that of the context.
@@ -111,7 +111,7 @@ def dma_wait(dma: DevDma, ticket: int):
 
 
 @device_function
-def dma_wait_all(dma: DevDma):
+def dma_wait_all(dma: DevDma) -> int:
     """Wait until all copies committed so far are complete: OK, EIO or ETIMEDOUT."""
     qp = ld_fixed64(dma + DevDma.qp)
     committed = ld_relaxed_gpu64(qp + PI)

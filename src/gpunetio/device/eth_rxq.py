@@ -35,27 +35,27 @@ _LONGER, _SKIPPED = 1, 2  # a packet of several strides; strides without a packe
 
 
 @device_function
-def rxq_packet(rxq: EthRxq, index: int):
+def rxq_packet(rxq: EthRxq, index: int) -> int:
     """Return the address of a packet (`doca_gpu_dev_eth_rxq_get_pkt_addr`). Any index is valid in the ring."""
     slot = index & ld_fixed32(rxq + EthRxq.packet_mask)
     return ld_fixed64(rxq + EthRxq.packet_address) + (slot << ld_fixed32(rxq + EthRxq.stride_shift))
 
 
 @device_function
-def rxq_lkey(rxq: EthRxq):
+def rxq_lkey(rxq: EthRxq) -> int:
     """Return the lkey of the buffer, which `txq_send` needs to send a packet in place
     (`doca_gpu_dev_eth_rxq_get_pkt_mkey`)."""
     return ld_fixed32(rxq + EthRxq.lkey)
 
 
 @device_function
-def rxq_first(rxq: EthRxq):
+def rxq_first(rxq: EthRxq) -> int:
     """Return the index of the first packet that the last `rxq_recv` received. The others follow it."""
     return ld64(rxq + EthRxq.first)
 
 
 @device_function
-def rxq_give_back(rxq: EthRxq, index: int):
+def rxq_give_back(rxq: EthRxq, index: int) -> None:
     """Let the NIC reuse the places of all packets before `index` (`doca_gpu_dev_eth_rxq_submit_dbr`).
 
     `rxq_recv` does this unless `keep` is set. The NIC takes back whole WQEs: a place that shares its WQE with packet
@@ -70,12 +70,12 @@ def rxq_give_back(rxq: EthRxq, index: int):
 
 
 @device_function
-def _cqe(rxq: EthRxq, number: int):
+def _cqe(rxq: EthRxq, number: int) -> int:
     return cqe_address(rxq + _CQ, number + ld_fixed64(rxq + _CQ + VerbsCq.cqe_rsvd))
 
 
 @device_function
-def _opcode(rxq: EthRxq, number: int):
+def _opcode(rxq: EthRxq, number: int) -> int:
     """Return the opcode of CQE `number`, or INVALID if it has not arrived."""
     position = number + ld_fixed64(rxq + _CQ + VerbsCq.cqe_rsvd)
     word = be32(ld_relaxed32(cqe_address(rxq + _CQ, position) + CQE64.wqe_counter))
@@ -84,12 +84,12 @@ def _opcode(rxq: EthRxq, number: int):
 
 
 @device_function
-def _byte_count(rxq: EthRxq, number: int):
+def _byte_count(rxq: EthRxq, number: int) -> int:
     return be32(ld32(_cqe(rxq, number) + CQE64.byte_cnt))
 
 
 @device_function
-def _is_plain(rxq: EthRxq, number: int, opcode: int):
+def _is_plain(rxq: EthRxq, number: int, opcode: int) -> bool:
     """Return whether a CQE is plain: it reports no error, and a packet that fits into one stride."""
     if opcode == _INVALID or opcode == CqeOpcode.RESP_ERR or opcode == CqeOpcode.REQ_ERR:
         return False
@@ -99,7 +99,7 @@ def _is_plain(rxq: EthRxq, number: int, opcode: int):
 
 
 @device_function
-def _timestamp(rxq: EthRxq, cqe: int):
+def _timestamp(rxq: EthRxq, cqe: int) -> int:
     stamp = be64(ld64(cqe + CQE64.timestamp))
     if ld_fixed32(rxq + EthRxq.real_time):
         return (stamp >> _SECOND_SHIFT) * _SECOND + (stamp & _NANOSECONDS)
@@ -107,7 +107,7 @@ def _timestamp(rxq: EthRxq, cqe: int):
 
 
 @device_function
-def _describe(rxq: EthRxq, number: int, attr: PacketAttr):
+def _describe(rxq: EthRxq, number: int, attr: PacketAttr) -> None:
     """Write the PacketAttr of a packet."""
     cqe = _cqe(rxq, number)
     nbytes = be32(ld32(cqe + CQE64.byte_cnt))
@@ -123,7 +123,7 @@ def _describe(rxq: EthRxq, number: int, attr: PacketAttr):
 
 
 @device_function
-def _note(rxq: EthRxq, number: int):
+def _note(rxq: EthRxq, number: int) -> None:
     """Record for the host the error that a CQE reports."""
     cqe = _cqe(rxq, number)
     st64(rxq + EthRxq.err_index, number)
@@ -132,7 +132,7 @@ def _note(rxq: EthRxq, number: int):
 
 
 @device_function
-def _run(rxq: EthRxq, number: int, count: int):
+def _run(rxq: EthRxq, number: int, count: int) -> int:
     """Return how many consecutive CQEs from `number` on are plain, up to `count`."""
     for i in range(count):
         opcode = _opcode(rxq, number + i)
@@ -143,7 +143,7 @@ def _run(rxq: EthRxq, number: int, count: int):
 
 
 @device_function
-def _take_run(rxq: EthRxq, number: int, most: int, attrs: int, scope: int, rank: int):
+def _take_run(rxq: EthRxq, number: int, most: int, attrs: int, scope: int, rank: int) -> int:
     """Return how many CQEs from `number` on have arrived and are plain, up to `most`. Each thread looks at one.
 
     _OTHER: some have arrived, but the first is not plain.
@@ -165,7 +165,7 @@ def _take_run(rxq: EthRxq, number: int, most: int, attrs: int, scope: int, rank:
 
 
 @device_function
-def _kind_of(rxq: EthRxq, number: int):
+def _kind_of(rxq: EthRxq, number: int) -> int:
     """Return what a CQE that is not plain reports: OK if it has not arrived, _LONGER, _SKIPPED, or EIO."""
     opcode = _opcode(rxq, number)
     if opcode == _INVALID:
@@ -179,7 +179,7 @@ def _kind_of(rxq: EthRxq, number: int):
 
 
 @device_function
-def _behind(rxq: EthRxq, number: int, index: int):
+def _behind(rxq: EthRxq, number: int, index: int) -> int:
     """Return the index that follows the strides of a CQE that is not plain."""
     if _opcode(rxq, number) != CqeOpcode.RESP_ERR:
         return index + (_byte_count(rxq, number) >> STRIDES_SHIFT & STRIDES_MASK)
@@ -189,7 +189,7 @@ def _behind(rxq: EthRxq, number: int, index: int):
 
 
 @device_function
-def _finish(rxq: EthRxq, index: int, following: int, number: int, keep: int):
+def _finish(rxq: EthRxq, index: int, following: int, number: int, keep: int) -> int:
     """Record that packets from `index` up to `following` were received. Unless `keep` is set, return their places."""
     st64(rxq + EthRxq.first, index)
     st64(rxq + EthRxq.next, following)
@@ -206,7 +206,7 @@ def _finish(rxq: EthRxq, index: int, following: int, number: int, keep: int):
 
 
 @device_function
-def _nap(rxq: EthRxq, quiet: int, left_ns: int):
+def _nap(rxq: EthRxq, quiet: int, left_ns: int) -> None:
     """Let a host thread spin or sleep after `quiet` polls in a row that found no packet."""
     if ld_fixed32(rxq + EthRxq.wakes):
         nap(quiet, rxq + EthRxq.wakeup, left_ns)
@@ -215,7 +215,7 @@ def _nap(rxq: EthRxq, quiet: int, left_ns: int):
 
 
 @device_function
-def rxq_recv(rxq: EthRxq, max_packets: int, timeout_ns: int, attrs: int = 0, scope: int = THREAD, keep: int = 0):
+def rxq_recv(rxq: EthRxq, max_packets: int, timeout_ns: int, attrs: int = 0, scope: int = THREAD, keep: int = 0) -> int:
     """Wait until `max_packets` have arrived or `timeout_ns` have passed. Return how many arrived, or a negative status
     (`doca_gpu_dev_eth_rxq_recv`).
 

@@ -39,7 +39,7 @@ _INVALID = INIT_OP_OWN >> OPCODE_SHIFT
 
 
 @device_function
-def _note(txq: EthTxq, index: int, cqe: int):
+def _note(txq: EthTxq, index: int, cqe: int) -> None:
     """Record the first error completion for the host."""
     side = ld_fixed64(txq + VerbsQp.side)
     if ld64(side + VerbsSide.err_syndrome) == 0:
@@ -49,7 +49,7 @@ def _note(txq: EthTxq, index: int, cqe: int):
 
 
 @device_function
-def _was_notified(txq: EthTxq, index: int):
+def _was_notified(txq: EthTxq, index: int) -> int:
     """Return 1 if a completed WQE was posted with `notify`, 0 if it was signalled only to free slots.
 
     The slot is not reused before the completion is taken, so the WQE can still be read.
@@ -61,7 +61,7 @@ def _was_notified(txq: EthTxq, index: int):
 
 
 @device_function
-def _take_completion(txq: EthTxq, sharing: int):
+def _take_completion(txq: EthTxq, sharing: int) -> int:
     """Take the next CQE: OK if this thread or another has, EBUSY if there is none, EIO if it reports an error."""
     number = load_index(txq + CI, sharing)
     completed = load_index(txq + _COMPLETED, sharing)
@@ -91,7 +91,7 @@ def _take_completion(txq: EthTxq, sharing: int):
 
 
 @device_function
-def _await(txq: EthTxq, index: int, sharing: int, blocking: int = 1):
+def _await(txq: EthTxq, index: int, sharing: int, blocking: int = 1) -> int:
     """Wait until all WQEs up to `index` are complete: OK, EIO or ETIMEDOUT. If not `blocking`, return EBUSY instead."""
     polls = 0
     start = 0
@@ -112,7 +112,7 @@ def _await(txq: EthTxq, index: int, sharing: int, blocking: int = 1):
 
 
 @device_function
-def txq_wait(txq: EthTxq, ticket: int, sharing: int = GPU, blocking: int = 1):
+def txq_wait(txq: EthTxq, ticket: int, sharing: int = GPU, blocking: int = 1) -> int:
     """Wait until the packet of a ticket and all before it have been sent: OK, or a negative status
     (`doca_gpu_dev_eth_txq_poll_completion_at`).
 
@@ -124,7 +124,7 @@ def txq_wait(txq: EthTxq, ticket: int, sharing: int = GPU, blocking: int = 1):
 
 
 @device_function
-def txq_poll(txq: EthTxq, count: int = 1, sharing: int = GPU, blocking: int = 1):
+def txq_poll(txq: EthTxq, count: int = 1, sharing: int = GPU, blocking: int = 1) -> int:
     """Take completions of packets sent with `notify`, up to `count`. Return how many, or a negative status
     (`doca_gpu_dev_eth_txq_poll_completion`).
 
@@ -164,7 +164,7 @@ def txq_poll(txq: EthTxq, count: int = 1, sharing: int = GPU, blocking: int = 1)
 
 
 @device_function
-def txq_reserve(txq: EthTxq, count: int, sharing: int = GPU, code_opt: int = DEFAULT):
+def txq_reserve(txq: EthTxq, count: int, sharing: int = GPU, code_opt: int = DEFAULT) -> int:
     """Reserve `count` basic blocks, at most half of the ring. Return the index of the first, or a negative status
     (`doca_gpu_dev_eth_txq_reserve_wq_slots`).
 
@@ -188,7 +188,7 @@ def txq_reserve(txq: EthTxq, count: int, sharing: int = GPU, code_opt: int = DEF
 
 
 @device_function
-def _reserve_group(txq: EthTxq, before: int, sharing: int, code_opt: int, scope: int, lanes: int):
+def _reserve_group(txq: EthTxq, before: int, sharing: int, code_opt: int, scope: int, lanes: int) -> int:
     """Reserve `before` slots for the group, then one for each thread. Return the first slot, or a status."""
     first = 0
     if rank_in(scope, lanes) == 0:
@@ -197,7 +197,7 @@ def _reserve_group(txq: EthTxq, before: int, sharing: int, code_opt: int, scope:
 
 
 @device_function
-def _fill(txq: EthTxq, index: int, laddr: int, lkey: int, nbytes: int, notify: int, valid: int):
+def _fill(txq: EthTxq, index: int, laddr: int, lkey: int, nbytes: int, notify: int, valid: int) -> None:
     if valid:
         txq_prepare_send(txq, index, laddr, lkey, nbytes, notify)
     else:
@@ -208,7 +208,7 @@ def _fill(txq: EthTxq, index: int, laddr: int, lkey: int, nbytes: int, notify: i
 def txq_send(
     txq: EthTxq, laddr: int, lkey: int, nbytes: int, notify: int = 0, sharing: int = GPU, code_opt: int = DEFAULT,
     scope: int = THREAD,
-):
+) -> int:
     """Send a packet of `nbytes`, 14 to 65535, at `laddr`. Return a ticket, or a negative status
     (`doca_gpu_dev_eth_txq_send`).
 
@@ -231,7 +231,7 @@ def txq_send(
 def txq_send_headers(
     txq: EthTxq, headers: int, header_bytes: int, laddr: int, lkey: int, nbytes: int, mss: int = 0, notify: int = 0,
     sharing: int = GPU, code_opt: int = DEFAULT,
-):
+) -> int:
     """Send a packet of two parts: headers, which are copied into the WQE, and a payload of 0 or more bytes at `laddr`.
 
     With `mss`, the device cuts the payload into TCP segments of up to `mss` bytes. It sends each with these headers,
@@ -256,7 +256,7 @@ def txq_send_headers(
 def txq_wait_send(
     txq: EthTxq, timestamp: int, laddr: int, lkey: int, nbytes: int, notify: int = 0, sharing: int = GPU,
     code_opt: int = DEFAULT, scope: int = THREAD,
-):
+) -> int:
     """Send like `txq_send`, but not before a time (`doca_gpu_dev_eth_txq_wait_send`).
 
     `timestamp` is in the format of the device. All threads of a warp or block pass the same one, and wait as one.

@@ -34,7 +34,7 @@ _TIME = int(WaitMode.TIME) << OPMOD_SHIFT | int(WqeOpcode.WAIT)
 
 
 @device_function
-def _start(txq: EthTxq, index: int, opcode: int, ds: int, notify: int):
+def _start(txq: EthTxq, index: int, opcode: int, ds: int, notify: int) -> int:
     """Write the control segment, and return the WQE's address. Its immediate says whether `notify` was set."""
     wqe = wqe_address(txq, index)
     blocks = (ds + _IN_BLOCK) >> _BLOCK_SHIFT
@@ -48,18 +48,18 @@ def _start(txq: EthTxq, index: int, opcode: int, ds: int, notify: int):
 
 
 @device_function
-def _ethernet(txq: EthTxq, segment: int):
+def _ethernet(txq: EthTxq, segment: int) -> None:
     st128(segment, ld_fixed32(txq + EthTxq.cs_flags) << 32, 0)
 
 
 @device_function
-def fill_nop(txq: EthTxq, index: int):
+def fill_nop(txq: EthTxq, index: int) -> None:
     """Fill a reserved slot that has no valid packet."""
     _start(txq, index, WqeOpcode.NOP, 1, 0)
 
 
 @device_function
-def txq_prepare_send(txq: EthTxq, index: int, laddr: int, lkey: int, nbytes: int, notify: int = 0):
+def txq_prepare_send(txq: EthTxq, index: int, laddr: int, lkey: int, nbytes: int, notify: int = 0) -> None:
     """Build a SEND of one packet: 1 basic block (`doca_gpu_dev_eth_txq_wqe_prepare_send`)."""
     wqe = _start(txq, index, WqeOpcode.SEND, _HEAD + 1, notify)
     _ethernet(txq, wqe + SEGMENT)
@@ -67,19 +67,19 @@ def txq_prepare_send(txq: EthTxq, index: int, laddr: int, lkey: int, nbytes: int
 
 
 @device_function
-def _segment(txq: EthTxq, index: int, number: int):
+def _segment(txq: EthTxq, index: int, number: int) -> int:
     """Return the address of segment `number` of the WQE at `index`. A WQE wraps around at the end of the ring."""
     return wqe_address(txq, index + (number >> _BLOCK_SHIFT)) + (number & _IN_BLOCK) * SEGMENT
 
 
 @device_function
-def _inline_segments(header_bytes: int):
+def _inline_segments(header_bytes: int) -> int:
     """Return how many segments the headers take after the Ethernet segment."""
     return (header_bytes - _IN_SEGMENT + SEGMENT - 1) // SEGMENT
 
 
 @device_function
-def is_valid(txq: EthTxq, header_bytes: int, nbytes: int, mss: int):
+def is_valid(txq: EthTxq, header_bytes: int, nbytes: int, mss: int) -> bool:
     """Return whether a WQE can hold `header_bytes` of headers and the queue can send `nbytes` of payload after them."""
     if header_bytes < ETHERNET.size or header_bytes > MAX_HEADERS or nbytes < 0:
         return False
@@ -89,7 +89,7 @@ def is_valid(txq: EthTxq, header_bytes: int, nbytes: int, mss: int):
 
 
 @device_function
-def txq_headers_blocks(header_bytes: int, nbytes: int):
+def txq_headers_blocks(header_bytes: int, nbytes: int) -> int:
     """Return how many basic blocks a WQE with `header_bytes` of headers and `nbytes` of payload takes: 1 to 4."""
     return (_HEAD + _inline_segments(header_bytes) + (nbytes > 0) + _IN_BLOCK) >> _BLOCK_SHIFT
 
@@ -98,7 +98,7 @@ def txq_headers_blocks(header_bytes: int, nbytes: int):
 def txq_prepare_headers(
     txq: EthTxq, index: int, headers: int, header_bytes: int, laddr: int, lkey: int, nbytes: int, mss: int = 0,
     notify: int = 0,
-):
+) -> int:
     """Build a packet whose first `header_bytes` are copied into the WQE, and whose other `nbytes` are at `laddr`.
 
     `headers` is an address that the kernel can read. With `mss`, this is a TSO: the device cuts the payload into TCP
@@ -126,15 +126,15 @@ def txq_prepare_headers(
 
 
 @device_function
-def txq_multi_blocks(packets: int):
+def txq_multi_blocks(packets: int) -> int:
     """Return how many basic blocks a WQE of `packets` packets takes: 1 for up to 2, and 1 for each 4 more."""
     return (_HEAD + packets + _IN_BLOCK) >> _BLOCK_SHIFT
 
 
 @device_function
 def txq_prepare_multi(
-    txq: EthTxq, index: int, packets: int, rank: int, laddr: int, lkey: int, nbytes: int, notify: int = 0,
-):
+    txq: EthTxq, index: int, packets: int, rank: int, laddr: int, lkey: int, nbytes: int, notify: int = 0
+) -> int:
     """Build packet number `rank` of `packets` in one WQE (`doca_gpu_dev_eth_txq_wqe_prepare_send_empw`).
 
     `index` is that of the WQE's first block. Only the `notify` of packet 0 counts. Different threads may build the
@@ -150,7 +150,7 @@ def txq_prepare_multi(
 
 
 @device_function
-def txq_prepare_wait(txq: EthTxq, index: int, timestamp: int, notify: int = 0):
+def txq_prepare_wait(txq: EthTxq, index: int, timestamp: int, notify: int = 0) -> None:
     """Build a WAIT until a time: 1 basic block (`doca_gpu_dev_eth_txq_wqe_prepare_wait_time`).
 
     `timestamp` is in the format of the device. A time that has passed, or that is more than half of the range of

@@ -51,7 +51,7 @@ _ENUMS: tuple[tuple[str, type[IntEnum] | type[IntFlag], str], ...] = (
 
 
 @device_function
-def clock_ns():
+def clock_ns() -> int:
     """Return the time in ns, from the clock that deadlines use (`doca_gpu_dev_verbs_query_globaltimer`)."""
     return ops.clock_ns()
 

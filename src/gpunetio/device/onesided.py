@@ -25,15 +25,14 @@ from .wqe import (
 )
 
 
-
 @device_function
-def chunks(nbytes: int):
+def chunks(nbytes: int) -> int:
     """Return the number of WQEs for a transfer: one per GiB, or one NOP for 0 bytes."""
     return max(1, (nbytes + MAX_TRANSFER - 1) >> MAX_TRANSFER_SHIFT)
 
 
 @device_function
-def fill(reading: int, qp: VerbsQp, first: int, raddr: int, rkey: int, laddr: int, lkey: int, nbytes: int):
+def fill(reading: int, qp: VerbsQp, first: int, raddr: int, rkey: int, laddr: int, lkey: int, nbytes: int) -> None:
     """Fill the slots from `first` on with READs or WRITEs of the range, or with a NOP if it is empty."""
     if nbytes == 0:
         prepare_nop(qp, first)
@@ -50,7 +49,7 @@ def fill(reading: int, qp: VerbsQp, first: int, raddr: int, rkey: int, laddr: in
 
 
 @device_function
-def fill_nops(qp: VerbsQp, first: int, count: int):
+def fill_nops(qp: VerbsQp, first: int, count: int) -> None:
     """Fill reserved slots that have no valid operation, for example those of a thread with an invalid argument."""
     for i in range(count):
         prepare_nop(qp, first + i)
@@ -58,9 +57,9 @@ def fill_nops(qp: VerbsQp, first: int, count: int):
 
 @device_function
 def put(
-    qp: VerbsQp, raddr: int, rkey: int, laddr: int, lkey: int, nbytes: int, sharing: int = GPU,
-    code_opt: int = DEFAULT, scope: int = THREAD,
-):
+    qp: VerbsQp, raddr: int, rkey: int, laddr: int, lkey: int, nbytes: int, sharing: int = GPU, code_opt: int = DEFAULT,
+    scope: int = THREAD,
+) -> int:
     """Write `nbytes` from `laddr` to `raddr`; 0 bytes post a NOP (`doca_gpu_dev_verbs_put`)."""
     valid = nbytes >= 0 and (scope == THREAD or nbytes <= MAX_TRANSFER)
     if scope == THREAD and not valid:
@@ -76,7 +75,7 @@ def put(
 
 
 @device_function
-def mcst(qp: VerbsQp, daddr: int, dlkey: int, sharing: int = GPU, code_opt: int = DEFAULT, scope: int = THREAD):
+def mcst(qp: VerbsQp, daddr: int, dlkey: int, sharing: int = GPU, code_opt: int = DEFAULT, scope: int = THREAD) -> int:
     """Make the NIC read the byte at `daddr`, after all WQEs before it (`doca_gpu_dev_verbs_mcst`).
 
     Once that read is complete, the data of earlier READs are visible. GPUs before Hopper need this, because they may
@@ -92,9 +91,9 @@ def mcst(qp: VerbsQp, daddr: int, dlkey: int, sharing: int = GPU, code_opt: int 
 
 @device_function
 def get(
-    qp: VerbsQp, raddr: int, rkey: int, laddr: int, lkey: int, nbytes: int, sharing: int = GPU,
-    code_opt: int = DEFAULT, scope: int = THREAD, daddr: int = 0, dlkey: int = 0, blocking: int = 0,
-):
+    qp: VerbsQp, raddr: int, rkey: int, laddr: int, lkey: int, nbytes: int, sharing: int = GPU, code_opt: int = DEFAULT,
+    scope: int = THREAD, daddr: int = 0, dlkey: int = 0, blocking: int = 0,
+) -> int:
     """Read `nbytes` from `raddr` into `laddr`; 0 bytes post a NOP (`doca_gpu_dev_verbs_get`, as corrected in 2.0.2).
 
     `daddr`, `dlkey`: post a `mcst` of that byte after the READs. In a warp or block, all threads pass them, or none.
@@ -124,7 +123,7 @@ def get(
 def p(
     qp: VerbsQp, raddr: int, rkey: int, value: int, nbytes: int = 8, sharing: int = GPU, code_opt: int = DEFAULT,
     scope: int = THREAD,
-):
+) -> int:
     """Write the low `nbytes` (1 to 8) of `value` to `raddr`, inline (`doca_gpu_dev_verbs_p`)."""
     valid = 1 <= nbytes <= 8
     if scope == THREAD and not valid:
@@ -145,7 +144,7 @@ def p(
 def signal(
     qp: VerbsQp, sig_raddr: int, sig_rkey: int, sig_laddr: int, sig_lkey: int, sig_value: int, sharing: int = GPU,
     code_opt: int = DEFAULT, scope: int = THREAD,
-):
+) -> int:
     """Add `sig_value` to the 64-bit word at `sig_raddr`; the old value is written to `sig_laddr`
     (`doca_gpu_dev_verbs_signal`)."""
     lanes = group_of(qp, 0, sharing, code_opt, scope)
@@ -160,7 +159,7 @@ def signal(
 def put_signal(
     qp: VerbsQp, raddr: int, rkey: int, laddr: int, lkey: int, nbytes: int, sig_raddr: int, sig_rkey: int,
     sig_laddr: int, sig_lkey: int, sig_value: int, sharing: int = GPU, code_opt: int = DEFAULT, scope: int = THREAD,
-):
+) -> int:
     """Post a `put`, then a `signal`: the target sees them in this order (`doca_gpu_dev_verbs_put_signal`)."""
     valid = nbytes >= 0 and (scope == THREAD or nbytes <= MAX_TRANSFER)
     if scope == THREAD and not valid:
@@ -183,7 +182,7 @@ def put_signal(
 def p_signal(
     qp: VerbsQp, raddr: int, rkey: int, value: int, nbytes: int, sig_raddr: int, sig_rkey: int, sig_laddr: int,
     sig_lkey: int, sig_value: int, sharing: int = GPU, code_opt: int = DEFAULT, scope: int = THREAD,
-):
+) -> int:
     """Post a `p` of `value`, then a `signal`: the target sees them in this order (`doca_gpu_dev_verbs_p_signal`)."""
     valid = 1 <= nbytes <= 8
     if scope == THREAD and not valid:
@@ -202,7 +201,7 @@ def p_signal(
 
 
 @device_function
-def fence(qp: VerbsQp, sharing: int = GPU, code_opt: int = DEFAULT, scope: int = THREAD):
+def fence(qp: VerbsQp, sharing: int = GPU, code_opt: int = DEFAULT, scope: int = THREAD) -> int:
     """Post a NOP that makes later WQEs wait until all READs and atomics before it are complete.
 
     The C function (`doca_gpu_dev_verbs_fence`) does nothing. WRITEs and SENDs need no fence: they arrive in order.
@@ -216,7 +215,7 @@ def fence(qp: VerbsQp, sharing: int = GPU, code_opt: int = DEFAULT, scope: int =
 
 
 @device_function
-def wait(qp: VerbsQp, ticket: int, sharing: int = GPU, scope: int = THREAD):
+def wait(qp: VerbsQp, ticket: int, sharing: int = GPU, scope: int = THREAD) -> int:
     """Wait for a ticket and all before it: OK or a negative status (`doca_gpu_dev_verbs_wait`).
 
     In warp and block scope, pass the tickets that one call in that scope returned. The last thread waits for all of
@@ -234,14 +233,14 @@ def wait(qp: VerbsQp, ticket: int, sharing: int = GPU, scope: int = THREAD):
 
 
 @device_function
-def wait_all(qp: VerbsQp, sharing: int = GPU):
+def wait_all(qp: VerbsQp, sharing: int = GPU) -> int:
     """Wait for everything that any thread has reserved so far (`doca_gpu_dev_verbs_wait` without a ticket)."""
     reserved = load_index(qp + RSVD, sharing)
     return OK if reserved == 0 else poll_at(qp, reserved - 1, sharing)
 
 
 @device_function
-def get_wait(qp: VerbsQp, ticket: int, sharing: int = GPU, scope: int = THREAD, daddr: int = 0, dlkey: int = 0):
+def get_wait(qp: VerbsQp, ticket: int, sharing: int = GPU, scope: int = THREAD, daddr: int = 0, dlkey: int = 0) -> int:
     """Wait for a `get`, whose data are then visible (`doca_gpu_dev_verbs_get_wait`).
 
     `daddr`, `dlkey`: first post a `mcst` of that byte, and wait for it as well. GPUs before Hopper need this.
@@ -254,7 +253,7 @@ def get_wait(qp: VerbsQp, ticket: int, sharing: int = GPU, scope: int = THREAD, 
 
 
 @device_function
-def wait_word(qp: VerbsQp, address: int, value: int):
+def wait_word(qp: VerbsQp, address: int, value: int) -> int:
     """Wait until the 64-bit word at `address`, which peers write or add to, is at least `value`: OK or ETIMEDOUT.
 
     Everything that was sent before its last change is then visible. The deadline is that of waits on `qp`.

@@ -23,12 +23,12 @@ RSVD, READY = VerbsQp.sq_rsvd_index, VerbsQp.sq_ready_index
 
 
 @device_function
-def _broken(qp: VerbsQp):
+def _broken(qp: VerbsQp) -> int:
     return ld_fixed64(qp + VerbsQp.side) + VerbsSide.broken
 
 
 @device_function
-def take(address: int, count: int, sharing: int):
+def take(address: int, count: int, sharing: int) -> int:
     """Add `count` to an index, and return the old index (`doca_gpu_dev_verbs_atomic_add`)."""
     if sharing == EXCLUSIVE:
         first = ld64(address)
@@ -40,7 +40,7 @@ def take(address: int, count: int, sharing: int):
 
 
 @device_function
-def give_back(qp: VerbsQp, first: int, count: int, sharing: int):
+def give_back(qp: VerbsQp, first: int, count: int, sharing: int) -> None:
     """Undo a reservation. If other threads have reserved later slots, the hole stays: mark the queue broken."""
     if sharing == EXCLUSIVE:
         st64(qp + RSVD, first)
@@ -49,7 +49,7 @@ def give_back(qp: VerbsQp, first: int, count: int, sharing: int):
 
 
 @device_function
-def make_room(qp: VerbsQp, previous: int, depth: int, sharing: int):
+def make_room(qp: VerbsQp, previous: int, depth: int, sharing: int) -> int:
     """Wait until WQE `previous`, whose slot is wanted, is complete.
 
     First check the WQE half a ring further on. If that WQE is complete, the next half ring needs no check.
@@ -60,7 +60,7 @@ def make_room(qp: VerbsQp, previous: int, depth: int, sharing: int):
 
 
 @device_function
-def reserve(qp: VerbsQp, count: int, sharing: int = GPU, code_opt: int = DEFAULT):
+def reserve(qp: VerbsQp, count: int, sharing: int = GPU, code_opt: int = DEFAULT) -> int:
     """Reserve `count` slots. Return the index of the first, or a negative status
     (`doca_gpu_dev_verbs_reserve_wq_slots`).
 
@@ -84,7 +84,7 @@ def reserve(qp: VerbsQp, count: int, sharing: int = GPU, code_opt: int = DEFAULT
 
 
 @device_function
-def await_turn(qp: VerbsQp, ready: int, first: int, sharing: int):
+def await_turn(qp: VerbsQp, ready: int, first: int, sharing: int) -> int:
     """Wait until the index at `ready` reaches `first`. Return OK, or a negative status: then the queue is broken."""
     polls = 0
     start = 0
@@ -100,7 +100,7 @@ def await_turn(qp: VerbsQp, ready: int, first: int, sharing: int):
 
 
 @device_function
-def hand_on(qp: VerbsQp, ready: int, seen: int, first: int, next_index: int, sharing: int):
+def hand_on(qp: VerbsQp, ready: int, seen: int, first: int, next_index: int, sharing: int) -> int:
     """Wait until the index at `ready` is `first`, then set it to `next_index`. `seen` is its value before a fence."""
     if seen != first:
         status = await_turn(qp, ready, first, sharing)
@@ -115,7 +115,7 @@ def hand_on(qp: VerbsQp, ready: int, seen: int, first: int, next_index: int, sha
 
 
 @device_function
-def mark_ready(qp: VerbsQp, first: int, last: int, sharing: int = GPU):
+def mark_ready(qp: VerbsQp, first: int, last: int, sharing: int = GPU) -> int:
     """Declare slots `first` to `last` filled, in the order of reservation (`doca_gpu_dev_verbs_mark_wqes_ready`)."""
     if sharing == EXCLUSIVE:
         st64(qp + READY, last + 1)

@@ -59,18 +59,18 @@ def qp_of(rdma: DevRdma, conn: int) -> VerbsQp:
 
 
 @device_function
-def local_key(buf: int):
+def local_key(buf: int) -> int:
     """Return the key with which the local NIC accesses a buf."""
     return ld_fixed32(buf + DevBuf.lkey)
 
 
 @device_function
-def _remote_key(buf: int):
+def _remote_key(buf: int) -> int:
     return ld_fixed32(buf + DevBuf.rkey)
 
 
 @device_function
-def address_in(buf: int, offset: int, nbytes: int):
+def address_in(buf: int, offset: int, nbytes: int) -> int:
     """Return the address of a range of a buf, or EINVAL if it is not inside, or if `buf` is a status of `buf_get`."""
     if buf <= 0 or nbytes < 1 or nbytes > MAX_TRANSFER:
         return EINVAL
@@ -81,7 +81,7 @@ def address_in(buf: int, offset: int, nbytes: int):
 
 
 @device_function
-def _room(qp: VerbsQp, index: int, completed: int):
+def _room(qp: VerbsQp, index: int, completed: int) -> int:
     """Wait until the slot of `index` is free: OK, or a status. ENOBUFS: this batch already uses the slot."""
     slots = ld_fixed16(qp + VerbsQp.sq_wqe_num)
     previous = index - slots
@@ -93,7 +93,7 @@ def _room(qp: VerbsQp, index: int, completed: int):
 
 
 @device_function
-def _take(queue: DevRdmaQueue, qp: VerbsQp, count: int):
+def _take(queue: DevRdmaQueue, qp: VerbsQp, count: int) -> int:
     """Take the next slots of a strong batch. Return the index of the first, or a status."""
     polls = 0
     start = 0
@@ -114,7 +114,7 @@ def _take(queue: DevRdmaQueue, qp: VerbsQp, count: int):
 
 
 @device_function
-def _begin(strong: int, rdma: DevRdma, conn: int, position: int, valid: int):
+def _begin(strong: int, rdma: DevRdma, conn: int, position: int, valid: int) -> tuple[int, int]:
     """Return the index of a slot to fill, or a status, and the lanes that take slots together.
 
     EINVAL if an argument is not `valid`, or there is no such connection.
@@ -140,13 +140,13 @@ def _begin(strong: int, rdma: DevRdma, conn: int, position: int, valid: int):
 
 
 @device_function
-def told(status: int):
+def told(status: int) -> int:
     """Return the status for the caller of the library: EBUSY for OTHER_BLOCK, others unchanged."""
     return EBUSY if status == OTHER_BLOCK else status
 
 
 @device_function
-def _end(strong: int, rdma: DevRdma, conn: int, index: int, lanes: int):
+def _end(strong: int, rdma: DevRdma, conn: int, index: int, lanes: int) -> int:
     """Mark the slot as filled and return OK. If `index` is a status of `_begin`, return that status."""
     if index < 0:
         return told(index)
@@ -167,7 +167,7 @@ def _end(strong: int, rdma: DevRdma, conn: int, index: int, lanes: int):
 def _write(
     strong: int, rdma: DevRdma, conn: int, rbuf: int, roff: int, lbuf: int, loff: int, nbytes: int, imm: int,
     flags: int, position: int,
-):
+) -> int:
     qp, raddr, laddr = qp_of(rdma, conn), address_in(rbuf, roff, nbytes), address_in(lbuf, loff, nbytes)
     index, lanes = _begin(strong, rdma, conn, position, raddr >= 0 and laddr >= 0)
     if index >= 0:
@@ -178,8 +178,8 @@ def _write(
 
 @device_function
 def rdma_write_strong(
-    rdma: DevRdma, conn: int, rbuf: int, roff: int, lbuf: int, loff: int, nbytes: int, imm: int = 0, flags: int = 0,
-):
+    rdma: DevRdma, conn: int, rbuf: int, roff: int, lbuf: int, loff: int, nbytes: int, imm: int = 0, flags: int = 0
+) -> int:
     """Enqueue a WRITE of `nbytes` from `lbuf` to `rbuf` in the next slot (`doca_gpu_dev_rdma_write_strong`).
 
     EBUSY: another block is filling a batch. ENOBUFS: the batch is as long as the queue; commit it.
@@ -191,7 +191,7 @@ def rdma_write_strong(
 def rdma_write_weak(
     rdma: DevRdma, conn: int, rbuf: int, roff: int, lbuf: int, loff: int, nbytes: int, imm: int = 0, flags: int = 0,
     position: int = 0,
-):
+) -> int:
     """Enqueue a WRITE at a position of a weak batch (`doca_gpu_dev_rdma_write_weak`).
 
     `position` counts from the one that `rdma_get_info` returns, and may wrap around at its mask. EBUSY: a strong batch
@@ -204,7 +204,7 @@ def rdma_write_weak(
 def _write_inline(
     strong: int, rdma: DevRdma, conn: int, rbuf: int, roff: int, pointer: int, nbytes: int, imm: int, flags: int,
     position: int,
-):
+) -> int:
     qp, raddr = qp_of(rdma, conn), address_in(rbuf, roff, nbytes)
     index, lanes = _begin(strong, rdma, conn, position, raddr >= 0 and nbytes <= MAX_INLINE)
     if index >= 0:
@@ -215,8 +215,8 @@ def _write_inline(
 
 @device_function
 def rdma_write_inline_strong(
-    rdma: DevRdma, conn: int, rbuf: int, roff: int, pointer: int, nbytes: int, imm: int = 0, flags: int = 0,
-):
+    rdma: DevRdma, conn: int, rbuf: int, roff: int, pointer: int, nbytes: int, imm: int = 0, flags: int = 0
+) -> int:
     """Enqueue a WRITE of 1 to 28 bytes, which are copied from `pointer` immediately
     (`doca_gpu_dev_rdma_write_inline_strong`)."""
     return _write_inline(True, rdma, conn, rbuf, roff, pointer, nbytes, imm, flags, 0)
@@ -226,7 +226,7 @@ def rdma_write_inline_strong(
 def rdma_write_inline_weak(
     rdma: DevRdma, conn: int, rbuf: int, roff: int, pointer: int, nbytes: int, imm: int = 0, flags: int = 0,
     position: int = 0,
-):
+) -> int:
     """Enqueue an inline WRITE at a position of a weak batch (`doca_gpu_dev_rdma_write_inline_weak`)."""
     return _write_inline(False, rdma, conn, rbuf, roff, pointer, nbytes, imm, flags, position)
 
@@ -235,7 +235,7 @@ def rdma_write_inline_weak(
 def _write_value(
     strong: int, rdma: DevRdma, conn: int, rbuf: int, roff: int, value: int, nbytes: int, imm: int, flags: int,
     position: int,
-):
+) -> int:
     qp, raddr = qp_of(rdma, conn), address_in(rbuf, roff, nbytes)
     index, lanes = _begin(strong, rdma, conn, position, raddr >= 0 and nbytes <= _LONGEST_VALUE)
     if index >= 0:
@@ -246,8 +246,8 @@ def _write_value(
 
 @device_function
 def rdma_write_value_strong(
-    rdma: DevRdma, conn: int, rbuf: int, roff: int, value: int, nbytes: int = 8, imm: int = 0, flags: int = 0,
-):
+    rdma: DevRdma, conn: int, rbuf: int, roff: int, value: int, nbytes: int = 8, imm: int = 0, flags: int = 0
+) -> int:
     """Enqueue a WRITE of the low `nbytes`, 1 to 8, of `value`. The C function takes a pointer to it."""
     return _write_value(True, rdma, conn, rbuf, roff, value, nbytes, imm, flags, 0)
 
@@ -256,15 +256,15 @@ def rdma_write_value_strong(
 def rdma_write_value_weak(
     rdma: DevRdma, conn: int, rbuf: int, roff: int, value: int, nbytes: int = 8, imm: int = 0, flags: int = 0,
     position: int = 0,
-):
+) -> int:
     """Enqueue a WRITE of a value at a position of a weak batch."""
     return _write_value(False, rdma, conn, rbuf, roff, value, nbytes, imm, flags, position)
 
 
 @device_function
 def _read(
-    strong: int, rdma: DevRdma, conn: int, rbuf: int, roff: int, lbuf: int, loff: int, nbytes: int, position: int,
-):
+    strong: int, rdma: DevRdma, conn: int, rbuf: int, roff: int, lbuf: int, loff: int, nbytes: int, position: int
+) -> int:
     qp, raddr, laddr = qp_of(rdma, conn), address_in(rbuf, roff, nbytes), address_in(lbuf, loff, nbytes)
     index, lanes = _begin(strong, rdma, conn, position, raddr >= 0 and laddr >= 0)
     if index >= 0:
@@ -273,23 +273,23 @@ def _read(
 
 
 @device_function
-def rdma_read_strong(rdma: DevRdma, conn: int, rbuf: int, roff: int, lbuf: int, loff: int, nbytes: int):
+def rdma_read_strong(rdma: DevRdma, conn: int, rbuf: int, roff: int, lbuf: int, loff: int, nbytes: int) -> int:
     """Enqueue a READ of `nbytes` from `rbuf` into `lbuf` in the next slot (`doca_gpu_dev_rdma_read_strong`)."""
     return _read(True, rdma, conn, rbuf, roff, lbuf, loff, nbytes, 0)
 
 
 @device_function
 def rdma_read_weak(
-    rdma: DevRdma, conn: int, rbuf: int, roff: int, lbuf: int, loff: int, nbytes: int, position: int = 0,
-):
+    rdma: DevRdma, conn: int, rbuf: int, roff: int, lbuf: int, loff: int, nbytes: int, position: int = 0
+) -> int:
     """Enqueue a READ at a position of a weak batch (`doca_gpu_dev_rdma_read_weak`)."""
     return _read(False, rdma, conn, rbuf, roff, lbuf, loff, nbytes, position)
 
 
 @device_function
 def _send(
-    strong: int, rdma: DevRdma, conn: int, lbuf: int, loff: int, nbytes: int, imm: int, flags: int, position: int,
-):
+    strong: int, rdma: DevRdma, conn: int, lbuf: int, loff: int, nbytes: int, imm: int, flags: int, position: int
+) -> int:
     qp, laddr = qp_of(rdma, conn), address_in(lbuf, loff, nbytes)
     index, lanes = _begin(strong, rdma, conn, position, laddr >= 0)
     if index >= 0:
@@ -299,15 +299,15 @@ def _send(
 
 
 @device_function
-def rdma_send_strong(rdma: DevRdma, conn: int, lbuf: int, loff: int, nbytes: int, imm: int = 0, flags: int = 0):
+def rdma_send_strong(rdma: DevRdma, conn: int, lbuf: int, loff: int, nbytes: int, imm: int = 0, flags: int = 0) -> int:
     """Enqueue a SEND of `nbytes` from `lbuf` to the peer's next receive (`doca_gpu_dev_rdma_send_strong`)."""
     return _send(True, rdma, conn, lbuf, loff, nbytes, imm, flags, 0)
 
 
 @device_function
 def rdma_send_weak(
-    rdma: DevRdma, conn: int, lbuf: int, loff: int, nbytes: int, imm: int = 0, flags: int = 0, position: int = 0,
-):
+    rdma: DevRdma, conn: int, lbuf: int, loff: int, nbytes: int, imm: int = 0, flags: int = 0, position: int = 0
+) -> int:
     """Enqueue a SEND at a position of a weak batch (`doca_gpu_dev_rdma_send_weak`)."""
     return _send(False, rdma, conn, lbuf, loff, nbytes, imm, flags, position)
 
@@ -316,7 +316,7 @@ def rdma_send_weak(
 
 
 @device_function
-def _commit(strong: int, rdma: DevRdma, conn: int, num: int):
+def _commit(strong: int, rdma: DevRdma, conn: int, num: int) -> int:
     qp = qp_of(rdma, conn)
     if qp == 0:
         return EINVAL
@@ -346,7 +346,7 @@ def _commit(strong: int, rdma: DevRdma, conn: int, num: int):
 
 
 @device_function
-def rdma_commit_strong(rdma: DevRdma, conn: int):
+def rdma_commit_strong(rdma: DevRdma, conn: int) -> int:
     """Let the NIC execute the strong batch of this block (`doca_gpu_dev_rdma_commit_strong`).
 
     First wait for threads that are still enqueuing. If nothing was enqueued, return OK without a commit. EBUSY: the
@@ -356,7 +356,7 @@ def rdma_commit_strong(rdma: DevRdma, conn: int):
 
 
 @device_function
-def rdma_commit_weak(rdma: DevRdma, conn: int, num: int):
+def rdma_commit_weak(rdma: DevRdma, conn: int, num: int) -> int:
     """Let the NIC execute the next `num` positions (`doca_gpu_dev_rdma_commit_weak`).
 
     The caller must first wait for the threads that enqueued them, within a block with `block_sync`. EINVAL: a position
@@ -367,7 +367,7 @@ def rdma_commit_weak(rdma: DevRdma, conn: int, num: int):
 
 
 @device_function
-def rdma_get_info(rdma: DevRdma, conn: int):
+def rdma_get_info(rdma: DevRdma, conn: int) -> tuple[int, int]:
     """Return the next position, and their mask: the slots of the queue less 1 (`doca_gpu_dev_rdma_get_info`).
 
     The position is EINVAL if there is no such connection.
@@ -380,7 +380,7 @@ def rdma_get_info(rdma: DevRdma, conn: int):
 
 
 @device_function
-def rdma_wait_all(rdma: DevRdma):
+def rdma_wait_all(rdma: DevRdma) -> int:
     """Wait until all commits of all connections are complete (`doca_gpu_dev_rdma_wait_all`).
 
     Return how many commits have completed that no call has counted before, or a negative status: EIO if a connection

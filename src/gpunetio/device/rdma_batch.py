@@ -31,36 +31,36 @@ OTHER_BLOCK = -EBUSY  # negative, because EBUSY is positive like an index
 
 
 @device_function
-def _mine():
+def _mine() -> int:
     """Return the number of this block, shifted to its place in the word."""
     return 1 + (block_idx() & (1 << TURN_BLOCK_BITS) - 1) << _BLOCK_SHIFT
 
 
 @device_function
-def _next_index(word: int, committed: int):
+def _next_index(word: int, committed: int) -> int:
     """Return the index of the next slot. `committed` is an index committed at most 16 million slots ago."""
     return committed + (word - committed & _INDEX)
 
 
 @device_function
-def slots_of(queue: DevRdmaQueue):
+def slots_of(queue: DevRdmaQueue) -> int:
     """Return how many slots the ring has."""
     return ld_fixed32(queue + DevRdmaQueue.slots)
 
 
 @device_function
-def _mark(queue: DevRdmaQueue, index: int):
+def _mark(queue: DevRdmaQueue, index: int) -> int:
     return ld_fixed64(queue + DevRdmaQueue.marks) + 8 * (index & slots_of(queue) - 1)
 
 
 @device_function
-def _filled(queue: DevRdmaQueue, index: int):
+def _filled(queue: DevRdmaQueue, index: int) -> int:
     """Return the mark of a slot once it is filled for `index`: how often it has been filled."""
     return (index >> ld_fixed32(queue + DevRdmaQueue.shift)) + 1
 
 
 @device_function
-def next_strong(queue: DevRdmaQueue, word: int, committed: int):
+def next_strong(queue: DevRdmaQueue, word: int, committed: int) -> int:
     """Return the index that a thread of this block may take, or OTHER_BLOCK if another block is filling a batch."""
     if word & _BLOCK != 0 and word & _BLOCK != _mine():
         return OTHER_BLOCK
@@ -68,7 +68,7 @@ def next_strong(queue: DevRdmaQueue, word: int, committed: int):
 
 
 @device_function
-def take_strong(queue: DevRdmaQueue, word: int, count: int):
+def take_strong(queue: DevRdmaQueue, word: int, count: int) -> int:
     """Take the next `count` slots if `turn` is still equal to `word`. Return 1 if it was."""
     if word < 0:
         return 0  # a thread is committing
@@ -77,7 +77,7 @@ def take_strong(queue: DevRdmaQueue, word: int, count: int):
 
 
 @device_function
-def close_strong(queue: DevRdmaQueue, first: int, count: int):
+def close_strong(queue: DevRdmaQueue, first: int, count: int) -> None:
     """Mark `count` slots from `first` on as filled. The threads that filled them have waited for each other."""
     for i in range(first, first + count):
         st_relaxed_gpu64(_mark(queue, i), _filled(queue, i))
@@ -86,7 +86,7 @@ def close_strong(queue: DevRdmaQueue, first: int, count: int):
 
 
 @device_function
-def next_weak(queue: DevRdmaQueue, position: int, committed: int):
+def next_weak(queue: DevRdmaQueue, position: int, committed: int) -> int:
     """Return the index of a position of a weak batch, or OTHER_BLOCK while a strong batch is being filled."""
     word = ld_relaxed_gpu64(queue + TURN)
     if word > _INDEX:
@@ -96,19 +96,19 @@ def next_weak(queue: DevRdmaQueue, position: int, committed: int):
 
 
 @device_function
-def close_weak(queue: DevRdmaQueue, index: int):
+def close_weak(queue: DevRdmaQueue, index: int) -> None:
     """Mark a slot as filled. The committing thread must synchronize with this one by other means."""
     fetch_add_gpu64(_mark(queue, index), 1)
 
 
 @device_function
-def free_index(queue: DevRdmaQueue, committed: int):
+def free_index(queue: DevRdmaQueue, committed: int) -> int:
     """Return the index of the first slot that no thread has taken."""
     return _next_index(ld_relaxed_gpu64(queue + TURN), committed)
 
 
 @device_function
-def begin_commit(strong: int, queue: DevRdmaQueue, qp: VerbsQp):
+def begin_commit(strong: int, queue: DevRdmaQueue, qp: VerbsQp) -> int:
     """Take the right to commit, so that no other thread changes `turn`.
 
     Return 1, or 0 if there is no strong batch, or a status.
@@ -134,13 +134,13 @@ def begin_commit(strong: int, queue: DevRdmaQueue, qp: VerbsQp):
 
 
 @device_function
-def end_commit(queue: DevRdmaQueue, next_index: int):
+def end_commit(queue: DevRdmaQueue, next_index: int) -> None:
     """Free the queue for the next batch, which begins at `next_index`. The caller has fenced its stores."""
     st_relaxed_gpu64(queue + TURN, next_index & _INDEX)
 
 
 @device_function
-def check_weak(queue: DevRdmaQueue, first: int, count: int):
+def check_weak(queue: DevRdmaQueue, first: int, count: int) -> int:
     """Return OK if each of `count` slots from `first` on was filled once, else drop the batch and return EINVAL."""
     wrong = 0
     if 1 <= count <= slots_of(queue):

@@ -38,7 +38,7 @@ def rdma_get_recv(rdma: DevRdma) -> DevRdmaQueue:
 
 
 @device_function
-def _take(recv: DevRdmaQueue, qp: VerbsQp, rq: VerbsRq, count: int):
+def _take(recv: DevRdmaQueue, qp: VerbsQp, rq: VerbsRq, count: int) -> int:
     """Take the next slots of a strong batch. Return the index of the first, or a status."""
     polls = 0
     start = 0
@@ -65,7 +65,7 @@ def _parts(recv: DevRdmaQueue) -> tuple[VerbsQp, VerbsRq]:
 
 
 @device_function
-def _address(buf: int, offset: int, nbytes: int):
+def _address(buf: int, offset: int, nbytes: int) -> int:
     """Return the address of a range of a buf, or EINVAL. Return 0 for 0 bytes without a buf."""
     if buf == 0 and nbytes == 0:
         return 0
@@ -73,7 +73,7 @@ def _address(buf: int, offset: int, nbytes: int):
 
 
 @device_function
-def _fill(rq: VerbsRq, index: int, buf: int, laddr: int, nbytes: int):
+def _fill(rq: VerbsRq, index: int, buf: int, laddr: int, nbytes: int) -> None:
     lkey = 0
     if nbytes != 0:
         lkey = local_key(buf)
@@ -81,7 +81,7 @@ def _fill(rq: VerbsRq, index: int, buf: int, laddr: int, nbytes: int):
 
 
 @device_function
-def rdma_recv_strong(recv: DevRdmaQueue, buf: int = 0, nbytes: int = 0, offset: int = 0):
+def rdma_recv_strong(recv: DevRdmaQueue, buf: int = 0, nbytes: int = 0, offset: int = 0) -> int:
     """Enqueue a receive of up to `nbytes` into `buf` in the next slot (`doca_gpu_dev_rdma_recv_strong`).
 
     Without a buf, the receive is for a WRITE with immediate data. ENOBUFS: all receives are posted or enqueued; wait
@@ -107,7 +107,7 @@ def rdma_recv_strong(recv: DevRdmaQueue, buf: int = 0, nbytes: int = 0, offset: 
 
 
 @device_function
-def rdma_recv_weak(recv: DevRdmaQueue, buf: int = 0, nbytes: int = 0, offset: int = 0, position: int = 0):
+def rdma_recv_weak(recv: DevRdmaQueue, buf: int = 0, nbytes: int = 0, offset: int = 0, position: int = 0) -> int:
     """Enqueue a receive at a position of a weak batch (`doca_gpu_dev_rdma_recv_weak`).
 
     `position` counts from the one that `rdma_recv_get_info` returns.
@@ -127,7 +127,7 @@ def rdma_recv_weak(recv: DevRdmaQueue, buf: int = 0, nbytes: int = 0, offset: in
 
 
 @device_function
-def _commit(strong: int, recv: DevRdmaQueue, num: int):
+def _commit(strong: int, recv: DevRdmaQueue, num: int) -> int:
     qp, rq = _parts(recv)
     if rq == 0:
         return EINVAL
@@ -151,7 +151,7 @@ def _commit(strong: int, recv: DevRdmaQueue, num: int):
 
 
 @device_function
-def rdma_recv_commit_strong(recv: DevRdmaQueue):
+def rdma_recv_commit_strong(recv: DevRdmaQueue) -> int:
     """Post the strong batch of this block (`doca_gpu_dev_rdma_recv_commit_strong`).
 
     OK and EBUSY are as in `rdma_commit_strong`.
@@ -160,7 +160,7 @@ def rdma_recv_commit_strong(recv: DevRdmaQueue):
 
 
 @device_function
-def rdma_recv_commit_weak(recv: DevRdmaQueue, num: int):
+def rdma_recv_commit_weak(recv: DevRdmaQueue, num: int) -> int:
     """Post the receives at the next `num` positions (`doca_gpu_dev_rdma_recv_commit_weak`).
 
     The statuses are those of `rdma_commit_weak`.
@@ -169,7 +169,7 @@ def rdma_recv_commit_weak(recv: DevRdmaQueue, num: int):
 
 
 @device_function
-def rdma_recv_get_info(recv: DevRdmaQueue):
+def rdma_recv_get_info(recv: DevRdmaQueue) -> tuple[int, int]:
     """Return the next position of receives, and the mask of positions. The position is EINVAL if no receives exist."""
     _, rq = _parts(recv)
     if rq == 0:
@@ -178,7 +178,9 @@ def rdma_recv_get_info(recv: DevRdmaQueue):
 
 
 @device_function
-def _take_message(recv: DevRdmaQueue, conn: int, qp: VerbsQp, queue: DevRdmaQueue, number: int, imms: int, conns: int):
+def _take_message(
+    recv: DevRdmaQueue, conn: int, qp: VerbsQp, queue: DevRdmaQueue, number: int, imms: int, conns: int
+) -> int:
     """Take the next message of a connection: OK, EBUSY if there is none, or EIO."""
     arrival = ld64(queue + DevRdmaQueue.received)
     status = recv_poll(qp, arrival, GPU)
@@ -196,7 +198,7 @@ def _take_message(recv: DevRdmaQueue, conn: int, qp: VerbsQp, queue: DevRdmaQueu
 
 
 @device_function
-def _take_messages(recv: DevRdmaQueue, posted: int, count: int, imms: int, conns: int):
+def _take_messages(recv: DevRdmaQueue, posted: int, count: int, imms: int, conns: int) -> int:
     """Take the messages that have arrived on any connection. Return `count` plus their number, or EIO."""
     rdma = ld_fixed64(recv + DevRdmaQueue.rdma)
     for conn in range(ld_fixed32(rdma + DevRdma.connections)):
@@ -212,7 +214,7 @@ def _take_messages(recv: DevRdmaQueue, posted: int, count: int, imms: int, conns
 
 
 @device_function
-def _any_failed(recv: DevRdmaQueue):
+def _any_failed(recv: DevRdmaQueue) -> bool:
     """Return whether a thread has seen an error completion of any connection: a shared queue flushes no receives."""
     rdma = ld_fixed64(recv + DevRdmaQueue.rdma)
     for conn in range(ld_fixed32(rdma + DevRdma.connections)):
@@ -223,7 +225,7 @@ def _any_failed(recv: DevRdmaQueue):
 
 
 @device_function
-def _await_messages(recv: DevRdmaQueue, qp: VerbsQp, posted: int, imms: int, conns: int, blocking: int):
+def _await_messages(recv: DevRdmaQueue, qp: VerbsQp, posted: int, imms: int, conns: int, blocking: int) -> int:
     count = 0
     polls = 0
     start = 0
@@ -242,7 +244,7 @@ def _await_messages(recv: DevRdmaQueue, qp: VerbsQp, posted: int, imms: int, con
 
 
 @device_function
-def rdma_recv_wait_all(recv: DevRdmaQueue, imms: int = 0, conns: int = 0, blocking: int = 1):
+def rdma_recv_wait_all(recv: DevRdmaQueue, imms: int = 0, conns: int = 0, blocking: int = 1) -> int:
     """Wait until all posted receives have their messages (`doca_gpu_dev_rdma_recv_wait_all`).
 
     Return how many new messages arrived, or a negative status: EIO if a connection has failed, ETIMEDOUT after the

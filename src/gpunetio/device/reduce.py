@@ -16,17 +16,17 @@ _SUM, _MAX = 0, 1
 
 
 @device_function
-def _both(one: int, other: int, how: int):
+def _both(one: int, other: int, how: int) -> int:
     return one + other if how == _SUM else max(one, other)
 
 
 @device_function
-def _in_host_group(group: int, value: int, leads: int, how: int):
+def _in_host_group(group: int, value: int, leads: int, how: int) -> int:
     return group_sum(group, value) if how == _SUM else group_max(group, value, leads)
 
 
 @device_function
-def _in_warp(value: int, how: int):
+def _in_warp(value: int, how: int) -> int:
     if on_host():
         return value if warp_size() == 1 else _in_host_group(warp_group(), value, lane_id() == 0, how)
     lane = lane_id()
@@ -39,7 +39,7 @@ def _in_warp(value: int, how: int):
 
 
 @device_function
-def _in_block(value: int, how: int):
+def _in_block(value: int, how: int) -> int:
     if on_host():
         return value if block_dim() == 1 else _in_host_group(block_group(), value, thread_idx() == 0, how)
     parts = block_slot() + BLOCK_PARTS
@@ -55,36 +55,36 @@ def _in_block(value: int, how: int):
 
 
 @device_function
-def warp_sum(value: int):
+def warp_sum(value: int) -> int:
     """Return the sum of the lanes' values in every lane of the warp. All call it, and wait for each other."""
     return _in_warp(value, _SUM)
 
 
 @device_function
-def warp_max(value: int):
+def warp_max(value: int) -> int:
     """Return the largest of the lanes' values in every lane of the warp. All call it, and wait for each other."""
     return _in_warp(value, _MAX)
 
 
 @device_function
-def warp_min(value: int):
+def warp_min(value: int) -> int:
     """Return the smallest of the lanes' values in every lane of the warp. All call it, and wait for each other."""
     return ~_in_warp(~value, _MAX)
 
 
 @device_function
-def block_sum(value: int):
+def block_sum(value: int) -> int:
     """Return the sum of the threads' values in every thread of the block. All call it, and wait for each other."""
     return _in_block(value, _SUM)
 
 
 @device_function
-def block_max(value: int):
+def block_max(value: int) -> int:
     """Return the largest of the threads' values in every thread of the block. All call it, and wait for each other."""
     return _in_block(value, _MAX)
 
 
 @device_function
-def block_min(value: int):
+def block_min(value: int) -> int:
     """Return the smallest of the threads' values in every thread of the block. All call it, and wait for each other."""
     return ~_in_block(~value, _MAX)

@@ -29,7 +29,7 @@ _PART = 8  # ring slots for each thread of a group: operations of two WQEs then 
 
 
 @device_function
-def group_with(key: int, other: int, slots: int, sharing: int, code_opt: int, scope: int):
+def group_with(key: int, other: int, slots: int, sharing: int, code_opt: int, scope: int) -> int:
     """Return the converged lanes with the same `key` (an address), `other` and `code_opt`.
 
     ALONE if queues are not shared, or if a ring of `slots` is too small for all these lanes.
@@ -44,7 +44,7 @@ def group_with(key: int, other: int, slots: int, sharing: int, code_opt: int, sc
 
 
 @device_function
-def group_of(qp: VerbsQp, companion: VerbsQp, sharing: int, code_opt: int, scope: int):
+def group_of(qp: VerbsQp, companion: VerbsQp, sharing: int, code_opt: int, scope: int) -> int:
     """Return the converged lanes with the same queue, companion (or 0) and `code_opt`, as `group_with` does."""
     slots = ld_fixed16(qp + VerbsQp.sq_wqe_num)
     if companion != 0:
@@ -53,7 +53,7 @@ def group_of(qp: VerbsQp, companion: VerbsQp, sharing: int, code_opt: int, scope
 
 
 @device_function
-def rank_in(scope: int, lanes: int):
+def rank_in(scope: int, lanes: int) -> int:
     """Return the rank of the thread in its group. Rank 0 leads: it reserves, marks ready and submits for all."""
     if scope == WARP:
         return lane_id()
@@ -63,7 +63,7 @@ def rank_in(scope: int, lanes: int):
 
 
 @device_function
-def size_of(scope: int, lanes: int):
+def size_of(scope: int, lanes: int) -> int:
     """Return the number of threads in the group."""
     if scope == WARP:
         return warp_size()
@@ -73,7 +73,7 @@ def size_of(scope: int, lanes: int):
 
 
 @device_function
-def from_leader(value: int, scope: int, lanes: int):
+def from_leader(value: int, scope: int, lanes: int) -> int:
     """Return the leader's `value` in all threads of the group."""
     if scope == WARP:
         return warp_broadcast(value, 0)
@@ -83,13 +83,13 @@ def from_leader(value: int, scope: int, lanes: int):
 
 
 @device_function
-def from_last(value: int, scope: int):
+def from_last(value: int, scope: int) -> int:
     """Return the last thread's `value` in all threads of a warp or block."""
     return warp_broadcast(value, warp_size() - 1) if scope == WARP else block_broadcast(value, block_dim() - 1)
 
 
 @device_function
-def count_in(which: int, scope: int):
+def count_in(which: int, scope: int) -> int:
     """Return in how many threads of a warp or block `which` is 1 rather than 0. The threads wait for each other."""
     if scope == WARP:
         return warp_count(which)
@@ -97,7 +97,7 @@ def count_in(which: int, scope: int):
 
 
 @device_function
-def gather(scope: int, lanes: int):
+def gather(scope: int, lanes: int) -> None:
     """Wait for the group, so that its leader may announce what the threads have stored."""
     if scope == WARP:
         warp_sync()
@@ -108,7 +108,7 @@ def gather(scope: int, lanes: int):
 
 
 @device_function
-def reserve_own(qp: VerbsQp, count: int, sharing: int, code_opt: int, scope: int, lanes: int):
+def reserve_own(qp: VerbsQp, count: int, sharing: int, code_opt: int, scope: int, lanes: int) -> int:
     """Reserve `count` slots for each thread of the group. Return the thread's first slot, or the group's status."""
     first = 0
     rank = rank_in(scope, lanes)
@@ -119,7 +119,7 @@ def reserve_own(qp: VerbsQp, count: int, sharing: int, code_opt: int, scope: int
 
 
 @device_function
-def post_own(qp: VerbsQp, first: int, count: int, sharing: int, code_opt: int, scope: int, lanes: int):
+def post_own(qp: VerbsQp, first: int, count: int, sharing: int, code_opt: int, scope: int, lanes: int) -> int:
     """Mark ready and submit the slots of the group: `count` slots of each thread, from its `first` on.
 
     Return the index of the thread's last slot, its ticket, or a negative status, the same for the whole group.

@@ -21,8 +21,9 @@ from .waiting import relax
 SEM_FREE, SEM_READY = int(SemaphoreStatus.FREE), int(SemaphoreStatus.READY)
 SEM_DONE = int(SemaphoreStatus.DONE)
 
+
 @device_function
-def _item(semaphore: DevSemaphore, index: int):
+def _item(semaphore: DevSemaphore, index: int) -> int:
     """Return the address of an item, or 0 if there is none with this index."""
     if index < 0 or index >= ld_fixed32(semaphore + DevSemaphore.items_num):
         return 0
@@ -30,7 +31,7 @@ def _item(semaphore: DevSemaphore, index: int):
 
 
 @device_function
-def sem_status(semaphore: DevSemaphore, index: int):
+def sem_status(semaphore: DevSemaphore, index: int) -> int:
     """Return the status of an item (`doca_gpu_dev_semaphore_get_status`).
 
     Everything that was stored before the status is then visible. EINVAL: there is no such item.
@@ -44,7 +45,7 @@ def sem_status(semaphore: DevSemaphore, index: int):
 
 
 @device_function
-def sem_set_status(semaphore: DevSemaphore, index: int, status: int):
+def sem_set_status(semaphore: DevSemaphore, index: int, status: int) -> int:
     """Change the status of an item, after everything that was stored before (`doca_gpu_dev_semaphore_set_status`).
 
     Return OK, or EINVAL if there is no such item. In a block, synchronize first: this orders only the stores of the
@@ -58,7 +59,7 @@ def sem_set_status(semaphore: DevSemaphore, index: int, status: int):
 
 
 @device_function
-def sem_wait(semaphore: DevSemaphore, index: int, status: int, timeout_ns: int):
+def sem_wait(semaphore: DevSemaphore, index: int, status: int, timeout_ns: int) -> int:
     """Wait until an item has a status: OK, ETIMEDOUT after `timeout_ns`, or EINVAL if there is no such item."""
     item = _item(semaphore, index)
     if item == 0 or timeout_ns < 0:
@@ -78,7 +79,7 @@ def sem_wait(semaphore: DevSemaphore, index: int, status: int, timeout_ns: int):
 
 
 @device_function
-def sem_set_packets(semaphore: DevSemaphore, index: int, status: int, first: int, packets: int):
+def sem_set_packets(semaphore: DevSemaphore, index: int, status: int, first: int, packets: int) -> int:
     """Hand over packets `first` … `first + packets - 1` with a status (`doca_gpu_dev_semaphore_set_packet_info`).
 
     Return OK, or EINVAL if there is no such item.
@@ -93,7 +94,7 @@ def sem_set_packets(semaphore: DevSemaphore, index: int, status: int, first: int
 
 
 @device_function
-def sem_packets(semaphore: DevSemaphore, index: int):
+def sem_packets(semaphore: DevSemaphore, index: int) -> int:
     """Return how many packets an item hands over (`doca_gpu_dev_semaphore_get_packet_info_status`). Read its status
     first. EINVAL: there is no such item."""
     item = _item(semaphore, index)
@@ -101,14 +102,14 @@ def sem_packets(semaphore: DevSemaphore, index: int):
 
 
 @device_function
-def sem_first(semaphore: DevSemaphore, index: int):
+def sem_first(semaphore: DevSemaphore, index: int) -> int:
     """Return the index of the first packet that an item hands over. EINVAL: there is no such item."""
     item = _item(semaphore, index)
     return EINVAL if item == 0 else ld64(item + SemaphoreItem.first)
 
 
 @device_function
-def sem_info(semaphore: DevSemaphore, index: int):
+def sem_info(semaphore: DevSemaphore, index: int) -> int:
     """Return the address of an item's piece of memory (`doca_gpu_dev_semaphore_get_custom_info_addr`).
 
     EINVAL: there is no such item, or the semaphore has no such memory.
@@ -120,7 +121,7 @@ def sem_info(semaphore: DevSemaphore, index: int):
 
 
 @device_function
-def _ring(semaphore: DevSemaphore, ring: int):
+def _ring(semaphore: DevSemaphore, ring: int) -> int:
     """Return the address of a ring's words, or 0 if there is no such ring."""
     if ring < 0 or ring >= ld_fixed32(semaphore + DevSemaphore.rings_num):
         return 0
@@ -128,18 +129,18 @@ def _ring(semaphore: DevSemaphore, ring: int):
 
 
 @device_function
-def _ring_items(semaphore: DevSemaphore):
+def _ring_items(semaphore: DevSemaphore) -> int:
     return ld_fixed32(semaphore + DevSemaphore.items_num) // ld_fixed32(semaphore + DevSemaphore.rings_num)
 
 
 @device_function
-def _ring_index(semaphore: DevSemaphore, ring: int, number: int):
+def _ring_index(semaphore: DevSemaphore, ring: int, number: int) -> int:
     """Return the index of item `number` of a ring, which counts through all its laps."""
     return ring + number % _ring_items(semaphore) * ld_fixed32(semaphore + DevSemaphore.rings_num)
 
 
 @device_function
-def sem_take(semaphore: DevSemaphore, ring: int = 0):
+def sem_take(semaphore: DevSemaphore, ring: int = 0) -> int:
     """Take the next item of a ring, as one of many producers. Return its index.
 
     The item belongs to the caller, who fills it and then changes its status with `sem_set_status` or `sem_set_packets`.
@@ -160,7 +161,7 @@ def sem_take(semaphore: DevSemaphore, ring: int = 0):
 
 
 @device_function
-def sem_next(semaphore: DevSemaphore, ring: int = 0):
+def sem_next(semaphore: DevSemaphore, ring: int = 0) -> int:
     """Return the index of the oldest item of a ring, as its only consumer.
 
     What the producer stored is then visible. The same item is returned until `sem_free`. EAGAIN: the item is free, or
@@ -177,7 +178,7 @@ def sem_next(semaphore: DevSemaphore, ring: int = 0):
 
 
 @device_function
-def sem_free(semaphore: DevSemaphore, ring: int = 0):
+def sem_free(semaphore: DevSemaphore, ring: int = 0) -> int:
     """Free the oldest item of a ring, as its only consumer. Producers may take it, and `sem_next` moves to the next.
 
     Return OK, EAGAIN if no item is ready, or EINVAL if there is no such ring.

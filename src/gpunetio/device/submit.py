@@ -44,7 +44,7 @@ _BF = GPU_SM_BF & ~GPU_SM_DB  # the flag of this handler
 
 
 @device_function
-def fence_release(sync: int = SYNC_SYS):
+def fence_release(sync: int = SYNC_SYS) -> None:
     """Order earlier accesses before later stores, within a scope (`doca_gpu_dev_verbs_fence_release`).
 
     Before a doorbell, use SYNC_SYS: the queue and the payload may be in host memory, and a GPU-scope fence does not
@@ -59,13 +59,13 @@ def fence_release(sync: int = SYNC_SYS):
 
 
 @device_function
-def is_near(qp: VerbsQp):
+def is_near(qp: VerbsQp) -> bool:
     """Return whether the NIC runs on this GPU. Fences of GPU scope are then enough, wherever the memory is."""
     return ld_fixed64(ld_fixed64(qp + VerbsQp.side) + VerbsSide.near) != 0
 
 
 @device_function
-def _fence_for_nic(qp: VerbsQp):
+def _fence_for_nic(qp: VerbsQp) -> None:
     """Order all accesses before later ones, for the NIC."""
     if is_near(qp):
         fence_gpu()
@@ -74,19 +74,19 @@ def _fence_for_nic(qp: VerbsQp):
 
 
 @device_function
-def update_dbr(qp: VerbsQp, producer: int):
+def update_dbr(qp: VerbsQp, producer: int) -> None:
     """Write the doorbell record (`doca_gpu_dev_verbs_update_dbr`, without its fence)."""
     st_relaxed32(ld_fixed64(qp + VerbsQp.sq_dbrec), be32(producer & PI_MASK))
 
 
 @device_function
-def _doorbell(qp: VerbsQp, producer: int):
+def _doorbell(qp: VerbsQp, producer: int) -> int:
     """Return the eight bytes that announce an index."""
     return pack64(be32((producer & PI_MASK) << WQE_IDX_SHIFT), ld_fixed32(qp + VerbsQp.sq_num_shift8_be))
 
 
 @device_function
-def ring_db(qp: VerbsQp, producer: int, sync: int = SYNC_SYS, code_opt: int = DEFAULT):
+def ring_db(qp: VerbsQp, producer: int, sync: int = SYNC_SYS, code_opt: int = DEFAULT) -> None:
     """Ring the doorbell register after a release fence of scope `sync` (`doca_gpu_dev_verbs_ring_db`).
 
     With ASYNC_STORE_RELEASE, the store is its own fence from sm_100 on. Elsewhere this fences and stores.
@@ -100,7 +100,7 @@ def ring_db(qp: VerbsQp, producer: int, sync: int = SYNC_SYS, code_opt: int = DE
 
 
 @device_function
-def _ring_near(qp: VerbsQp, producer: int, handler: int, sync: int):
+def _ring_near(qp: VerbsQp, producer: int, handler: int, sync: int) -> None:
     """Ring the register of a NIC that runs on this GPU. It misses no ring, so the record is written first."""
     if handler != GPU_SM_NO_DBR:
         update_dbr(qp, producer)
@@ -110,14 +110,14 @@ def _ring_near(qp: VerbsQp, producer: int, handler: int, sync: int):
 
 
 @device_function
-def ring_proxy(qp: VerbsQp, producer: int, sync: int = SYNC_SYS):
+def ring_proxy(qp: VerbsQp, producer: int, sync: int = SYNC_SYS) -> None:
     """Store the index for the CPU proxy after a release fence of scope `sync` (`doca_gpu_dev_verbs_ring_proxy`)."""
     fence_release(sync)
     st_relaxed64(ld_fixed64(qp + VerbsQp.sq_db), producer)
 
 
 @device_function
-def _record_and_ring(qp: VerbsQp, producer: int, code_opt: int):
+def _record_and_ring(qp: VerbsQp, producer: int, code_opt: int) -> None:
     if code_opt & ASYNC_STORE_RELEASE:
         fence_release()  # a doorbell that was its own fence orders no later stores
     update_dbr(qp, producer)
@@ -125,7 +125,7 @@ def _record_and_ring(qp: VerbsQp, producer: int, code_opt: int):
 
 
 @device_function
-def _announce(qp: VerbsQp, producer: int, sync: int, code_opt: int):
+def _announce(qp: VerbsQp, producer: int, sync: int, code_opt: int) -> None:
     handler = ld_fixed32(qp + VerbsQp.nic_handler)
     if handler == CPU_PROXY:
         ring_proxy(qp, producer, sync)
@@ -138,7 +138,7 @@ def _announce(qp: VerbsQp, producer: int, sync: int, code_opt: int):
 
 
 @device_function
-def _let_it_ring(qp: VerbsQp):
+def _let_it_ring(qp: VerbsQp) -> None:
     """Wait until a doorbell without a record is on its way: 0.2 µs on an H200, 0.4 µs with a proxy.
 
     Usually a poll for the completion follows. A poll of host memory takes 1.2 µs, and a poll that comes before the NIC
@@ -152,12 +152,12 @@ def _let_it_ring(qp: VerbsQp):
 
 
 @device_function
-def _word(qp: VerbsQp):
+def _word(qp: VerbsQp) -> int:
     return ld_fixed64(qp + VerbsQp.side) + VerbsSide.submit
 
 
 @device_function
-def _begin(qp: VerbsQp, producer: int, sharing: int):
+def _begin(qp: VerbsQp, producer: int, sharing: int) -> int:
     """Return the index to announce, or _COVERED if another thread has announced it or will announce it."""
     if sharing == EXCLUSIVE:
         return _COVERED if ld64(qp + PI) >= producer else producer
@@ -169,7 +169,7 @@ def _begin(qp: VerbsQp, producer: int, sharing: int):
 
 
 @device_function
-def _end(qp: VerbsQp, producer: int, sharing: int, code_opt: int):
+def _end(qp: VerbsQp, producer: int, sharing: int, code_opt: int) -> None:
     """Record what was announced, and announce what other threads have left in the meantime."""
     st_relaxed_gpu64(qp + PI, producer)
     if sharing == EXCLUSIVE:
@@ -183,7 +183,7 @@ def _end(qp: VerbsQp, producer: int, sharing: int, code_opt: int):
 
 
 @device_function
-def submit(qp: VerbsQp, producer: int, sharing: int = GPU, sync: int = SYNC_SYS, code_opt: int = DEFAULT):
+def submit(qp: VerbsQp, producer: int, sharing: int = GPU, sync: int = SYNC_SYS, code_opt: int = DEFAULT) -> int:
     """Tell the NIC that it may execute all slots below `producer` (`doca_gpu_dev_verbs_submit`).
 
     `sync` is the scope of the fence before the doorbell. With SKIP_DB_RINGING, do nothing: a later call also announces
@@ -199,7 +199,7 @@ def submit(qp: VerbsQp, producer: int, sharing: int = GPU, sync: int = SYNC_SYS,
 
 
 @device_function
-def submit_bf(qp: VerbsQp, producer: int, wqe: int, sharing: int = GPU, code_opt: int = DEFAULT):
+def submit_bf(qp: VerbsQp, producer: int, wqe: int, sharing: int = GPU, code_opt: int = DEFAULT) -> int:
     """Submit, and write the last WQE to the BlueFlame register (`doca_gpu_dev_verbs_submit_bf`).
 
     `wqe` is the address of a copy of that WQE: 64 bytes in the block's shared memory (`block_slot`). The WQE must also
@@ -220,7 +220,7 @@ def submit_bf(qp: VerbsQp, producer: int, wqe: int, sharing: int = GPU, code_opt
 
 
 @device_function
-def submit_bf_warp(qp: VerbsQp, producer: int, wqe: int, sharing: int = GPU, code_opt: int = DEFAULT):
+def submit_bf_warp(qp: VerbsQp, producer: int, wqe: int, sharing: int = GPU, code_opt: int = DEFAULT) -> int:
     """Submit like `submit_bf`, but by a whole warp: the first eight lanes write 8 bytes each
     (`doca_gpu_dev_verbs_submit_bf_warp`).
 
@@ -253,8 +253,8 @@ def submit_bf_warp(qp: VerbsQp, producer: int, wqe: int, sharing: int = GPU, cod
 
 @device_function
 def submit_multi(
-    qps: int, producers: int, count: int, sharing: int = GPU, sync: int = SYNC_SYS, code_opt: int = DEFAULT,
-):
+    qps: int, producers: int, count: int, sharing: int = GPU, sync: int = SYNC_SYS, code_opt: int = DEFAULT
+) -> int:
     """Submit several queues (`doca_gpu_dev_verbs_submit_multi_qps`).
 
     `qps` and `producers` are addresses of `count` 64-bit words: the queues, and the index of each.
@@ -266,7 +266,7 @@ def submit_multi(
 
 
 @device_function
-def announce_alone(qp: VerbsQp, producer: int, sync: int, code_opt: int):
+def announce_alone(qp: VerbsQp, producer: int, sync: int, code_opt: int) -> None:
     """Submit on a shared queue where no other thread can ring, and pass the turn to the next thread."""
     _announce(qp, producer, sync, code_opt)
     st_relaxed_gpu64(qp + PI, producer)
@@ -276,9 +276,7 @@ def announce_alone(qp: VerbsQp, producer: int, sync: int, code_opt: int):
 
 
 @device_function
-def _post_shared(qp: VerbsQp, first: int, last: int, sharing: int, code_opt: int):
-    # The three loads are in flight together, while the fence waits for the stores to the slots. The same fence also
-    # orders what the threads before us have stored.
+def _post_shared(qp: VerbsQp, first: int, last: int, sharing: int, code_opt: int) -> int:
     ready = load_index(qp + READY, GPU)
     word = load_index(_word(qp), GPU)
     reserved = load_index(qp + RSVD, GPU)
@@ -295,7 +293,7 @@ def _post_shared(qp: VerbsQp, first: int, last: int, sharing: int, code_opt: int
 
 
 @device_function
-def post(qp: VerbsQp, first: int, last: int, sharing: int = GPU, code_opt: int = DEFAULT):
+def post(qp: VerbsQp, first: int, last: int, sharing: int = GPU, code_opt: int = DEFAULT) -> int:
     """Mark slots `first` to `last` ready and submit them. Return `last` as the ticket, or a negative status."""
     if code_opt & SKIP_DB_RINGING:
         status = mark_ready(qp, first, last, sharing)

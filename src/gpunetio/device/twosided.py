@@ -35,8 +35,8 @@ _INVALID = INIT_OP_OWN >> OPCODE_SHIFT
 
 @device_function
 def _send(
-    qp: VerbsQp, laddr: int, lkey: int, nbytes: int, opcode: int, imm: int, sharing: int, code_opt: int, scope: int,
-):
+    qp: VerbsQp, laddr: int, lkey: int, nbytes: int, opcode: int, imm: int, sharing: int, code_opt: int, scope: int
+) -> int:
     valid = 1 <= nbytes <= MAX_TRANSFER
     if scope == THREAD and not valid:
         return EINVAL
@@ -54,8 +54,8 @@ def _send(
 
 @device_function
 def send(
-    qp: VerbsQp, laddr: int, lkey: int, nbytes: int, sharing: int = GPU, code_opt: int = DEFAULT, scope: int = THREAD,
-):
+    qp: VerbsQp, laddr: int, lkey: int, nbytes: int, sharing: int = GPU, code_opt: int = DEFAULT, scope: int = THREAD
+) -> int:
     """Send `nbytes`, at least 1, from `laddr` to the peer's next receive (`doca_gpu_dev_verbs_send`)."""
     return _send(qp, laddr, lkey, nbytes, SEND, 0, sharing, code_opt, scope)
 
@@ -64,7 +64,7 @@ def send(
 def send_imm(
     qp: VerbsQp, laddr: int, lkey: int, nbytes: int, imm: int, sharing: int = GPU, code_opt: int = DEFAULT,
     scope: int = THREAD,
-):
+) -> int:
     """Send like `send`, with 32 bits of immediate data that `recv_imm` returns at the other end."""
     return _send(qp, laddr, lkey, nbytes, SEND_IMM, imm, sharing, code_opt, scope)
 
@@ -79,7 +79,7 @@ def rq_of(qp: VerbsQp) -> VerbsRq:
 
 
 @device_function
-def has_room(qp: VerbsQp, rq: VerbsRq, first: int, count: int, sharing: int):
+def has_room(qp: VerbsQp, rq: VerbsRq, first: int, count: int, sharing: int) -> bool:
     """Return whether the slots of receives first … first + count − 1 are free."""
     slots = ld_fixed32(rq + VerbsRq.wqe_num)
     done = ld_fixed64(rq + VerbsRq.done)
@@ -93,7 +93,7 @@ def has_room(qp: VerbsQp, rq: VerbsRq, first: int, count: int, sharing: int):
 
 
 @device_function
-def _reserve(qp: VerbsQp, rq: VerbsRq, count: int, sharing: int):
+def _reserve(qp: VerbsQp, rq: VerbsRq, count: int, sharing: int) -> int:
     while True:
         first = load_index(rq + VerbsRq.rsvd, sharing)
         if not has_room(qp, rq, first, count, sharing):
@@ -106,7 +106,7 @@ def _reserve(qp: VerbsQp, rq: VerbsRq, count: int, sharing: int):
 
 
 @device_function
-def fill_receive(rq: VerbsRq, index: int, laddr: int, lkey: int, nbytes: int):
+def fill_receive(rq: VerbsRq, index: int, laddr: int, lkey: int, nbytes: int) -> None:
     size = ld_fixed32(rq + VerbsRq.wqe_size)
     slot = index & (ld_fixed32(rq + VerbsRq.wqe_num) - 1)
     wqe = ld_fixed64(rq + VerbsRq.wqe_daddr) + slot * size
@@ -119,7 +119,7 @@ def fill_receive(rq: VerbsRq, index: int, laddr: int, lkey: int, nbytes: int):
 
 
 @device_function
-def publish(qp: VerbsQp, rq: VerbsRq, first: int, next_index: int, sharing: int):
+def publish(qp: VerbsQp, rq: VerbsRq, first: int, next_index: int, sharing: int) -> int:
     """Announce receives to the NIC, in the order of their reservation."""
     if sharing != EXCLUSIVE:
         status = await_turn(qp, rq + VerbsRq.ready, first, sharing)
@@ -135,7 +135,7 @@ def publish(qp: VerbsQp, rq: VerbsRq, first: int, next_index: int, sharing: int)
 
 
 @device_function
-def recv(qp: VerbsQp, laddr: int, lkey: int, nbytes: int, sharing: int = GPU, scope: int = THREAD):
+def recv(qp: VerbsQp, laddr: int, lkey: int, nbytes: int, sharing: int = GPU, scope: int = THREAD) -> int:
     """Post a receive of up to `nbytes` to `laddr`. Return a ticket for `recv_wait` (`doca_gpu_dev_verbs_recv`).
 
     A WRITE with immediate data puts no data here, so 0 bytes are enough for it. ENOBUFS: all receives are posted.
@@ -171,20 +171,20 @@ def recv(qp: VerbsQp, laddr: int, lkey: int, nbytes: int, sharing: int = GPU, sc
 
 
 @device_function
-def message_cqe(qp: VerbsQp, arrival: int):
+def message_cqe(qp: VerbsQp, arrival: int) -> int:
     """Return the address of the completion of a message."""
     cq = ld_fixed64(qp + VerbsQp.side) + _CQ
     return cqe_address(cq, arrival + ld_fixed64(cq + VerbsCq.cqe_rsvd))
 
 
 @device_function
-def _slot(qp: VerbsQp, rq: VerbsRq, arrival: int):
+def _slot(qp: VerbsQp, rq: VerbsRq, arrival: int) -> int:
     """Return the slot of a shared queue whose receive a message used. Some devices count receives, others slots."""
     return be16(ld16(message_cqe(qp, arrival) + CQE64.wqe_counter)) & (ld_fixed32(rq + VerbsRq.wqe_num) - 1)
 
 
 @device_function
-def _count_shared(qp: VerbsQp, rq: VerbsRq, cq: VerbsCq, arrival: int, sharing: int):
+def _count_shared(qp: VerbsQp, rq: VerbsRq, cq: VerbsCq, arrival: int, sharing: int) -> int:
     """Count a message that has arrived in a shared queue, and free the slot of its receive.
 
     EBUSY if another thread is doing this: meanwhile the slot may be reserved again for a later receive.
@@ -204,7 +204,7 @@ def _count_shared(qp: VerbsQp, rq: VerbsRq, cq: VerbsCq, arrival: int, sharing: 
 
 
 @device_function
-def recv_slot(qp: VerbsQp, arrival: int):
+def recv_slot(qp: VerbsQp, arrival: int) -> int:
     """Return the ticket of the receive that message number `arrival` of the queue used. First wait for the message.
 
     On a shared receive queue, this works until the slot has received another message and a thread has waited for it.
@@ -215,7 +215,7 @@ def recv_slot(qp: VerbsQp, arrival: int):
 
 
 @device_function
-def recv_poll(qp: VerbsQp, ticket: int, sharing: int = GPU):
+def recv_poll(qp: VerbsQp, ticket: int, sharing: int = GPU) -> int:
     """Check once whether a receive, or message number `ticket`, and all before it are complete: OK, EBUSY or EIO.
 
     Messages that have arrived are counted, so a shared receive queue has room again. After EIO,
@@ -243,7 +243,7 @@ def recv_poll(qp: VerbsQp, ticket: int, sharing: int = GPU):
 
 
 @device_function
-def _await(qp: VerbsQp, arrival: int, sharing: int):
+def _await(qp: VerbsQp, arrival: int, sharing: int) -> int:
     """Wait for the queue's message number `arrival` and all before it: OK or a negative status."""
     status = recv_poll(qp, arrival, sharing)
     polls = 0
@@ -261,7 +261,7 @@ def _await(qp: VerbsQp, arrival: int, sharing: int):
 
 
 @device_function
-def _await_group(qp: VerbsQp, ticket: int, sharing: int, scope: int):
+def _await_group(qp: VerbsQp, ticket: int, sharing: int, scope: int) -> int:
     """Wait like `_await`. In warp and block scope, the last thread waits for all, as in `wait`."""
     if scope != THREAD:
         status = ticket
@@ -275,7 +275,7 @@ def _await_group(qp: VerbsQp, ticket: int, sharing: int, scope: int):
 
 
 @device_function
-def _is_there(qp: VerbsQp, arrival: int):
+def _is_there(qp: VerbsQp, arrival: int) -> int:
     """Return whether the completion of a message that has arrived is still there, and not one of a later lap."""
     cq, rq = ld_fixed64(qp + VerbsQp.side) + _CQ, rq_of(qp)
     position = arrival + ld_fixed64(cq + VerbsCq.cqe_rsvd)
@@ -288,7 +288,7 @@ def _is_there(qp: VerbsQp, arrival: int):
 
 
 @device_function
-def recv_bytes(qp: VerbsQp, arrival: int):
+def recv_bytes(qp: VerbsQp, arrival: int) -> int:
     """Return the length of a message that has arrived, in bytes (`doca_gpu_dev_verbs_cqe_get_bytes`).
 
     This works until the ring of completions has wrapped around.
@@ -298,13 +298,13 @@ def recv_bytes(qp: VerbsQp, arrival: int):
 
 
 @device_function
-def recv_imm(qp: VerbsQp, arrival: int):
+def recv_imm(qp: VerbsQp, arrival: int) -> int:
     """Return the 32 bits of immediate data of a message or a WRITE."""
     return be32(ld32(message_cqe(qp, arrival) + CQE64.imm_inval_pkey))
 
 
 @device_function
-def recv_inline(qp: VerbsQp, arrival: int):
+def recv_inline(qp: VerbsQp, arrival: int) -> int:
     """Return the address of a message's bytes inside its completion, or 0 if they are in the receive's buffer
     (`doca_gpu_dev_verbs_cqe_is_inline`, `…cqe_get_inl_data`).
 
@@ -315,7 +315,7 @@ def recv_inline(qp: VerbsQp, arrival: int):
 
 
 @device_function
-def recv_wait(qp: VerbsQp, ticket: int, sharing: int = GPU, scope: int = THREAD, daddr: int = 0, dlkey: int = 0):
+def recv_wait(qp: VerbsQp, ticket: int, sharing: int = GPU, scope: int = THREAD, daddr: int = 0, dlkey: int = 0) -> int:
     """Wait for a receive and all before it. Return the number of bytes received, or a negative status
     (`doca_gpu_dev_verbs_recv_wait`).
 
@@ -337,7 +337,7 @@ def recv_wait(qp: VerbsQp, ticket: int, sharing: int = GPU, scope: int = THREAD,
 
 
 @device_function
-def recv_wait_all(qp: VerbsQp, sharing: int = GPU):
+def recv_wait_all(qp: VerbsQp, sharing: int = GPU) -> int:
     """Wait for all receives posted: OK or a negative status (`doca_gpu_dev_verbs_recv_wait` without a ticket).
 
     EINVAL: the queue has no receives, or shares them with other queues.
@@ -350,7 +350,7 @@ def recv_wait_all(qp: VerbsQp, sharing: int = GPU):
 
 
 @device_function
-def recv_next(qp: VerbsQp, sharing: int = GPU):
+def recv_next(qp: VerbsQp, sharing: int = GPU) -> int:
     """Wait for the queue's next message. Return its number, for `recv_bytes` and its relatives, or a negative status.
 
     Each thread that calls this gets a different message. All wait for the same one, and the first takes it, so a wait

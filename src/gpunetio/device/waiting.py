@@ -17,7 +17,7 @@ SHORTEST_NAP_NS, LONGEST_NAP_NS = 100_000, 1_000_000
 
 
 @device_function
-def relax(polls: int):
+def relax(polls: int) -> None:
     """Let other threads run between two polls, on the host."""
     if on_host():
         if polls < HOST_SPINS:
@@ -27,7 +27,7 @@ def relax(polls: int):
 
 
 @device_function
-def patience(polls: int, start: int, timeout_ns: int):
+def patience(polls: int, start: int, timeout_ns: int) -> int:
     """Do one step of a wait. Return its start time (0 until the clock was first read), or -1 after the deadline."""
     relax(polls)
     if polls & (CLOCK_EVERY - 1) == CLOCK_EVERY - 1:
@@ -40,7 +40,7 @@ def patience(polls: int, start: int, timeout_ns: int):
 
 
 @device_function
-def nap(polls: int, word: int = 0, longest_ns: int = LONGEST_NAP_NS):
+def nap(polls: int, word: int = 0, longest_ns: int = LONGEST_NAP_NS) -> None:
     """Do one step of a loop that has found nothing to do. Host threads sleep, so that other threads get the core.
 
     `polls` counts the turns of the loop since it last found something; in the first turns, the thread spins. A nap ends
@@ -60,7 +60,7 @@ def nap(polls: int, word: int = 0, longest_ns: int = LONGEST_NAP_NS):
 
 
 @device_function
-def wake(word: int):
+def wake(word: int) -> None:
     """Wake the thread that sleeps at a word. It sees everything stored before this call. Do nothing on CUDA."""
     if on_host() and exchange64(word, 0) != 0:
         futex_wake(word)

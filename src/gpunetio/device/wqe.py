@@ -41,13 +41,13 @@ _INLINE_IN_ONE = 12  # payload bytes that share a segment with the inline header
 
 
 @device_function
-def wqe_address(qp: VerbsQp, index: int):
+def wqe_address(qp: VerbsQp, index: int) -> int:
     """Return the address of the slot of `index` (`doca_gpu_dev_verbs_get_wqe_ptr`)."""
     return ld_fixed64(qp + VerbsQp.sq_wqe_daddr) + ((index & ld_fixed16(qp + VerbsQp.sq_wqe_mask)) << WQEBB_SHIFT)
 
 
 @device_function
-def _start(qp: VerbsQp, index: int, at: int, opcode: int, ds: int, flags: int, imm: int):
+def _start(qp: VerbsQp, index: int, at: int, opcode: int, ds: int, flags: int, imm: int) -> int:
     """Write the control segment and return the WQE's address. `ds`: the field with the QPN and the segment count."""
     wqe = at if at != 0 else wqe_address(qp, index)
     first = be32((index & PI_MASK) << WQE_IDX_SHIFT | opcode)
@@ -56,24 +56,24 @@ def _start(qp: VerbsQp, index: int, at: int, opcode: int, ds: int, flags: int, i
 
 
 @device_function
-def signal_wqe(qp: VerbsQp, index: int):
+def signal_wqe(qp: VerbsQp, index: int) -> None:
     """Request a completion for a WQE that was built without CQ_UPDATE."""
     st8(wqe_address(qp, index) + CTRL_SEG.fm_ce_se, CQ_UPDATE)
 
 
 @device_function
-def _raddr(segment: int, raddr: int, rkey: int):
+def _raddr(segment: int, raddr: int, rkey: int) -> None:
     st128(segment, be64(raddr), pack64(be32(rkey), 0))
 
 
 @device_function
-def data_segment(segment: int, laddr: int, lkey: int, nbytes: int):
+def data_segment(segment: int, laddr: int, lkey: int, nbytes: int) -> None:
     """Write a data segment, 16 bytes of a WQE: `nbytes` at `laddr`, under `lkey`."""
     st128(segment, pack64(be32(nbytes & (INLINE_SEG - 1)), be32(lkey)), be64(laddr))
 
 
 @device_function
-def prepare_nop(qp: VerbsQp, index: int, flags: int = CQ_UPDATE, at: int = 0):
+def prepare_nop(qp: VerbsQp, index: int, flags: int = CQ_UPDATE, at: int = 0) -> None:
     """Build a NOP (`doca_gpu_dev_verbs_wqe_prepare_nop`)."""
     _start(qp, index, at, NOP, _NOP_DS, flags, 0)
 
@@ -82,7 +82,7 @@ def prepare_nop(qp: VerbsQp, index: int, flags: int = CQ_UPDATE, at: int = 0):
 def prepare_write(
     qp: VerbsQp, index: int, raddr: int, rkey: int, laddr: int, lkey: int, nbytes: int, flags: int = CQ_UPDATE,
     opcode: int = RDMA_WRITE, imm: int = 0, at: int = 0,
-):
+) -> None:
     """Build an RDMA WRITE of one local segment (`doca_gpu_dev_verbs_wqe_prepare_write`)."""
     wqe = _start(qp, index, at, opcode, _WRITE_DS, flags, imm)
     _raddr(wqe + 16, raddr, rkey)
@@ -93,7 +93,7 @@ def prepare_write(
 def prepare_write2(
     qp: VerbsQp, index: int, raddr: int, rkey: int, laddr0: int, lkey0: int, nbytes0: int, laddr1: int, lkey1: int,
     nbytes1: int, flags: int = CQ_UPDATE, opcode: int = RDMA_WRITE, imm: int = 0, at: int = 0,
-):
+) -> None:
     """Build an RDMA WRITE gathered from two local segments (`doca_gpu_dev_verbs_wqe_prepare_write`, second form)."""
     wqe = _start(qp, index, at, opcode, _WRITE2_DS, flags, imm)
     _raddr(wqe + 16, raddr, rkey)
@@ -105,7 +105,7 @@ def prepare_write2(
 def prepare_write_value(
     qp: VerbsQp, index: int, raddr: int, rkey: int, value: int, nbytes: int, flags: int = CQ_UPDATE, at: int = 0,
     opcode: int = RDMA_WRITE, imm: int = 0,
-):
+) -> None:
     """Build an inline RDMA WRITE of the low `nbytes` (1 to 8) of `value`
     (`…prepare_inl_rdma_write_wqe_header`, `_data`)."""
     wqe = _start(qp, index, at, opcode, _WRITE_DS, flags, imm)
@@ -117,7 +117,7 @@ def prepare_write_value(
 def prepare_write_inline(
     qp: VerbsQp, index: int, raddr: int, rkey: int, laddr: int, nbytes: int, flags: int = CQ_UPDATE, at: int = 0,
     opcode: int = RDMA_WRITE, imm: int = 0,
-):
+) -> int:
     """Build an inline RDMA WRITE of at most 28 bytes from `laddr`, which needs no key (`…wqe_prepare_write_inl`).
 
     Return OK, or EINVAL for another length; then nothing is written.
@@ -135,7 +135,7 @@ def prepare_write_inline(
 def prepare_read(
     qp: VerbsQp, index: int, raddr: int, rkey: int, laddr: int, lkey: int, nbytes: int, flags: int = CQ_UPDATE,
     at: int = 0,
-):
+) -> None:
     """Build an RDMA READ into one local segment (`doca_gpu_dev_verbs_wqe_prepare_read`)."""
     wqe = _start(qp, index, at, RDMA_READ, _READ_DS, flags, 0)
     _raddr(wqe + 16, raddr, rkey)
@@ -146,7 +146,7 @@ def prepare_read(
 def prepare_read2(
     qp: VerbsQp, index: int, raddr: int, rkey: int, laddr0: int, lkey0: int, nbytes0: int, laddr1: int, lkey1: int,
     nbytes1: int, flags: int = CQ_UPDATE, at: int = 0,
-):
+) -> None:
     """Build an RDMA READ scattered to two local segments (`doca_gpu_dev_verbs_wqe_prepare_read`, second form)."""
     wqe = _start(qp, index, at, RDMA_READ, _READ2_DS, flags, 0)
     _raddr(wqe + 16, raddr, rkey)
@@ -158,7 +158,7 @@ def prepare_read2(
 def prepare_send(
     qp: VerbsQp, index: int, laddr: int, lkey: int, nbytes: int, flags: int = CQ_UPDATE, opcode: int = SEND,
     imm: int = 0, at: int = 0,
-):
+) -> None:
     """Build a SEND of one local segment, with immediate data if `opcode` is SEND_IMM."""
     wqe = _start(qp, index, at, opcode, _SEND_DS, flags, imm)
     data_segment(wqe + 16, laddr, lkey, nbytes)
@@ -168,7 +168,7 @@ def prepare_send(
 def prepare_atomic(
     qp: VerbsQp, index: int, opcode: int, raddr: int, rkey: int, laddr: int, lkey: int, compare: int, swap_add: int,
     flags: int = CQ_UPDATE, at: int = 0,
-):
+) -> None:
     """Build an 8-byte ATOMIC_FA, which adds `swap_add`, or ATOMIC_CS (`…wqe_prepare_atomic`).
 
     The old value is written to `laddr`.
@@ -183,7 +183,7 @@ def prepare_atomic(
 def prepare_masked_add(
     qp: VerbsQp, index: int, nbytes: int, raddr: int, rkey: int, laddr: int, lkey: int, add: int, boundary: int = 0,
     flags: int = CQ_UPDATE, at: int = 0,
-):
+) -> int:
     """Build a masked fetch-and-add of 4 or 8 bytes (`doca_gpu_dev_verbs_wqe_prepare_atomic_ext`, MASKED_FA).
 
     The word may have several fields: no carry crosses a bit that is set in `boundary`. Return OK, or EINVAL for another
@@ -206,7 +206,7 @@ def prepare_masked_add(
 def prepare_masked_swap32(
     qp: VerbsQp, index: int, raddr: int, rkey: int, laddr: int, lkey: int, compare: int, swap: int,
     compare_mask: int = 0xFFFF_FFFF, swap_mask: int = 0xFFFF_FFFF, flags: int = CQ_UPDATE, at: int = 0,
-):
+) -> None:
     """Build a masked compare-and-swap of 4 bytes (`doca_gpu_dev_verbs_wqe_prepare_atomic_ext<4>`, MASKED_CS).
 
     If the word equals `compare` in the bits of `compare_mask`, its bits of `swap_mask` are replaced by those of `swap`.
@@ -222,7 +222,7 @@ def prepare_masked_swap32(
 def prepare_masked_swap64(
     qp: VerbsQp, index: int, raddr: int, rkey: int, laddr: int, lkey: int, compare: int, swap: int,
     compare_mask: int = -1, swap_mask: int = -1, flags: int = CQ_UPDATE,
-):
+) -> None:
     """Build a masked compare-and-swap of 8 bytes (`doca_gpu_dev_verbs_wqe_prepare_atomic_ext<8>`, MASKED_CS).
 
     It takes two slots, `index` and the next, but generates one completion, for `index`. So waits by index need a
@@ -237,7 +237,7 @@ def prepare_masked_swap64(
 
 
 @device_function
-def prepare_wait(qp: VerbsQp, index: int, max_index: int, cqn: int, flags: int = CQ_UPDATE, at: int = 0):
+def prepare_wait(qp: VerbsQp, index: int, max_index: int, cqn: int, flags: int = CQ_UPDATE, at: int = 0) -> None:
     """Build a WAIT until completion `max_index` (low 32 bits, from 0) of CQ `cqn` exists (`…wqe_prepare_wait`).
 
     Only on a queue created with `core_direct_master`.
@@ -247,7 +247,9 @@ def prepare_wait(qp: VerbsQp, index: int, max_index: int, cqn: int, flags: int =
 
 
 @device_function
-def prepare_dump(qp: VerbsQp, index: int, laddr: int, lkey: int, nbytes: int = 1, flags: int = CQ_UPDATE, at: int = 0):
+def prepare_dump(
+    qp: VerbsQp, index: int, laddr: int, lkey: int, nbytes: int = 1, flags: int = CQ_UPDATE, at: int = 0
+) -> None:
     """Build a DUMP: the NIC reads `nbytes` at `laddr`, after all WQEs before it (`…wqe_prepare_dump`)."""
     wqe = _start(qp, index, at, DUMP, _DUMP_DS, flags, 0)
     data_segment(wqe + 16, laddr, lkey, nbytes)
@@ -257,7 +259,7 @@ def prepare_dump(qp: VerbsQp, index: int, laddr: int, lkey: int, nbytes: int = 1
 def prepare_memcpy(
     qp: VerbsQp, index: int, daddr: int, dlkey: int, saddr: int, slkey: int, nbytes: int, opaque_addr: int,
     opaque_lkey: int, flags: int = CQ_UPDATE, at: int = 0,
-):
+) -> None:
     """Build an MMO that copies 1 byte to 2 GiB of local memory, from `saddr` to `daddr`.
 
     Only on a queue created with `memcpy`, which also has the opaque buffer (`verbs.QP.opaque`).

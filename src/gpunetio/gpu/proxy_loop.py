@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..formats.doorbell import PI_MASK, WQE_IDX_SHIFT
-from ..formats.layout import Entry
+from ..formats.layout import I64, Record
 from ..jit.compile import engine_function
 from ..jit.ops import (
     be32,
@@ -21,109 +21,115 @@ from ..jit.ops import (
     yield_thread,
 )
 from ..jit.ops.calls import external
-from ..jit.struct_view import View, struct_view
 
 _poll = external("poll", 64, 64, 32, ret=32)
 _read = external("read", 32, 64, 64, ret=64)
 
-# A queue: kernels store the producer index at `word`, and `last` is the last one that was forwarded. `record` 0: the
-# device needs no doorbell record. `early`: the register is also rung before the record is written, for latency.
-PROXY_ROW = Entry("proxy_row", 64, """
-    word             0  i64
-    last             8  i64
-    register        16  i64
-    record          24  i64
-    qpn             32  i64
-    early           40  i64
-""")
 
-# A service: the addresses of `count` rows are at `rows`. After changing that table, the caller increments `asked` and
-# waits until `answered` is equal. From then on the thread uses only the new table. `busy` is how many kernels run.
-PROXY = Entry("proxy", 128, """
-    stop             0  i64
-    asked            8  i64
-    answered        16  i64
-    busy            24  i64
-    count           32  i64
-    rows            40  i64
-    spin_ns         48  i64
-    sleep_ms        56  i64
-    yield_every     64  i64
-    pollfd          72  i64
-    kick_fd         80  i64
-    drained         88  i64
-""")
+class ProxyRow(Record, size=64):
+    """A queue whose doorbells the proxy forwards.
 
-row_at: View = struct_view(PROXY_ROW)
-proxy_at: View = struct_view(PROXY)
+    Kernels store the producer index at `word`, and `last` is the last one that was forwarded. `record` 0: the device
+    needs no doorbell record. `early`: the register is also rung before the record is written, for latency.
+    """
+
+    word: I64 = 0
+    last: I64 = 8
+    register: I64 = 16
+    record: I64 = 24
+    qpn: I64 = 32
+    early: I64 = 40
+
+
+PROXY_ROW = ProxyRow.entry
+
+
+class ProxyState(Record, size=128):
+    """A thread that forwards doorbells.
+
+    The addresses of `count` rows are at `rows`. After changing that table, the caller increments `asked` and waits
+    until `answered` is equal. From then on the thread uses only the new table. `busy` is how many kernels run.
+    """
+
+    stop: I64 = 0
+    asked: I64 = 8
+    answered: I64 = 16
+    busy: I64 = 24
+    count: I64 = 32
+    rows: I64 = 40
+    spin_ns: I64 = 48
+    sleep_ms: I64 = 56
+    yield_every: I64 = 64
+    pollfd: I64 = 72
+    kick_fd: I64 = 80
+    drained: I64 = 88
+
+
+PROXY = ProxyState.entry
 
 
 @engine_function
-def _ring(row, producer):
-    r = row_at(row)
+def _ring(row: ProxyRow, producer: int) -> None:
     drain_stores()
-    st_mmio64(r.register, be64((producer & PI_MASK) << 32 + WQE_IDX_SHIFT | r.qpn << 8))
+    st_mmio64(row.register, be64((producer & PI_MASK) << 32 + WQE_IDX_SHIFT | row.qpn << 8))
     drain_stores()
 
 
 @engine_function
-def forward(row):
+def forward(row: ProxyRow) -> int:
     """Forward a new producer index (`doca_gpu_verbs_cpu_proxy_progress`). Return 1, or 0 if there is none."""
-    r = row_at(row)
-    producer = ld_relaxed64(r.word)
-    if producer == r.last:
+    producer = ld_relaxed64(row.word)
+    if producer == row.last:
         return 0
     fence_acquire_sys()
-    if r.early != 0:
+    if row.early != 0:
         _ring(row, producer)
-    if r.record != 0:
+    if row.record != 0:
         fence_release_sys()
-        st_relaxed32(r.record, be32(producer & PI_MASK))
+        st_relaxed32(row.record, be32(producer & PI_MASK))
         _ring(row, producer)
-    r.last = producer
+    row.last = producer
     return 1
 
 
 @engine_function
-def ask(proxy):
+def ask(proxy: ProxyState) -> None:
     """Tell the thread that the table has changed."""
-    st_release64(proxy + PROXY.asked, proxy_at(proxy).asked + 1)
+    st_release64(proxy + ProxyState.asked, proxy.asked + 1)
 
 
 @engine_function
-def _turn(proxy):
-    asked = ld_acquire64(proxy + PROXY.asked)
-    if asked != proxy_at(proxy).answered:
-        st_release64(proxy + PROXY.answered, asked)
+def _turn(proxy: ProxyState) -> int:
+    asked = ld_acquire64(proxy + ProxyState.asked)
+    if asked != proxy.answered:
+        st_release64(proxy + ProxyState.answered, asked)
     done = 0
-    rows = proxy_at(proxy).rows
-    for i in range(ld_relaxed64(proxy + PROXY.count)):
+    rows = proxy.rows
+    for i in range(ld_relaxed64(proxy + ProxyState.count)):
         done += forward(ld_relaxed64(rows + 8 * i))
     return done
 
 
 @engine_function
-def _must_watch(proxy):
+def _must_watch(proxy: ProxyState) -> bool:
     """Return whether a kernel may announce something at any moment."""
-    return ld_relaxed64(proxy + PROXY.busy) > 0 and ld_relaxed64(proxy + PROXY.count) != 0
+    return ld_relaxed64(proxy + ProxyState.busy) > 0 and ld_relaxed64(proxy + ProxyState.count) != 0
 
 
 @engine_function
-def _sleep(proxy):
+def _sleep(proxy: ProxyState) -> None:
     """Sleep until kicked, or for `sleep_ms`: no store of a kernel that the proxy was not told of wakes the thread."""
-    p = proxy_at(proxy)
-    if _poll(p.pollfd, 1, p.sleep_ms if ld_relaxed64(proxy + PROXY.count) != 0 else -1) > 0:
-        _read(p.kick_fd, proxy + PROXY.drained, 8)
+    if _poll(proxy.pollfd, 1, proxy.sleep_ms if ld_relaxed64(proxy + ProxyState.count) != 0 else -1) > 0:
+        _read(proxy.kick_fd, proxy + ProxyState.drained, 8)
 
 
 @engine_function
-def serve(proxy):
+def serve(proxy: ProxyState) -> None:
     """Forward doorbells until told to stop. Stay awake while kernels run, and for `spin_ns` after a doorbell."""
-    p = proxy_at(proxy)
     idle = 0
     idle_since = 0
     asleep = 0
-    while ld_relaxed64(proxy + PROXY.stop) == 0:
+    while ld_relaxed64(proxy + ProxyState.stop) == 0:
         if _turn(proxy) > 0:
             idle = 0
             idle_since = 0
@@ -136,7 +142,7 @@ def serve(proxy):
                 _sleep(proxy)
             continue
         idle += 1
-        if idle % p.yield_every != 0:
+        if idle % proxy.yield_every != 0:
             pause()
             continue
         yield_thread()
@@ -145,5 +151,5 @@ def serve(proxy):
         now = clock_ns()
         if idle_since == 0:
             idle_since = now
-        elif now - idle_since > p.spin_ns:
+        elif now - idle_since > proxy.spin_ns:
             asleep = 1

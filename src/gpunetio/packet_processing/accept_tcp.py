@@ -7,9 +7,9 @@ from ..device import kernel
 from ..formats.cqe import RxChecksum
 from ..jit.compile import device_function
 from ..jit.ops import ld_fixed64
-from .acceptor import ACCEPTOR
+from .acceptor import ACCEPTOR, AcceptorState
 from .connection import LANE
-from .counts import WORK, note_turn, wait_for_packets
+from .counts import WORK, Work, note_turn, wait_for_packets
 from .handshake import HANDED_OVER, look_at_ends, take_frame
 
 DEPTH, BURST = 2048, 128  # packets: of the queue, and of a turn
@@ -19,7 +19,7 @@ _PATIENCE_NS = 20_000_000
 
 
 @device_function
-def _wake_lanes(acceptor):
+def _wake_lanes(acceptor: AcceptorState) -> None:
     """Wake the server's lanes for this queue."""
     number, queues = ld_fixed64(acceptor + ACCEPTOR.number), ld_fixed64(acceptor + ACCEPTOR.queues)
     for lane in range(number, ld_fixed64(acceptor + ACCEPTOR.lanes_num), queues):
@@ -27,7 +27,9 @@ def _wake_lanes(acceptor):
 
 
 @kernel
-def accept_tcp(stop, acceptor, rxq, txq, attrs, answer, work):
+def accept_tcp(
+    stop: int, acceptor: AcceptorState, rxq: dev.EthRxq, txq: dev.EthTxq, attrs: int, answer: int, work: Work
+) -> None:
     """Process the CPU's segments until the word at `stop` is not 0, or a queue fails. `attrs` has room for BURST.
 
     Answers are built at `answer`. Segments of connections go to the server.

@@ -14,15 +14,15 @@ thread that makes flow rules which connections should have one, and is told whic
 from __future__ import annotations
 
 import secrets
+from typing import Annotated
 
 import numpy as np
 
 from .. import device as dev
-from ..formats.layout import Entry
+from ..formats.layout import I64, Record
 from ..formats.packet import IPV4, TCP
 from ..jit.compile import device_function
 from ..jit.ops import ld_fixed64
-from ..jit.struct_view import View, struct_view
 from .connection import MOST_PAYLOAD, SLOTS, Tables
 from .counts import TCP_COUNTS
 from .siphash import siphash
@@ -35,68 +35,82 @@ _ADDRESS_MASK = (1 << 32) - 1
 WANTED = 1  # of a word of `wanted`
 ANSWERED, FREE = 0, -1
 
-# A slot. Slots in `chained`, `before` and `after` are numbers from 1 on; 0 is none.
-#
-#     key           address and port of the client and port of the server, of this connection or the last one
-#     generation    of this connection, or the last one
-#     chained       the next slot whose key has the same hash
-#     before, after the neighbours in the list
-#     until         when a half-open connection is given up; ANSWERED by its client; or FREE
-#     segments      that were handed over since then
-#     scales        whether the client has offered to scale windows
-HELD = Entry("held", 64, """
-    key          0  i64
-    generation   8  i64
-    chained     16  i64
-    before      24  i64
-    after       32  i64
-    until       40  i64
-    segments    48  i64
-    scales      56  i64
-""")
 
-# The data of a queue. `mac`, `address` and `mtu` are the station's, `mss` is what we announce; `key_low` and
-# `key_high` are the secret of the hash. Addresses follow, then lists: the first and the last slot of each. Counts are
-#
-#     syns      connections that clients have begun
-#     refused   connections for which there was no slot, or whose client has its share
-#     expired   half-open connections that were given up
-#     dropped   segments for which the server had no room
-#     resets    RSTs that were sent
-#     sums      TCP_COUNTS of the segments that were handed over
-ACCEPTOR = Entry("acceptor", 320, """
-    number         0  i64
-    queues         8  i64
-    lanes_num     16  i64
-    mac           24  i64
-    address       32  i64
-    mtu           40  i64
-    mss           48  i64
-    key_low       56  i64
-    key_high      64  i64
-    slots         72  i64
-    clients       80  i64
-    buckets       88  i64
-    connections   96  i64
-    states       104  i64
-    wanted       112  i64
-    made         120  i64
-    ring         128  i64
-    lanes        136  i64
-    free         144  i64
-    free_last    152  i64
-    waiting      160  i64
-    waiting_last 168  i64
-    half_open    176  i64
-    most         184  i64
-    look_at      192  i64
-    syns         200  i64
-    refused      208  i64
-    expired      216  i64
-    dropped      224  i64
-    resets       232  i64
-    sums         240  raw[72]
-""")
+class Held(Record, size=64):
+    """A slot of an acceptor.
+
+    Slots in `chained`, `before` and `after` are numbers from 1 on; 0 is none.
+
+        key           address and port of the client and port of the server, of this connection or the last one
+        generation    of this connection, or the last one
+        chained       the next slot whose key has the same hash
+        before, after the neighbours in the list
+        until         when a half-open connection is given up; ANSWERED by its client; or FREE
+        segments      that were handed over since then
+        scales        whether the client has offered to scale windows
+    """
+
+    key: I64 = 0
+    generation: I64 = 8
+    chained: I64 = 16
+    before: I64 = 24
+    after: I64 = 32
+    until: I64 = 40
+    segments: I64 = 48
+    scales: I64 = 56
+
+
+HELD = Held.entry
+
+
+class AcceptorState(Record, size=320):
+    """The data of an acceptor's queue.
+
+    `mac`, `address` and `mtu` are the station's, `mss` is what we announce; `key_low` and `key_high` are the secret of
+    the hash. Addresses follow, then lists: the first and the last slot of each. Counts are
+
+        syns      connections that clients have begun
+        refused   connections for which there was no slot, or whose client has its share
+        expired   half-open connections that were given up
+        dropped   segments for which the server had no room
+        resets    RSTs that were sent
+        sums      TCP_COUNTS of the segments that were handed over
+    """
+
+    number: I64 = 0
+    queues: I64 = 8
+    lanes_num: I64 = 16
+    mac: I64 = 24
+    address: I64 = 32
+    mtu: I64 = 40
+    mss: I64 = 48
+    key_low: I64 = 56
+    key_high: I64 = 64
+    slots: I64 = 72
+    clients: I64 = 80
+    buckets: I64 = 88
+    connections: I64 = 96
+    states: I64 = 104
+    wanted: I64 = 112
+    made: I64 = 120
+    ring: I64 = 128
+    lanes: I64 = 136
+    free: I64 = 144
+    free_last: I64 = 152
+    waiting: I64 = 160
+    waiting_last: I64 = 168
+    half_open: I64 = 176
+    most: I64 = 184
+    look_at: I64 = 192
+    syns: I64 = 200
+    refused: I64 = 208
+    expired: I64 = 216
+    dropped: I64 = 224
+    resets: I64 = 232
+    sums: Annotated[int, "raw[72]"] = 240
+
+
+ACCEPTOR = AcceptorState.entry
 COUNTS = ("syns", "refused", "expired", "dropped", "resets")
 
 
@@ -158,24 +172,21 @@ class Acceptor:
 
 # --- for the thread of the queue -------------------------------------------------------------------------------------
 
-held_at: View = struct_view(HELD)
-acceptor_at: View = struct_view(ACCEPTOR)
+
+@device_function
+def held_row(acceptor: AcceptorState, slot: int) -> Held:
+    """Return a slot's row."""
+    return Held(ld_fixed64(acceptor + ACCEPTOR.slots) + slot * HELD.size)
 
 
 @device_function
-def held_row(acceptor, slot):
-    """Return the address of a HELD."""
-    return ld_fixed64(acceptor + ACCEPTOR.slots) + slot * HELD.size
-
-
-@device_function
-def hash_of(acceptor, key):
+def hash_of(acceptor: AcceptorState, key: int) -> int:
     """Return 64 bits that nobody can predict without the secret."""
     return siphash(ld_fixed64(acceptor + ACCEPTOR.key_low), ld_fixed64(acceptor + ACCEPTOR.key_high), key)
 
 
 @device_function
-def _bucket(acceptor, key):
+def _bucket(acceptor: AcceptorState, key: int) -> int:
     """Return the address of the first slot in the chain of a key. It uses the upper bits of the hash.
 
     Sequence numbers reveal the lower bits.
@@ -184,26 +195,26 @@ def _bucket(acceptor, key):
 
 
 @device_function
-def find(acceptor, key):
+def find(acceptor: AcceptorState, key: int) -> int:
     """Return the slot of a client, or -1."""
     slot = dev.ld64(_bucket(acceptor, key)) - 1
-    while slot >= 0 and held_at(held_row(acceptor, slot)).key != key:
-        slot = held_at(held_row(acceptor, slot)).chained - 1
+    while slot >= 0 and held_row(acceptor, slot).key != key:
+        slot = held_row(acceptor, slot).chained - 1
     return slot
 
 
 @device_function
-def bind(acceptor, slot, key):
+def bind(acceptor: AcceptorState, slot: int, key: int) -> None:
     """Give a slot to a client."""
-    h, bucket = held_at(held_row(acceptor, slot)), _bucket(acceptor, key)
+    h, bucket = held_row(acceptor, slot), _bucket(acceptor, key)
     h.key, h.chained = key, dev.ld64(bucket)
     dev.st64(bucket, slot + 1)
 
 
 @device_function
-def unbind(acceptor, slot):
+def unbind(acceptor: AcceptorState, slot: int) -> None:
     """Remove a client from the hash. Its key stays, because its flow rule may be under construction."""
-    h = held_at(held_row(acceptor, slot))
+    h = held_row(acceptor, slot)
     link = _bucket(acceptor, h.key)
     while dev.ld64(link) != slot + 1:
         link = held_row(acceptor, dev.ld64(link) - 1) + HELD.chained
@@ -211,45 +222,45 @@ def unbind(acceptor, slot):
 
 
 @device_function
-def _client(acceptor, key):
+def _client(acceptor: AcceptorState, key: int) -> int:
     """Return the address of the number of a client's connections."""
     client = hash_of(acceptor, key >> 32 & _ADDRESS_MASK) >> 32 & _CLIENTS - 1
     return ld_fixed64(acceptor + ACCEPTOR.clients) + 8 * client
 
 
 @device_function
-def has_share(acceptor, key):
+def has_share(acceptor: AcceptorState, key: int) -> bool:
     """Return whether a client has reached the limit of connections per client."""
     return dev.ld_relaxed64(_client(acceptor, key)) >= CLIENT_SLOTS
 
 
 @device_function
-def count_connection(acceptor, slot, count):
+def count_connection(acceptor: AcceptorState, slot: int, count: int) -> None:
     """Add `count` to a client's connections: 1 when a connection is no longer half-open, -1 when it ends."""
-    dev.fetch_add_sys64(_client(acceptor, held_at(held_row(acceptor, slot)).key), count)
+    dev.fetch_add_sys64(_client(acceptor, held_row(acceptor, slot).key), count)
 
 
 @device_function
-def append(acceptor, ends, slot):
+def append(acceptor: AcceptorState, ends: int, slot: int) -> None:
     """Append a slot to a list. `ends` is the offset in ACCEPTOR of the list's first and last slot."""
-    h, last = held_at(held_row(acceptor, slot)), dev.ld64(acceptor + ends + 8)
+    h, last = held_row(acceptor, slot), dev.ld64(acceptor + ends + 8)
     h.before, h.after = last, 0
     if last == 0:
         dev.st64(acceptor + ends, slot + 1)
     else:
-        held_at(held_row(acceptor, last - 1)).after = slot + 1
+        held_row(acceptor, last - 1).after = slot + 1
     dev.st64(acceptor + ends + 8, slot + 1)
 
 
 @device_function
-def remove(acceptor, ends, slot):
+def remove(acceptor: AcceptorState, ends: int, slot: int) -> None:
     """Remove a slot from a list."""
-    h = held_at(held_row(acceptor, slot))
+    h = held_row(acceptor, slot)
     if h.before == 0:
         dev.st64(acceptor + ends, h.after)
     else:
-        held_at(held_row(acceptor, h.before - 1)).after = h.after
+        held_row(acceptor, h.before - 1).after = h.after
     if h.after == 0:
         dev.st64(acceptor + ends + 8, h.before)
     else:
-        held_at(held_row(acceptor, h.after - 1)).before = h.before
+        held_row(acceptor, h.after - 1).before = h.before

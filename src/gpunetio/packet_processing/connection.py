@@ -4,23 +4,23 @@ A connection has a slot, and the flow tag `generation << SLOT_BITS | slot`. Slot
 to queue l % queues. Only one thread of the CPU, one receive kernel and one warp of the server use the slots of a queue.
 So no table has a lock.
 
-    CONNECTION   written by the CPU, before packets can carry its tag: the result of the handshake
-    SERVED       written by the server, in its own memory: everything that happens to a connection later
+    Connection   written by the CPU, before packets can carry its tag: the result of the handshake
+    Served       written by the server, in its own memory: everything that happens to a connection later
     state word   written by the server, read by the CPU: whether the server has seen the connection, and its end
-    SEGMENT      written by receive kernels and the CPU, into the server's rings
+    Segment      written by receive kernels and the CPU, into the server's rings
 """
 
 from __future__ import annotations
 
 from contextlib import ExitStack
+from typing import Annotated
 
 import numpy as np
 
 from ..enums import MemType
-from ..formats.layout import Entry
+from ..formats.layout import I64, U16, U32, Record
 from ..gpu import Gpu
 from ..gpu.semaphore import Semaphore
-from ..jit.struct_view import View, struct_view
 
 SLOT_BITS = 12
 SLOTS = 1 << SLOT_BITS
@@ -34,119 +34,150 @@ TAG_ROOM = 8  # bytes for VLAN tags
 UNKNOWN, OPEN, ENDED = 0, 1, 2
 STATE_MASK, STATE_SHIFT = 3, 2
 
-# `header` are the headers of a segment to the client: MACs, VLAN tags, addresses and ports are final. IP is at the same
-# place however many bytes the tags have (`tags`). It is at 2 modulo 4, so that IP and TCP headers are aligned. The
-# window is that of the SYN, which is not scaled (RFC 7323 2.2).
-CONNECTION = Entry("connection", 128, """
-    generation       0  u32
-    first_sequence   4  u32
-    peer_sequence    8  u32
-    mss             12  u32
-    window_shift    16  u32
-    tags            20  u32
-    header          66  raw[62]
-""")
 
-# TCP's variables are those of RFC 9293 3.3.1. Sequence numbers are below 2^32. Times are of the kernel's clock.
-#
-#     snd_max     the highest snd_nxt so far: after a loss, snd_nxt goes back
-#     recover     duplicate acknowledgements below this have already led to a retransmission
-#     base        sequence number of the first byte of the response; `total` bytes follow
-#     head, body  addresses of its two parts
-#     progress    when the client last acknowledged something new, or the last response was complete
-#     sent        when the retransmission timer was started
-#     answered    when a segment that was not acceptable was last answered
-#     searched    of the `filled` bytes in the request buffer, how many are known to have no end of a request
-#     ahead_from  in the request buffer, the begin of bytes that arrived before their turn, after a gap
-#     ahead_to    the end of these bytes; 0: there are none
-#     checked     when the client's rate was last checked
-#     checked_una snd_una at that time
-SERVED = Entry("served", 320, """
-    generation       0  i64
-    flags            8  i64
-    rcv_nxt         16  i64
-    snd_una         24  i64
-    snd_nxt         32  i64
-    snd_max         40  i64
-    window          48  i64
-    recover         56  i64
-    duplicates      64  i64
-    retries         72  i64
-    base            80  i64
-    total           88  i64
-    head            96  i64
-    head_bytes     104  i64
-    body           112  i64
-    progress       120  i64
-    sent           128  i64
-    filled         136  i64
-    searched       144  i64
-    mss            152  i64
-    window_shift   160  i64
-    answered       168  i64
-    ahead_from     176  i64
-    ahead_to       184  i64
-    checked        192  i64
-    checked_una    200  i64
-    tags           208  i64
-    header         218  raw[62]
-""")
+class Connection(Record, size=128):
+    """The result of a handshake, for the server. The CPU writes it.
+
+    `header` are the headers of a segment to the client: MACs, VLAN tags, addresses and ports are final. IP is at
+    the same place however many bytes the tags have (`tags`). It is at 2 modulo 4, so that IP and TCP headers are
+    aligned. The window is that of the SYN, which is not scaled (RFC 7323 2.2).
+    """
+
+    generation: U32 = 0
+    first_sequence: U32 = 4
+    peer_sequence: U32 = 8
+    mss: U32 = 12
+    window_shift: U32 = 16
+    tags: U32 = 20
+    header: Annotated[int, "raw[62]"] = 66
+
+
+CONNECTION = Connection.entry
+
+
+class Served(Record, size=320):
+    """A connection, as the server alone sees it.
+
+    TCP's variables are those of RFC 9293 3.3.1. Sequence numbers are below 2^32. Times are of the kernel's clock.
+
+        snd_max     the highest snd_nxt so far: after a loss, snd_nxt goes back
+        recover     duplicate acknowledgements below this have already led to a retransmission
+        base        sequence number of the first byte of the response; `total` bytes follow
+        head, body  addresses of its two parts
+        progress    when the client last acknowledged something new, or the last response was complete
+        sent        when the retransmission timer was started
+        answered    when a segment that was not acceptable was last answered
+        searched    of the `filled` bytes in the request buffer, how many are known to have no end of a request
+        ahead_from  in the request buffer, the begin of bytes that arrived before their turn, after a gap
+        ahead_to    the end of these bytes; 0: there are none
+        checked     when the client's rate was last checked
+        checked_una snd_una at that time
+    """
+
+    generation: I64 = 0
+    flags: I64 = 8
+    rcv_nxt: I64 = 16
+    snd_una: I64 = 24
+    snd_nxt: I64 = 32
+    snd_max: I64 = 40
+    window: I64 = 48
+    recover: I64 = 56
+    duplicates: I64 = 64
+    retries: I64 = 72
+    base: I64 = 80
+    total: I64 = 88
+    head: I64 = 96
+    head_bytes: I64 = 104
+    body: I64 = 112
+    progress: I64 = 120
+    sent: I64 = 128
+    filled: I64 = 136
+    searched: I64 = 144
+    mss: I64 = 152
+    window_shift: I64 = 160
+    answered: I64 = 168
+    ahead_from: I64 = 176
+    ahead_to: I64 = 184
+    checked: I64 = 192
+    checked_una: I64 = 200
+    tags: I64 = 208
+    header: Annotated[int, "raw[62]"] = 218
+
+
+SERVED = Served.entry
 # Flags: a response is not acknowledged yet; a FIN follows what was sent so far; the client has sent its FIN.
 RESPONDING, CLOSING, PEER_FIN = 1, 2, 4
 
-# A segment from a client, in the byte order of the machine. `payload` has room for the MSS that we announce.
-SEGMENT = Entry("segment", 1536, """
-    tag              0  u32
-    sequence         4  u32
-    acknowledgement  8  u32
-    window          12  u16
-    flags           14  u16
-    nbytes          16  u32
-    payload         32  raw[1504]
-""")
+
+class Segment(Record, size=1536):
+    """A segment from a client, in the byte order of the machine.
+
+    `payload` has room for the MSS that we announce.
+    """
+
+    tag: U32 = 0
+    sequence: U32 = 4
+    acknowledgement: U32 = 8
+    window: U16 = 12
+    flags: U16 = 14
+    nbytes: U32 = 16
+    payload: Annotated[int, "raw[1504]"] = 32
+
+
+SEGMENT = Segment.entry
 MOST_PAYLOAD = SEGMENT.size - SEGMENT.payload
 
-# The counts of a lane of the server, and the negative status with which it has ended. Only that lane writes them,
-# except `dropped`, which the receive kernel counts: segments for which the lane's ring had no room. `segments` are
-# those that the lane has processed, and `busy_ns` is how long that took.
-LANE = Entry("http_lane", 128, """
-    status           0  i64
-    requests         8  i64
-    ok              16  i64
-    bad_request     24  i64
-    not_found       32  i64
-    not_allowed     40  i64
-    too_large       48  i64
-    opened          56  i64
-    ended           64  i64
-    retransmitted   72  i64
-    nap             80  i64
-    dropped         88  i64
-    segments        96  i64
-    busy_ns        104  i64
-""")
 
-# The server's data for kernels. All except the counts are addresses for kernels.
-HTTP = Entry("http", 128, """
-    connections      0  i64
-    served           8  i64
-    deadlines       16  i64
-    states          24  i64
-    buffers         32  i64
-    from_kernels    40  i64
-    from_cpu        48  i64
-    lanes           56  i64
-    pages           64  i64
-    pages_lkey      72  u32
-    lanes_num       76  u32
-    queues_num      80  u32
-""")
+class Lane(Record, size=128):
+    """The counts of a lane of the server, and the negative status with which it has ended.
+
+    Only that lane writes them, except `dropped`, which the receive kernel counts: segments for which the lane's ring
+    had no room. `segments` are those that the lane has processed, and `busy_ns` is how long that took.
+    """
+
+    status: I64 = 0
+    requests: I64 = 8
+    ok: I64 = 16
+    bad_request: I64 = 24
+    not_found: I64 = 32
+    not_allowed: I64 = 40
+    too_large: I64 = 48
+    opened: I64 = 56
+    ended: I64 = 64
+    retransmitted: I64 = 72
+    nap: I64 = 80
+    dropped: I64 = 88
+    segments: I64 = 96
+    busy_ns: I64 = 104
+
+
+LANE = Lane.entry
+
+
+class Http(Record, size=128):
+    """The server's data for kernels. All except the counts are addresses for kernels."""
+
+    connections: I64 = 0
+    served: I64 = 8
+    deadlines: I64 = 16
+    states: I64 = 24
+    buffers: I64 = 32
+    from_kernels: I64 = 40
+    from_cpu: I64 = 48
+    lanes: I64 = 56
+    pages: I64 = 64
+    pages_lkey: U32 = 72
+    lanes_num: U32 = 76
+    queues_num: U32 = 80
+
+
+HTTP = Http.entry
 
 
 class Tables:
     """The memory of the server's connections, for `queues` queues of `width` lanes each. `undo` frees it.
 
-    As a kernel's argument, it is its `device_address`, that of an HTTP.
+    As a kernel's argument, it is its `device_address`, that of an Http.
     """
 
     queues: int
@@ -191,7 +222,7 @@ class Tables:
 
     @property
     def device_address(self) -> int:
-        """Return the address of the HTTP structure for kernels."""
+        """Return the address of the Http for kernels."""
         return self._structure.device_address
 
     def counts(self) -> dict[str, int]:
@@ -206,7 +237,3 @@ class Tables:
 
 # --- for kernels -----------------------------------------------------------------------------------------------------
 
-connection_at: View = struct_view(CONNECTION)
-served_at: View = struct_view(SERVED)
-segment_at: View = struct_view(SEGMENT)
-lane_at: View = struct_view(LANE)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from .. import device as dev
 from ..jit.compile import device_function
-from ..formats.layout import Entry
+from ..formats.layout import I64, Entry, Record
 
 ITEMS = 1024  # of a semaphore
 PUBLISH_NS = 10_000_000  # between two items of a queue
@@ -45,29 +45,35 @@ ICMP_COUNTS = Entry("icmp_counts", 32, """
     total          24  i64
 """)
 
-# The state of a kernel, which can be read at any time. Only the kernel's first thread writes it. Times are in ns of the
-# kernel's clock.
-#
-#     status     0, or the negative status with which the kernel has ended
-#     turns      of the kernel's loop
-#     packets    how many it has received
-#     busy_ns    how long it had packets to receive and to work on
-#     began      when it began to receive those of this turn
-#     item       the semaphore item that it fills next
-#     published  when it filled the last one
-WORK = Entry("work", 64, """
-    status          0  i64
-    turns           8  i64
-    packets        16  i64
-    busy_ns        24  i64
-    began          32  i64
-    item           40  i64
-    published      48  i64
-""")
+
+class Work(Record, size=64):
+    """The state of a kernel, which can be read at any time.
+
+    Only the kernel's first thread writes it. Times are in ns of the kernel's clock.
+
+        status     0, or the negative status with which the kernel has ended
+        turns      of the kernel's loop
+        packets    how many it has received
+        busy_ns    how long it had packets to receive and to work on
+        began      when it began to receive those of this turn
+        item       the semaphore item that it fills next
+        published  when it filled the last one
+    """
+
+    status: I64 = 0
+    turns: I64 = 8
+    packets: I64 = 16
+    busy_ns: I64 = 24
+    began: I64 = 32
+    item: I64 = 40
+    published: I64 = 48
+
+
+WORK = Work.entry
 
 
 @device_function
-def wait_for_packets(work, rxq, most, patience_ns, attrs, scope):
+def wait_for_packets(work: Work, rxq: dev.EthRxq, most: int, patience_ns: int, attrs: int, scope: int) -> int:
     """Receive the packets that have arrived, at most `most`, or wait for one. The NIC does not get their places back.
 
     A packet never waits for others, as it would in `rxq_recv` with `most` and a timeout.
@@ -83,14 +89,14 @@ def wait_for_packets(work, rxq, most, patience_ns, attrs, scope):
 
 
 @device_function
-def add(sums, offset, count):
+def add(sums: int, offset: int, count: int) -> None:
     """Add a thread's count to a sum of its queue."""
     if count != 0:
         dev.fetch_add_gpu64(sums + offset, count)
 
 
 @device_function
-def note_turn(work, received, now):
+def note_turn(work: Work, received: int, now: int) -> None:
     """Record a turn of a kernel that ends now."""
     dev.st64(work + WORK.turns, dev.ld64(work + WORK.turns) + 1)
     if received > 0:
@@ -99,7 +105,7 @@ def note_turn(work, received, now):
 
 
 @device_function
-def end_turn(work, semaphore, sums, nbytes, received):
+def end_turn(work: Work, semaphore: dev.DevSemaphore, sums: int, nbytes: int, received: int) -> None:
     """Record a turn, and publish the sums, `nbytes` in all, if that is due and there is a free item.
 
     The first thread of a queue calls this when all have added.

@@ -8,33 +8,33 @@ from ..eth import headers
 from ..formats.cqe import RxChecksum
 from ..formats.packet import TCP_FLAGS_MASK
 from ..jit.ops import ld_fixed32, ld_fixed64
-from .connection import HTTP, LANE, MOST_PAYLOAD, SEGMENT, SLOTS, segment_at
+from .connection import HTTP, LANE, MOST_PAYLOAD, SEGMENT, SLOTS, Http, Segment
 
 _RIGHT = int(RxChecksum.L3_OK | RxChecksum.L4_OK)
 
 
 @device_function
-def _fill(segment, tag, tcp, payload, nbytes):
-    s, t = segment_at(segment), headers.tcp_at(tcp)
-    s.tag, s.nbytes = tag, nbytes
-    s.sequence, s.acknowledgement = t.sequence, t.acknowledgement
-    s.window, s.flags = t.window, t.offset_flags & TCP_FLAGS_MASK
+def _fill(segment: Segment, tag: int, tcp: int, payload: int, nbytes: int) -> None:
+    t = headers.tcp_at(tcp)
+    segment.tag, segment.nbytes = tag, nbytes
+    segment.sequence, segment.acknowledgement = t.sequence, t.acknowledgement
+    segment.window, segment.flags = t.window, t.offset_flags & TCP_FLAGS_MASK
     dev.copy(segment + SEGMENT.payload, payload, nbytes)
 
 
 @device_function
-def put_segment(ring, lane, tag, tcp, payload, nbytes):
+def put_segment(ring: dev.DevSemaphore, lane: int, tag: int, tcp: int, payload: int, nbytes: int) -> bool:
     """Hand a segment with up to MOST_PAYLOAD bytes to a lane of the server. Return whether there was room."""
     item = dev.sem_take(ring, lane)
     if item < 0:
         return False
-    _fill(dev.sem_info(ring, item), tag, tcp, payload, nbytes)
+    _fill(Segment(dev.sem_info(ring, item)), tag, tcp, payload, nbytes)
     dev.sem_set_status(ring, item, dev.SEM_READY)
     return True
 
 
 @device_function
-def _hand_over(http, lane, tag, frame, nbytes):
+def _hand_over(http: Http, lane: int, tag: int, frame: int, nbytes: int) -> bool:
     """Hand a frame to a lane of the server. Return whether there was room, or nothing to hand over."""
     protocol, _, tcp, length = headers.l4_of(frame, nbytes)
     if protocol != headers.IP_PROTOCOL_TCP:
@@ -46,7 +46,9 @@ def _hand_over(http, lane, tag, frame, nbytes):
 
 
 @device_function
-def hand_over(http, queue, rxq, first, received, attrs, thread, threads):
+def hand_over(
+    http: Http, queue: int, rxq: dev.EthRxq, first: int, received: int, attrs: int, thread: int, threads: int
+) -> None:
     """Hand those packets of a burst to the server that belong to known connections and have correct checksums.
 
     Thread i of the block does this for lanes i, i + threads, …, so packets of a connection keep their order. The

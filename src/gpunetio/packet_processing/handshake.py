@@ -13,12 +13,12 @@ from ..formats.packet import IPV4, TCP, TCP_ACK, TCP_FIN, TCP_FLAGS_MASK, TCP_RS
 from ..jit.compile import device_function
 from ..jit.ops import ld_fixed64
 from .acceptor import (
-    ACCEPTOR, ANSWERED, FREE, WANTED, acceptor_at, append, bind, count_connection, find, has_share, hash_of, held_at,
-    held_row, remove, unbind,
+    ACCEPTOR, ANSWERED, FREE, WANTED, AcceptorState, append, bind, count_connection, find, has_share, hash_of, held_row,
+    remove, unbind,
 )
 from .connection import (
-    CONNECTION, ENDED, LAST_GENERATION, MOST_PAYLOAD, REQUEST_BYTES, SLOT_BITS, SLOTS, STATE_SHIFT, TAG_ROOM,
-    connection_at,
+    CONNECTION, ENDED, LAST_GENERATION, MOST_PAYLOAD, REQUEST_BYTES, SLOTS, SLOT_BITS, STATE_SHIFT, TAG_ROOM,
+    Connection,
 )
 from .counts import TCP_COUNTS, add
 from .hand_over import put_segment
@@ -35,24 +35,24 @@ _TICK_NS = 4000  # of the clock of initial sequence numbers
 
 
 @device_function
-def _shared_row(acceptor, slot):
-    return ld_fixed64(acceptor + ACCEPTOR.connections) + slot * CONNECTION.size
+def _shared_row(acceptor: AcceptorState, slot: int) -> Connection:
+    return Connection(ld_fixed64(acceptor + ACCEPTOR.connections) + slot * CONNECTION.size)
 
 
 @device_function
-def _has_ended(acceptor, slot):
+def _has_ended(acceptor: AcceptorState, slot: int) -> bool:
     """Return whether the server has marked the connection of a slot as ended."""
     word = dev.ld_acquire64(ld_fixed64(acceptor + ACCEPTOR.states) + 8 * slot)
-    return word == held_at(held_row(acceptor, slot)).generation << STATE_SHIFT | ENDED
+    return word == held_row(acceptor, slot).generation << STATE_SHIFT | ENDED
 
 
 # --- slots -----------------------------------------------------------------------------------------------------------
 
 
 @device_function
-def _take_free(acceptor):
+def _take_free(acceptor: AcceptorState) -> int:
     """Return the free slot that was unused for longest, or -1. The flow rule that it may have had must be gone."""
-    slot = acceptor_at(acceptor).free - 1
+    slot = acceptor.free - 1
     if slot < 0:
         return -1
     wanted = dev.ld64(ld_fixed64(acceptor + ACCEPTOR.wanted) + 8 * slot)
@@ -63,50 +63,48 @@ def _take_free(acceptor):
 
 
 @device_function
-def _waits_no_longer(acceptor, slot):
+def _waits_no_longer(acceptor: AcceptorState, slot: int) -> None:
     """Note that a connection is no longer half-open."""
-    held_at(held_row(acceptor, slot)).until = ANSWERED
-    acceptor_at(acceptor).half_open -= 1
+    held_row(acceptor, slot).until = ANSWERED
+    acceptor.half_open -= 1
     remove(acceptor, ACCEPTOR.waiting, slot)
 
 
 @device_function
-def _release(acceptor, slot):
+def _release(acceptor: AcceptorState, slot: int) -> None:
     """Free a slot. Its flow rule, if it has one, is no longer wanted."""
-    h = held_at(held_row(acceptor, slot))
+    h = held_row(acceptor, slot)
     if h.until != ANSWERED:
         _waits_no_longer(acceptor, slot)
     else:
         count_connection(acceptor, slot, -1)
     h.until = FREE
     unbind(acceptor, slot)
-    connection_at(_shared_row(acceptor, slot)).generation = 0
+    _shared_row(acceptor, slot).generation = 0
     wanted = ld_fixed64(acceptor + ACCEPTOR.wanted) + 8 * slot
     dev.st_release64(wanted, dev.ld64(wanted) & ~WANTED)
     append(acceptor, ACCEPTOR.free, slot)
 
 
 @device_function
-def _give_up(acceptor):
+def _give_up(acceptor: AcceptorState) -> None:
     """Forget the half-open connection that has waited longest."""
-    a = acceptor_at(acceptor)
-    slot = a.waiting - 1
+    slot = acceptor.waiting - 1
     if not _has_ended(acceptor, slot):
-        a.expired += 1
+        acceptor.expired += 1
     _release(acceptor, slot)
 
 
 @device_function
-def look_at_ends(acceptor, now):
+def look_at_ends(acceptor: AcceptorState, now: int) -> None:
     """If a check is due, free the slots of connections that have ended, and of clients that do not answer."""
-    a = acceptor_at(acceptor)
-    if now < a.look_at:
+    if now < acceptor.look_at:
         return
-    a.look_at = now + _LOOK_NS
-    for slot in range(a.number, SLOTS, a.queues):
-        if _has_ended(acceptor, slot) and held_at(held_row(acceptor, slot)).until != FREE:
+    acceptor.look_at = now + _LOOK_NS
+    for slot in range(acceptor.number, SLOTS, acceptor.queues):
+        if _has_ended(acceptor, slot) and held_row(acceptor, slot).until != FREE:
             _release(acceptor, slot)
-    while a.half_open > 0 and held_at(held_row(acceptor, a.waiting - 1)).until <= now:
+    while acceptor.half_open > 0 and held_row(acceptor, acceptor.waiting - 1).until <= now:
         _give_up(acceptor)
 
 
@@ -114,50 +112,49 @@ def look_at_ends(acceptor, now):
 
 
 @device_function
-def _open(acceptor, slot, frame, tcp, key, now):
+def _open(acceptor: AcceptorState, slot: int, frame: int, tcp: int, key: int, now: int) -> None:
     """Put a half-open connection into a slot."""
-    a, h, shared = acceptor_at(acceptor), held_at(held_row(acceptor, slot)), _shared_row(acceptor, slot)
-    c, sequence = connection_at(shared), headers.tcp_at(tcp).sequence
+    h, c = held_row(acceptor, slot), _shared_row(acceptor, slot)
+    sequence = headers.tcp_at(tcp).sequence
     mss, shift = read_options(tcp + TCP.size, headers.tcp_bytes(tcp) - TCP.size)
     first = hash_of(acceptor, key) + now // _TICK_NS & SEQUENCE_MASK  # RFC 6528 3
     h.generation = h.generation % LAST_GENERATION + 1
     h.until, h.segments, h.scales = now + HALF_OPEN_NS, 0, shift != NO_SHIFT
     c.first_sequence, c.peer_sequence = first, sequence
-    c.mss, c.window_shift = min(mss, a.mtu - IPV4.size - TCP.size), max(shift, 0)
+    c.mss, c.window_shift = min(mss, acceptor.mtu - IPV4.size - TCP.size), max(shift, 0)
     c.tags = tags_of(frame)
-    header = shared + CONNECTION.header + TAG_ROOM - c.tags
+    header = c + CONNECTION.header + TAG_ROOM - c.tags
     write_headers(header, frame, tcp, first, sequence + 1, TCP_ACK, REQUEST_BYTES, 0)
     c.generation = h.generation
     bind(acceptor, slot, key)
     append(acceptor, ACCEPTOR.waiting, slot)
-    a.half_open += 1
+    acceptor.half_open += 1
 
 
 @device_function
-def _begin(acceptor, slot, frame, tcp, key, answer, now):
+def _begin(acceptor: AcceptorState, slot: int, frame: int, tcp: int, key: int, answer: int, now: int) -> int:
     """Answer a SYN. `slot` is that of a half-open connection of the same client, or -1."""
-    a = acceptor_at(acceptor)
-    if slot >= 0 and connection_at(_shared_row(acceptor, slot)).peer_sequence != headers.tcp_at(tcp).sequence:
+    if slot >= 0 and _shared_row(acceptor, slot).peer_sequence != headers.tcp_at(tcp).sequence:
         _release(acceptor, slot)
         slot = -1
     if slot < 0:
-        a.syns += 1
+        acceptor.syns += 1
         if has_share(acceptor, key):
-            a.refused += 1
+            acceptor.refused += 1
             return 0
-        if a.half_open >= a.most:
+        if acceptor.half_open >= acceptor.most:
             _give_up(acceptor)
         slot = _take_free(acceptor)
         if slot < 0:
-            a.refused += 1
+            acceptor.refused += 1
             return 0
         _open(acceptor, slot, frame, tcp, key, now)
-    first, scales = connection_at(_shared_row(acceptor, slot)).first_sequence, held_at(held_row(acceptor, slot)).scales
-    return write_syn_ack(answer, frame, tcp, first, REQUEST_BYTES, a.mss, scales)
+    first, scales = _shared_row(acceptor, slot).first_sequence, held_row(acceptor, slot).scales
+    return write_syn_ack(answer, frame, tcp, first, REQUEST_BYTES, acceptor.mss, scales)
 
 
 @device_function
-def _count(acceptor, frame, nbytes):
+def _count(acceptor: AcceptorState, frame: int, nbytes: int) -> None:
     """Count a segment as receive kernels do."""
     sums = acceptor + ACCEPTOR.sums
     add(sums, class_of(frame, nbytes), 1)
@@ -165,18 +162,19 @@ def _count(acceptor, frame, nbytes):
 
 
 @device_function
-def _opens(acceptor, slot, tcp, flags):
+def _opens(acceptor: AcceptorState, slot: int, tcp: int, flags: int) -> bool:
     """Return whether a segment answers the SYN-ACK of a half-open connection. The server will see the same."""
-    if held_at(held_row(acceptor, slot)).until == ANSWERED or flags & (TCP_ACK | TCP_SYN | TCP_RST) != TCP_ACK:
+    if held_row(acceptor, slot).until == ANSWERED or flags & (TCP_ACK | TCP_SYN | TCP_RST) != TCP_ACK:
         return False
-    following = connection_at(_shared_row(acceptor, slot)).first_sequence + 1 & SEQUENCE_MASK
+    following = _shared_row(acceptor, slot).first_sequence + 1 & SEQUENCE_MASK
     return headers.tcp_at(tcp).acknowledgement == following
 
 
 @device_function
-def _hand_over(acceptor, slot, tcp, flags, payload, left):
+def _hand_over(acceptor: AcceptorState, slot: int, tcp: int, flags: int, payload: int, left: int) -> bool:
     """Hand a segment to the server. Return whether it had room."""
-    h, tag = held_at(held_row(acceptor, slot)), held_at(held_row(acceptor, slot)).generation << SLOT_BITS | slot
+    h = held_row(acceptor, slot)
+    tag = h.generation << SLOT_BITS | slot
     ring, lane = ld_fixed64(acceptor + ACCEPTOR.ring), slot % ld_fixed64(acceptor + ACCEPTOR.lanes_num)
     if left > MOST_PAYLOAD or not put_segment(ring, lane, tag, tcp, payload, left):
         return False
@@ -191,13 +189,12 @@ def _hand_over(acceptor, slot, tcp, flags, payload, left):
 
 
 @device_function
-def take_frame(acceptor, frame, nbytes, answer, now):
+def take_frame(acceptor: AcceptorState, frame: int, nbytes: int, answer: int, now: int) -> int:
     """Process a frame. Return the length of the answer, which is at `answer`, 0 if there is none, or HANDED_OVER.
 
     `answer` is an even address of MOST_ANSWER bytes.
     """
-    a = acceptor_at(acceptor)
-    ip, tcp, payload, left = find_segment(frame, nbytes, a.mac, a.address)
+    ip, tcp, payload, left = find_segment(frame, nbytes, acceptor.mac, acceptor.address)
     if tcp == 0:
         return 0
     t, flags = headers.tcp_at(tcp), headers.tcp_at(tcp).offset_flags & TCP_FLAGS_MASK
@@ -207,20 +204,20 @@ def take_frame(acceptor, frame, nbytes, answer, now):
         _release(acceptor, slot)
         slot = -1
     if slot >= 0 and _opens(acceptor, slot, tcp, flags) and has_share(acceptor, key):
-        a.refused += 1
+        acceptor.refused += 1
         _release(acceptor, slot)
         slot = -1
     is_syn = flags & (TCP_SYN | TCP_ACK | TCP_RST) == TCP_SYN
-    if slot >= 0 and not (is_syn and held_at(held_row(acceptor, slot)).until != ANSWERED):
+    if slot >= 0 and not (is_syn and held_row(acceptor, slot).until != ANSWERED):
         if flags & _TO_CPU == 0:
             _count(acceptor, frame, nbytes)
         if _hand_over(acceptor, slot, tcp, flags, payload, left):
             return HANDED_OVER
-        a.dropped += 1
+        acceptor.dropped += 1
         return 0
     if is_syn:
         return _begin(acceptor, slot, frame, tcp, key, answer, now)
     if flags & TCP_RST:
         return 0
-    a.resets += 1
+    acceptor.resets += 1
     return write_reset(answer, frame, tcp, left)

@@ -44,7 +44,7 @@ _CLOSE_BYTES, _KEEP_BYTES, _CHUNKED_BYTES, _VERSION_BYTES, _HTTP_BYTES = 5, 10, 
 
 
 @device_function
-def _load(at, nbytes):
+def _load(at: int, nbytes: int) -> int:
     """Return up to 8 bytes as a word."""
     word = 0
     for i in range(min(nbytes, 8)):
@@ -53,7 +53,7 @@ def _load(at, nbytes):
 
 
 @device_function
-def _lower(at, nbytes):
+def _lower(at: int, nbytes: int) -> int:
     """Return up to 8 bytes as a word, with letters in lower case."""
     word = 0
     for i in range(min(nbytes, 8)):
@@ -65,7 +65,7 @@ def _lower(at, nbytes):
 
 
 @device_function
-def _is(at, nbytes, length, words):
+def _is(at: int, nbytes: int, length: int, words: tuple[int, int, int]) -> bool:
     """Return whether a name equals `words`, ignoring the case of its letters."""
     return (
         nbytes == length and _lower(at, nbytes) == words[0] and _lower(at + 8, nbytes - 8) == words[1]
@@ -74,7 +74,7 @@ def _is(at, nbytes, length, words):
 
 
 @device_function
-def _is_visible(byte, excluded):
+def _is_visible(byte: int, excluded: tuple[int, int, int]) -> bool:
     """Return whether a byte is a visible ASCII character and not one of those excluded."""
     if byte <= _SPACE or byte >= _DELETE:
         return False
@@ -88,7 +88,7 @@ def _is_visible(byte, excluded):
 
 
 @device_function
-def _token_end(at, end):
+def _token_end(at: int, end: int) -> int:
     """Return the end of a token, such as a method or a field name."""
     while at < end and _is_visible(dev.ld8(at), _NOT_IN_TOKEN):
         at += 1
@@ -96,7 +96,7 @@ def _token_end(at, end):
 
 
 @device_function
-def _line_feed(at, end):
+def _line_feed(at: int, end: int) -> int:
     """Return the address of the next line feed, or `end`."""
     while at < end and dev.ld8(at) != _LF:
         at += 1
@@ -104,13 +104,13 @@ def _line_feed(at, end):
 
 
 @device_function
-def _line_end(at, line_feed):
+def _line_end(at: int, line_feed: int) -> int:
     """Return the end of a line's text: before its line feed, and before a CR that precedes the line feed."""
     return line_feed - 1 if line_feed > at and dev.ld8(line_feed - 1) == _CR else line_feed
 
 
 @device_function
-def empty_lines(buffer, length):
+def empty_lines(buffer: int, length: int) -> int:
     """Return the bytes of empty lines before a request, which a server ignores (RFC 9112 2.2)."""
     count = 0
     while count < length:
@@ -124,7 +124,7 @@ def empty_lines(buffer, length):
 
 
 @device_function
-def request_end(buffer, seen, length):
+def request_end(buffer: int, seen: int, length: int) -> int:
     """Return the length of the first request, including the empty line that ends it, or 0 if that has not arrived.
 
     The first `seen` bytes are known to have no end.
@@ -140,7 +140,7 @@ def request_end(buffer, seen, length):
 
 
 @device_function
-def _options(at, end, keep):
+def _options(at: int, end: int, keep: int) -> int:
     """Return how the connection continues after a Connection field, given `keep` from the fields before (RFC 9112 9.3).
 
     -1 means close, which later fields cannot change; 1 means keep-alive; 0 means neither.
@@ -162,7 +162,7 @@ def _options(at, end, keep):
 
 
 @device_function
-def _is_value(at, end):
+def _is_value(at: int, end: int) -> bool:
     """Return whether a field value has no NUL and no CR, which other parsers may take as an end (RFC 9110 5.5)."""
     while at < end:
         if dev.ld8(at) == 0 or dev.ld8(at) == _CR:
@@ -172,7 +172,7 @@ def _is_value(at, end):
 
 
 @device_function
-def _skip_blanks(at, end):
+def _skip_blanks(at: int, end: int) -> int:
     """Return the position after any spaces and tabs."""
     while at < end and (dev.ld8(at) == _SPACE or dev.ld8(at) == _TAB):
         at += 1
@@ -180,7 +180,7 @@ def _skip_blanks(at, end):
 
 
 @device_function
-def _is_host(at, end):
+def _is_host(at: int, end: int) -> bool:
     """Return whether the value of a Host field may be a host and a port, or is empty (RFC 9112 3.2)."""
     at = _skip_blanks(at, end)
     while at < end and _is_visible(dev.ld8(at), _NOT_IN_HOST):
@@ -189,7 +189,7 @@ def _is_host(at, end):
 
 
 @device_function
-def _content_length(at, end, known):
+def _content_length(at: int, end: int, known: int) -> int:
     """Return the number in the value of a Content-Length field, or -1 if it is not valid (RFC 9112 6.3).
 
     The number may be repeated, in a list or in several fields. `known` is that of the fields before, or -1.
@@ -213,7 +213,7 @@ def _content_length(at, end, known):
 
 
 @device_function
-def _last_coding(at, end):
+def _last_coding(at: int, end: int) -> int:
     """Return _CHUNKED if that is the last transfer coding of a field, otherwise -1 (RFC 9112 6.1)."""
     start = at
     while at < end:
@@ -227,7 +227,7 @@ def _last_coding(at, end):
 
 
 @device_function
-def _fields(at, end, minor):
+def _fields(at: int, end: int, minor: int) -> int:
     """Read the header fields. Return the flag CLOSE or 0, or -1 if they are not valid in a request."""
     hosts = 0
     keep = 0
@@ -264,7 +264,7 @@ def _fields(at, end, minor):
 
 
 @device_function
-def _hex_digit(byte):
+def _hex_digit(byte: int) -> int:
     """Return the value of a hexadecimal digit, or -1."""
     if _ZERO <= byte <= _NINE:
         return byte - _ZERO
@@ -273,7 +273,7 @@ def _hex_digit(byte):
 
 
 @device_function
-def path_byte(at, end):
+def path_byte(at: int, end: int) -> tuple[int, int]:
     """Return a byte of a path that ends at `end`, and how many bytes encode it: 3 for `%XX` (RFC 3986 2.1), or 1.
 
     The byte is -1 for a `%` that two hexadecimal digits do not follow.
@@ -289,7 +289,7 @@ def path_byte(at, end):
 
 
 @device_function
-def _path(target, end):
+def _path(target: int, end: int) -> tuple[int, int]:
     """Return the address and the length of the path in a request target; 0 and 0 if there is none, or a malformed one.
 
     A target is a path with a query, or a URL (RFC 9112 3.2), which must have a host, and no user (RFC 9110 4.2). The
@@ -319,7 +319,7 @@ def _path(target, end):
 
 
 @device_function
-def _request_line(request, stop):
+def _request_line(request: int, stop: int) -> tuple[int, int, int]:
     """Read a request line that ends at `stop`. Return the ends of its method and its target, and the minor version.
 
     The version is -1 if the line is not a request line of HTTP/1 (RFC 9112 3).
@@ -337,7 +337,7 @@ def _request_line(request, stop):
 
 
 @device_function
-def is_no_request(buffer, length):
+def is_no_request(buffer: int, length: int) -> bool:
     """Return whether bytes without a complete request cannot begin one either, such as a greeting of TLS or SSH."""
     end = buffer + length
     line_feed = _line_feed(buffer, end)
@@ -357,7 +357,7 @@ def is_no_request(buffer, length):
 
 
 @device_function
-def parse_request(request, nbytes):
+def parse_request(request: int, nbytes: int) -> tuple[int, int, int, int]:
     """Parse a whole request of `nbytes`. Return its result, the address and the length of its path, and flags.
 
     The result is FOUND, after which the path decides, or BAD_REQUEST or METHOD_NOT_ALLOWED, which also close.

@@ -14,14 +14,14 @@ from ..formats.packet import TCP_ACK, TCP_FIN, TCP_RST, TCP_SYN
 from ..jit.ops import ld_fixed32, ld_fixed64, ld_relaxed32
 from .connection import (
     CLOSING, CONNECTION, ENDED, HEADER_BYTES, HTTP, LANE, OPEN, PEER_FIN, REQUEST_BYTES, RESPONDING, SEGMENT, SERVED,
-    SLOT_BITS, SLOTS, STATE_SHIFT, TAG_ROOM, connection_at, lane_at, segment_at, served_at,
+    SLOTS, SLOT_BITS, STATE_SHIFT, TAG_ROOM, Connection, Http, Lane, Segment, Served,
 )
-from .counts import WORK
+from .counts import WORK, Work
 from .http_request import (
     CLOSE, FOUND, HEAD_ONLY, METHOD_NOT_ALLOWED, empty_lines, is_no_request, parse_request, request_end,
 )
 from .pages import (
-    BAD_REQUEST_ROW, KEEP_ALIVE_SECONDS, NOT_ALLOWED_ROW, TOO_LARGE_ROW, find_page, page_at, page_of_status,
+    BAD_REQUEST_ROW, KEEP_ALIVE_SECONDS, NOT_ALLOWED_ROW, TOO_LARGE_ROW, PageRow, PageTable, find_page, page_of_status,
 )
 from .request_buffer import consume, keep_ahead, take_payload
 from .tcp import (
@@ -50,240 +50,231 @@ _SLOT_MASK = SLOTS - 1
 
 
 @device_function
-def _retransmission(row):
+def _retransmission(conn: Served) -> int:
     """Return when unacknowledged data are sent again."""
-    c = served_at(row)
-    return c.sent + (FIRST_TIMEOUT_NS << min(c.retries, _MOST_DOUBLINGS))
+    return conn.sent + (FIRST_TIMEOUT_NS << min(conn.retries, _MOST_DOUBLINGS))
 
 
 @device_function
-def _set_deadline(http, slot, row):
+def _set_deadline(http: Http, slot: int, conn: Served) -> None:
     """Store the time at which the connection's timer is due."""
-    c = served_at(row)
-    if c.generation == 0:
+    if conn.generation == 0:
         deadline = 0
-    elif c.flags & RESPONDING or in_flight(row) > 0:
-        deadline = min(_retransmission(row), c.checked + CHECK_NS)
-    elif c.flags & CLOSING:
-        deadline = c.progress + LINGER_NS
+    elif conn.flags & RESPONDING or in_flight(conn) > 0:
+        deadline = min(_retransmission(conn), conn.checked + CHECK_NS)
+    elif conn.flags & CLOSING:
+        deadline = conn.progress + LINGER_NS
     else:
-        idle = c.filled == 0 and c.total > 0  # after a response
-        deadline = c.progress + (KEEP_ALIVE_NS if idle else REQUEST_NS)
+        idle = conn.filled == 0 and conn.total > 0  # after a response
+        deadline = conn.progress + (KEEP_ALIVE_NS if idle else REQUEST_NS)
     dev.st64(ld_fixed64(http + HTTP.deadlines) + 8 * slot, deadline)
 
 
 @device_function
-def _tell(http, slot, generation, state):
+def _tell(http: Http, slot: int, generation: int, state: int) -> None:
     dev.st_release64(ld_fixed64(http + HTTP.states) + 8 * slot, generation << STATE_SHIFT | state)
 
 
 @device_function
-def _end(http, lane, slot, row):
+def _end(http: Http, lane: Lane, slot: int, conn: Served) -> None:
     """Forget a connection. The CPU frees its slot."""
-    c = served_at(row)
-    lane_at(lane).ended += 1
-    _tell(http, slot, c.generation, ENDED)
-    c.generation = 0
+    lane.ended += 1
+    _tell(http, slot, conn.generation, ENDED)
+    conn.generation = 0
 
 
 @device_function
-def _begin(http, lane, slot, row, segment, now):
+def _begin(http: Http, lane: Lane, slot: int, conn: Served, segment: Segment, now: int) -> bool:
     """Begin a connection whose client has answered the CPU's SYN-ACK. Return whether this segment did so."""
-    s, generation = segment_at(segment), segment_at(segment).tag >> SLOT_BITS
-    shared = ld_fixed64(http + HTTP.connections) + slot * CONNECTION.size
+    generation = segment.tag >> SLOT_BITS
+    shared = Connection(ld_fixed64(http + HTTP.connections) + slot * CONNECTION.size)
     if ld_relaxed32(shared + CONNECTION.generation) != generation:
         return False
     dev.fence_acquire_sys()
-    a, c = connection_at(shared), served_at(row)
     if dev.ld64(ld_fixed64(http + HTTP.states) + 8 * slot) == generation << STATE_SHIFT | ENDED:
         return False
-    first, peer = a.first_sequence + 1 & SEQUENCE_MASK, a.peer_sequence + 1 & SEQUENCE_MASK
-    if s.flags & TCP_RST:
-        if s.sequence == peer:
+    first, peer = shared.first_sequence + 1 & SEQUENCE_MASK, shared.peer_sequence + 1 & SEQUENCE_MASK
+    if segment.flags & TCP_RST:
+        if segment.sequence == peer:
             _tell(http, slot, generation, ENDED)
         return False
-    if s.flags & (TCP_ACK | TCP_SYN) != TCP_ACK or s.acknowledgement != first:
+    if segment.flags & (TCP_ACK | TCP_SYN) != TCP_ACK or segment.acknowledgement != first:
         return False
     for offset in range(0, SERVED.header - 2, 8):
-        dev.st64(row + offset, 0)
-    c.generation, c.rcv_nxt, c.mss, c.window_shift = generation, peer, a.mss, a.window_shift
-    c.snd_una, c.snd_nxt, c.snd_max, c.recover, c.base = first, first, first, first, first
-    c.progress, c.tags = now, a.tags
+        dev.st64(conn + offset, 0)
+    conn.generation, conn.rcv_nxt, conn.mss, conn.window_shift = generation, peer, shared.mss, shared.window_shift
+    conn.snd_una, conn.snd_nxt, conn.snd_max, conn.recover, conn.base = first, first, first, first, first
+    conn.progress, conn.tags = now, shared.tags
     for offset in range(0, TAG_ROOM + HEADER_BYTES, 2):
-        dev.st16(row + SERVED.header + offset, dev.ld16(shared + CONNECTION.header + offset))
-    lane_at(lane).opened += 1
+        dev.st16(conn + SERVED.header + offset, dev.ld16(shared + CONNECTION.header + offset))
+    lane.opened += 1
     _tell(http, slot, generation, OPEN)
     return True
 
 
 @device_function
-def _respond(http, lane, row, page, flags, now):
+def _respond(http: Http, lane: Lane, conn: Served, page: PageRow, flags: int, now: int) -> None:
     """Begin a response with a page, as the flags of its request demand."""
-    c, p, n = served_at(row), page_at(page), lane_at(lane)
     keep = flags & CLOSE == 0
-    c.head, c.head_bytes = p.keep_head if keep else p.close_head, p.keep_bytes if keep else p.close_bytes
-    c.body = p.keep_body if keep else p.close_body
-    c.base, c.total = c.snd_una, c.head_bytes + (0 if flags & HEAD_ONLY else p.body_bytes)
-    c.flags |= RESPONDING | (0 if keep else CLOSING)
-    c.progress, c.sent, c.retries = now, now, 0
-    c.checked, c.checked_una = now, c.snd_una
-    n.requests += 1
-    if p.status == 200:
-        n.ok += 1
-    elif p.status == 404:
-        n.not_found += 1
-    elif p.status == 405:
-        n.not_allowed += 1
-    elif p.status == 431:
-        n.too_large += 1
+    conn.head = page.keep_head if keep else page.close_head
+    conn.head_bytes = page.keep_bytes if keep else page.close_bytes
+    conn.body = page.keep_body if keep else page.close_body
+    conn.base, conn.total = conn.snd_una, conn.head_bytes + (0 if flags & HEAD_ONLY else page.body_bytes)
+    conn.flags |= RESPONDING | (0 if keep else CLOSING)
+    conn.progress, conn.sent, conn.retries = now, now, 0
+    conn.checked, conn.checked_una = now, conn.snd_una
+    lane.requests += 1
+    if page.status == 200:
+        lane.ok += 1
+    elif page.status == 404:
+        lane.not_found += 1
+    elif page.status == 405:
+        lane.not_allowed += 1
+    elif page.status == 431:
+        lane.too_large += 1
     else:
-        n.bad_request += 1
+        lane.bad_request += 1
 
 
 @device_function
-def serve_next(http, lane, row, buffer, now):
+def serve_next(http: Http, lane: Lane, conn: Served, buffer: int, now: int) -> None:
     """Answer the next request, if it is complete and the last response is acknowledged.
 
     Bytes that cannot become a request are answered at once.
     """
-    c, pages = served_at(row), ld_fixed64(http + HTTP.pages)
-    if c.flags & (RESPONDING | CLOSING):
+    pages = PageTable(ld_fixed64(http + HTTP.pages))
+    if conn.flags & (RESPONDING | CLOSING):
         return
-    skipped = empty_lines(buffer, c.filled)
+    skipped = empty_lines(buffer, conn.filled)
     if skipped > 0:
-        consume(row, buffer, skipped)
-    nbytes = request_end(buffer, c.searched, c.filled)
+        consume(conn, buffer, skipped)
+    nbytes = request_end(buffer, conn.searched, conn.filled)
     if nbytes > 0:
         what, path, length, flags = parse_request(buffer, nbytes)
         if what == FOUND:
             page = find_page(pages, path, length)
         else:
             page = page_of_status(pages, NOT_ALLOWED_ROW if what == METHOD_NOT_ALLOWED else BAD_REQUEST_ROW)
-        consume(row, buffer, nbytes)
-        _respond(http, lane, row, page, flags, now)
+        consume(conn, buffer, nbytes)
+        _respond(http, lane, conn, page, flags, now)
         return
-    c.searched = c.filled
-    hopeless = is_no_request(buffer, c.filled)
-    if hopeless or c.filled == REQUEST_BYTES:
-        c.filled, c.searched, c.ahead_to = 0, 0, 0
+    conn.searched = conn.filled
+    hopeless = is_no_request(buffer, conn.filled)
+    if hopeless or conn.filled == REQUEST_BYTES:
+        conn.filled, conn.searched, conn.ahead_to = 0, 0, 0
         _respond(
-            http, lane, row, page_of_status(pages, BAD_REQUEST_ROW if hopeless else TOO_LARGE_ROW), CLOSE, now
+            http, lane, conn, page_of_status(pages, BAD_REQUEST_ROW if hopeless else TOO_LARGE_ROW), CLOSE, now
         )
-    elif c.flags & PEER_FIN:
-        close(row, now)
+    elif conn.flags & PEER_FIN:
+        close(conn, now)
 
 
 @device_function
-def _answer_unacceptable(http, txq, lane, row, now):
+def _answer_unacceptable(http: Http, txq: dev.EthTxq, lane: Lane, conn: Served, now: int) -> None:
     """Acknowledge what was acceptable so far, at a limited rate: two ends that disagree would never stop."""
-    c = served_at(row)
-    if now - c.answered >= _ANSWERS_NS:
-        c.answered = now
-        acknowledge(http, txq, lane, row)
+    if now - conn.answered >= _ANSWERS_NS:
+        conn.answered = now
+        acknowledge(http, txq, lane, conn)
 
 
 @device_function
-def _receive(http, txq, lane, slot, row, segment, now):
+def _receive(http: Http, txq: dev.EthTxq, lane: Lane, slot: int, conn: Served, segment: Segment, now: int) -> bool:
     """Process a segment of an open connection (RFC 9293 3.10.7.4). Return whether the connection is still open."""
-    c, s = served_at(row), segment_at(segment)
-    nbytes, fin = s.nbytes, s.flags & TCP_FIN != 0
-    old = distance(c.rcv_nxt, s.sequence)  # bytes that were received before
-    if s.flags & TCP_RST:
-        if old != 0 and 0 < -old < receive_window(row):
-            _answer_unacceptable(http, txq, lane, row, now)  # RFC 5961 3.2
+    nbytes, fin = segment.nbytes, segment.flags & TCP_FIN != 0
+    old = distance(conn.rcv_nxt, segment.sequence)  # bytes that were received before
+    if segment.flags & TCP_RST:
+        if old != 0 and 0 < -old < receive_window(conn):
+            _answer_unacceptable(http, txq, lane, conn, now)  # RFC 5961 3.2
         return old != 0
-    if s.flags & TCP_SYN or -old > receive_window(row) or (old > 0 and old >= nbytes + fin):
-        _answer_unacceptable(http, txq, lane, row, now)  # RFC 5961 4.2; or there is nothing new
+    if segment.flags & TCP_SYN or -old > receive_window(conn) or (old > 0 and old >= nbytes + fin):
+        _answer_unacceptable(http, txq, lane, conn, now)  # RFC 5961 4.2; or there is nothing new
         return True
-    if s.flags & TCP_ACK == 0:
+    if segment.flags & TCP_ACK == 0:
         return True
     bare = nbytes == 0 and not fin
-    if not take_acknowledgement(lane, row, s.acknowledgement, s.window << c.window_shift, bare, now):
-        _answer_unacceptable(http, txq, lane, row, now)
+    if not take_acknowledgement(lane, conn, segment.acknowledgement, segment.window << conn.window_shift, bare, now):
+        _answer_unacceptable(http, txq, lane, conn, now)
         return True
     buffer = ld_fixed64(http + HTTP.buffers) + slot * REQUEST_BYTES
     owed = True
     if old < 0:
-        keep_ahead(row, buffer, segment + SEGMENT.payload, nbytes, -old)
+        keep_ahead(conn, buffer, segment + SEGMENT.payload, nbytes, -old)
     else:
-        owed = take_payload(row, buffer, segment + SEGMENT.payload + old, nbytes - old, fin)
-    serve_next(http, lane, row, buffer, now)
-    if send_pending(http, txq, lane, row, now, 0) == 0 and owed:
-        acknowledge(http, txq, lane, row)
-    return not (is_finished(row) and c.flags & PEER_FIN)
+        owed = take_payload(conn, buffer, segment + SEGMENT.payload + old, nbytes - old, fin)
+    serve_next(http, lane, conn, buffer, now)
+    if send_pending(http, txq, lane, conn, now, 0) == 0 and owed:
+        acknowledge(http, txq, lane, conn)
+    return not (is_finished(conn) and conn.flags & PEER_FIN)
 
 
 @device_function
-def take_segment(http, txq, lane, segment, now):
+def take_segment(http: Http, txq: dev.EthTxq, lane: Lane, segment: Segment, now: int) -> None:
     """Process a segment that was handed over to a lane."""
-    s = segment_at(segment)
-    slot = s.tag & _SLOT_MASK
-    row = ld_fixed64(http + HTTP.served) + slot * SERVED.size
-    if served_at(row).generation != s.tag >> SLOT_BITS and not _begin(http, lane, slot, row, segment, now):
+    slot = segment.tag & _SLOT_MASK
+    conn = Served(ld_fixed64(http + HTTP.served) + slot * SERVED.size)
+    if conn.generation != segment.tag >> SLOT_BITS and not _begin(http, lane, slot, conn, segment, now):
         return
-    if not _receive(http, txq, lane, slot, row, segment, now):
-        _end(http, lane, slot, row)
-    _set_deadline(http, slot, row)
+    if not _receive(http, txq, lane, slot, conn, segment, now):
+        _end(http, lane, slot, conn)
+    _set_deadline(http, slot, conn)
 
 
 @device_function
-def _takes_too_little(row, now):
+def _takes_too_little(conn: Served, now: int) -> bool:
     """Return whether a check of the client's rate is due, and the client has taken too little since the last check."""
-    c = served_at(row)
-    if now - c.checked < CHECK_NS:
+    if now - conn.checked < CHECK_NS:
         return False
-    taken = distance(c.snd_una, c.checked_una)
-    c.checked, c.checked_una = now, c.snd_una
+    taken = distance(conn.snd_una, conn.checked_una)
+    conn.checked, conn.checked_una = now, conn.snd_una
     return taken < _LEAST_BYTES
 
 
 @device_function
-def _on_time(http, txq, lane, slot, row, now):
+def _on_time(http: Http, txq: dev.EthTxq, lane: Lane, slot: int, conn: Served, now: int) -> None:
     """Handle a timer that is due: send again, close after a pause, or give the client up."""
-    c = served_at(row)
-    if c.flags & RESPONDING or in_flight(row) > 0:
-        if _takes_too_little(row, now):
-            reset(http, txq, lane, row)
-            _end(http, lane, slot, row)
-        elif _retransmission(row) <= now:
-            go_back(lane, row)
-            c.retries += 1
-            c.sent = now
-            send_pending(http, txq, lane, row, now, 1)
-    elif c.flags & CLOSING:
-        _end(http, lane, slot, row)
+    if conn.flags & RESPONDING or in_flight(conn) > 0:
+        if _takes_too_little(conn, now):
+            reset(http, txq, lane, conn)
+            _end(http, lane, slot, conn)
+        elif _retransmission(conn) <= now:
+            go_back(lane, conn)
+            conn.retries += 1
+            conn.sent = now
+            send_pending(http, txq, lane, conn, now, 1)
+    elif conn.flags & CLOSING:
+        _end(http, lane, slot, conn)
     else:
-        close(row, now)
-        send_pending(http, txq, lane, row, now, 0)
-    _set_deadline(http, slot, row)
+        close(conn, now)
+        send_pending(http, txq, lane, conn, now, 0)
+    _set_deadline(http, slot, conn)
 
 
 # --- a lane ----------------------------------------------------------------------------------------------------------
 
 
 @device_function
-def look_at_deadlines(http, txq, number, lane, now):
+def look_at_deadlines(http: Http, txq: dev.EthTxq, number: int, lane: Lane, now: int) -> None:
     """Handle the timers of a lane's connections."""
     deadlines, served = ld_fixed64(http + HTTP.deadlines), ld_fixed64(http + HTTP.served)
     for slot in range(number, SLOTS, ld_fixed32(http + HTTP.lanes_num)):
         if 0 < dev.ld64(deadlines + 8 * slot) <= now:
-            _on_time(http, txq, lane, slot, served + slot * SERVED.size, now)
+            _on_time(http, txq, lane, slot, Served(served + slot * SERVED.size), now)
 
 
 @device_function
-def take_segments(http, txq, number, lane, ring, now):
+def take_segments(http: Http, txq: dev.EthTxq, number: int, lane: Lane, ring: dev.DevSemaphore, now: int) -> int:
     """Process segments of a lane's ring, up to a burst. Return how many."""
     for taken in range(_BURST):
         item = dev.sem_next(ring, number)
         if item < 0:
             return taken
-        take_segment(http, txq, lane, dev.sem_info(ring, item), now)
+        take_segment(http, txq, lane, Segment(dev.sem_info(ring, item)), now)
         dev.sem_free(ring, number)
     return _BURST
 
 
 @kernel
-def serve_http(stop, http, txq, work):
+def serve_http(stop: int, http: Http, txq: dev.EthTxq, work: Work) -> None:
     """Serve HTTP until the word at `stop` is not 0, or the send queue fails. One thread for each lane.
 
     Warp w serves the connections of queue w.
@@ -291,7 +282,7 @@ def serve_http(stop, http, txq, work):
     thread, queues = dev.thread_idx(), ld_fixed32(http + HTTP.queues_num)
     width = ld_fixed32(http + HTTP.lanes_num) // queues
     number = thread % width * queues + thread // width
-    lane = ld_fixed64(http + HTTP.lanes) + number * LANE.size
+    lane = Lane(ld_fixed64(http + HTTP.lanes) + number * LANE.size)
     from_kernels, from_cpu = ld_fixed64(http + HTTP.from_kernels), ld_fixed64(http + HTTP.from_cpu)
     look_at = 0
     polls = 0

@@ -17,10 +17,9 @@ from .. import device as dev
 from ..jit.compile import device_function
 from ..errors import InvalidValueError
 from ..eth.place import PacketBuffer
-from ..formats.layout import Entry
+from ..formats.layout import I64, U32, Record
 from ..gpu import Gpu, GpuMemory
 from ..jit.ops import ld_fixed32, ld_fixed64
-from ..jit.struct_view import View, struct_view
 from ..verbs import PD
 from .http_request import path_byte
 
@@ -35,27 +34,39 @@ _ADDRESSES = "keep_head", "keep_body", "close_head", "close_body"
 _MASK32 = (1 << 32) - 1
 _FNV_BASIS, _FNV_PRIME = 0x811C9DC5, 0x01000193
 
-# A page: its path, decoded, and a response each for connections that stay open and that close. Both bodies have
-# `body_bytes`. A row without a path is free.
-PAGE = Entry("page", 64, """
-    path          0  i64
-    path_bytes    8  u32
-    status       12  u32
-    keep_head    16  i64
-    keep_body    24  i64
-    close_head   32  i64
-    close_body   40  i64
-    keep_bytes   48  u32
-    close_bytes  52  u32
-    body_bytes   56  i64
-""")
 
-# The rows of pages: first those of STATUSES, then `mask` + 1 rows. A page is at the hash of its path, or in a row after
-# that.
-PAGES = Entry("pages", 64, """
-    rows          0  i64
-    mask          8  i64
-""")
+class PageRow(Record, size=64):
+    """A page: its path, decoded, and a response each for connections that stay open and that close.
+
+    Both bodies have `body_bytes`. A row without a path is free.
+    """
+
+    path: I64 = 0
+    path_bytes: U32 = 8
+    status: U32 = 12
+    keep_head: I64 = 16
+    keep_body: I64 = 24
+    close_head: I64 = 32
+    close_body: I64 = 40
+    keep_bytes: U32 = 48
+    close_bytes: U32 = 52
+    body_bytes: I64 = 56
+
+
+PAGE = PageRow.entry
+
+
+class PageTable(Record, size=64):
+    """The rows of pages: first those of STATUSES, then `mask` + 1 rows.
+
+    A page is at the hash of its path, or in a row after that.
+    """
+
+    rows: I64 = 0
+    mask: I64 = 8
+
+
+PAGES = PageTable.entry
 STATUSES = {
     404: "Not Found", 400: "Bad Request", 405: "Method Not Allowed", 431: "Request Header Fields Too Large",
 }
@@ -186,7 +197,7 @@ def _responses(image: _Image, status: int, page: Page) -> dict[str, int]:
 
 
 class Pages:
-    """Pages in memory of the NIC, and a table in which kernels find them: `device_address` is that of a PAGES.
+    """Pages in memory of the NIC, and a table in which kernels find them: `device_address` is that of a PageTable.
 
     `pages` are by path, as `read_folder` returns them. "/" is index.html; 404.html is the answer to requests for
     unknown paths. `undo` frees everything.
@@ -215,7 +226,7 @@ class Pages:
     def _table(
         self, gpu: Gpu, errors: list[dict[str, int]], found: dict[bytes, dict[str, int]], address: int, undo: ExitStack
     ) -> GpuMemory:
-        """Return the memory of PAGES, rows and paths. The responses are at `address`."""
+        """Return the memory of PageTable, rows and paths. The responses are at `address`."""
         size = 1 << (2 * len(found)).bit_length()
         rows, paths = np.zeros(len(errors) + size, PAGE.dtype), b"".join(found)
         memory = undo.enter_context(gpu.alloc(PAGES.size + rows.nbytes + max(len(paths), 1)))
@@ -239,23 +250,21 @@ class Pages:
 
     @property
     def device_address(self) -> int:
-        """Return the address of the PAGES for kernels."""
+        """Return the address of the PageTable for kernels."""
         return self._memory.device_address
 
 
 # --- for kernels -----------------------------------------------------------------------------------------------------
 
-page_at: View = struct_view(PAGE)
+
+@device_function
+def page_of_status(pages: PageTable, row: int) -> PageRow:
+    """Return the page in one of the first rows: NOT_FOUND_ROW …"""
+    return PageRow(ld_fixed64(pages + PAGES.rows) + row * PAGE.size)
 
 
 @device_function
-def page_of_status(pages, row):
-    """Return the address of the PAGE in one of the first rows: NOT_FOUND_ROW …"""
-    return ld_fixed64(pages + PAGES.rows) + row * PAGE.size
-
-
-@device_function
-def _is_path(there, length, path, end):
+def _is_path(there: int, length: int, path: int, end: int) -> bool:
     """Return whether a percent-encoded path of `length` decoded bytes equals the path at `there`."""
     for i in range(length):
         byte, width = path_byte(path, end)
@@ -266,8 +275,8 @@ def _is_path(there, length, path, end):
 
 
 @device_function
-def find_page(pages, path, nbytes):
-    """Return the address of the PAGE with a percent-encoded path, or that of NOT_FOUND_ROW.
+def find_page(pages: PageTable, path: int, nbytes: int) -> PageRow:
+    """Return the page with a percent-encoded path, or that of NOT_FOUND_ROW.
 
     A decoded slash counts as a slash: this looks a path up, and opens no file.
     """

@@ -130,7 +130,7 @@ class Player(threading.Thread):
             self._check()
             self._nic.engine.doorbell_rung()
             time.sleep(_PAUSE)
-        self._nic.engine.settle()
+        self._nic.engine.synchronize()
 
     def _drain(self) -> None:
         """Wait until the kernels have taken everything. Packets for a failed kernel stay in its ring."""

@@ -6,9 +6,9 @@ from .. import device as dev
 from ..device import kernel
 from ..jit.compile import device_function
 from ..eth import headers
-from .counts import ICMP_COUNTS, WORK, add, end_turn, wait_for_packets
+from .counts import ICMP_COUNTS, WORK, Work, add, end_turn, wait_for_packets
 from .reassembly import (
-    REFUSED, WAITS, data_of, fragment_of, frame_of, release, send_fragments, take_fragment,
+    REFUSED, WAITS, ReassemblyState, data_of, fragment_of, frame_of, release, send_fragments, take_fragment,
 )
 from .station import is_station
 
@@ -16,14 +16,14 @@ _TTL = 128
 
 
 @device_function
-def _is_for_us(frame, ip, mac, address):
+def _is_for_us(frame: int, ip: int, mac: int, address: int) -> bool:
     """Return whether a packet is for `mac` and `address`, and its sender can be answered."""
     eth, v4 = headers.ethernet_at(frame), headers.ipv4_at(ip)
     return eth.destination == mac and v4.destination == address and is_station(eth.source, v4.source)
 
 
 @device_function
-def _make_reply(frame, ip, icmp, length):
+def _make_reply(frame: int, ip: int, icmp: int, length: int) -> int:
     """Turn an ICMP message into the reply to it. Return the offset in ICMP_COUNTS that counts it.
 
     Unless the message is an echo request with a correct checksum, it is not changed.
@@ -43,7 +43,7 @@ def _make_reply(frame, ip, icmp, length):
 
 
 @device_function
-def answer(frame, nbytes, mac, address):
+def answer(frame: int, nbytes: int, mac: int, address: int) -> int:
     """Turn an echo request into the reply to it. Return the offset in ICMP_COUNTS that counts the frame.
 
     Only unfragmented requests to `mac` and `address`, with correct checksums, are answered.
@@ -55,7 +55,9 @@ def answer(frame, nbytes, mac, address):
 
 
 @device_function
-def answer_fragment(reassembly, txq, frame, ip, mac, address, now):
+def answer_fragment(
+    reassembly: ReassemblyState, txq: dev.EthTxq, frame: int, ip: int, mac: int, address: int, now: int
+) -> tuple[int, int]:
     """Store a fragment, and answer the request if this fragment completes it.
 
     Return the offset in ICMP_COUNTS that counts the frame, and a negative status if the answer could not be sent.
@@ -79,7 +81,10 @@ def answer_fragment(reassembly, txq, frame, ip, mac, address, now):
 
 
 @kernel
-def receive_icmp(stop, rxq, semaphore, attrs, sums, work, burst, patience_ns, scope, txq, mac, address, reassembly):
+def receive_icmp(
+    stop: int, rxq: dev.EthRxq, semaphore: dev.DevSemaphore, attrs: int, sums: int, work: Work, burst: int,
+    patience_ns: int, scope: int, txq: dev.EthTxq, mac: int, address: int, reassembly: ReassemblyState,
+) -> None:
     """Answer echo requests until the word at `stop` is not 0, or a queue fails. `attrs` has room for a burst.
 
     `mac` and `address` are the port's, as integers. The first thread serves fragments, in the memory at `reassembly`.

@@ -6,7 +6,8 @@ from .. import device as dev
 from ..device import kernel
 from ..jit.compile import device_function
 from ..eth import headers
-from .counts import TCP_COUNTS, WORK, add, end_turn, wait_for_packets
+from .connection import Http
+from .counts import TCP_COUNTS, WORK, Work, add, end_turn, wait_for_packets
 from .hand_over import hand_over
 
 # Beginnings of a payload as loads of 8 bytes in the byte order of the machine, and masks of the bits that count.
@@ -16,7 +17,7 @@ _ANSWER = int.from_bytes(b"HTTP/1.1", "little")
 
 
 @device_function
-def _first_bytes(payload, nbytes):
+def _first_bytes(payload: int, nbytes: int) -> int:
     """Return the first 8 bytes of a payload. Missing bytes are 0."""
     word = 0
     for i in range(min(nbytes, 8)):
@@ -25,7 +26,7 @@ def _first_bytes(payload, nbytes):
 
 
 @device_function
-def class_of(frame, nbytes):
+def class_of(frame: int, nbytes: int) -> int:
     """Return the offset in TCP_COUNTS of the first class that applies to a frame."""
     protocol, _, tcp, length = headers.l4_of(frame, nbytes)
     if protocol != headers.IP_PROTOCOL_TCP:
@@ -50,7 +51,10 @@ def class_of(frame, nbytes):
 
 
 @kernel
-def receive_tcp(stop, rxq, semaphore, attrs, sums, work, burst, patience_ns, scope, http, number):
+def receive_tcp(
+    stop: int, rxq: dev.EthRxq, semaphore: dev.DevSemaphore, attrs: int, sums: int, work: Work, burst: int,
+    patience_ns: int, scope: int, http: Http, number: int,
+) -> None:
     """Count packets until the word at `stop` is not 0, or the queue fails. `attrs` has room for a burst.
 
     Segments of HTTP connections go to the server, whose tables are at `http`, which is 0 without a server. `number` is

@@ -6,13 +6,13 @@ from .. import device as dev
 from ..device import kernel
 from ..jit.compile import device_function
 from ..eth import headers
-from .counts import UDP_COUNTS, WORK, add, end_turn, wait_for_packets
+from .counts import UDP_COUNTS, WORK, Work, add, end_turn, wait_for_packets
 
 DNS_PORT = 53  # RFC 1035 4.2
 
 
 @device_function
-def class_of(frame, nbytes):
+def class_of(frame: int, nbytes: int) -> tuple[int, int]:
     """Return whether a frame counts as DNS, and how many bytes to count for it.
 
     These are the bytes of the IP packet and an Ethernet header; for fragments and damaged packets, those of the frame.
@@ -25,7 +25,10 @@ def class_of(frame, nbytes):
 
 
 @kernel
-def receive_udp(stop, rxq, semaphore, attrs, sums, work, burst, patience_ns, scope):
+def receive_udp(
+    stop: int, rxq: dev.EthRxq, semaphore: dev.DevSemaphore, attrs: int, sums: int, work: Work, burst: int,
+    patience_ns: int, scope: int,
+) -> None:
     """Count packets until the word at `stop` is not 0, or the queue fails. `attrs` has room for a burst."""
     thread = dev.thread_idx()
     received = 0

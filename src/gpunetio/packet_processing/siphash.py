@@ -10,12 +10,12 @@ _WHILE_MIXING, _AT_THE_END = 2, 4  # rounds
 
 
 @device_function
-def _rotated(word, bits):
+def _rotated(word: int, bits: int) -> int:
     return word << bits | word >> 64 - bits & (1 << bits) - 1
 
 
 @device_function
-def _mixed(v0, v1, v2, v3, rounds):
+def _mixed(v0: int, v1: int, v2: int, v3: int, rounds: int) -> tuple[int, int, int, int]:
     for _ in range(rounds):
         v0, v2 = v0 + v1, v2 + v3
         v1, v3 = _rotated(v1, 13) ^ v0, _rotated(v3, 16) ^ v2
@@ -27,7 +27,7 @@ def _mixed(v0, v1, v2, v3, rounds):
 
 
 @device_function
-def siphash(key_low, key_high, word):
+def siphash(key_low: int, key_high: int, word: int) -> int:
     """Return the hash of a word: 64 bits, as a signed integer. Words begin with their least significant byte."""
     v0, v1, v2, v3 = key_low ^ _V0, key_high ^ _V1, key_low ^ _V2, key_high ^ _V3
     v0, v1, v2, v3 = _mixed(v0, v1, v2, v3 ^ word, _WHILE_MIXING)

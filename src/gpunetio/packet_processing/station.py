@@ -20,6 +20,6 @@ class Station:
 
 
 @device_function
-def is_station(mac, address):
+def is_station(mac: int, address: int) -> bool:
     """Return whether an answer can go to a MAC and an IPv4 address: neither is a group's, or 0 (RFC 1122 3.2.1.3)."""
     return mac & _MAC_GROUP == 0 and mac != 0 and 0 < address >> 24 < _FIRST_GROUP

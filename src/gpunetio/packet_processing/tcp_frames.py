@@ -22,8 +22,9 @@ MOST_ANSWER = TAG_ROOM + HEADERS + 8
 _VERSION_IHL, _TTL = 0x45, 64
 _END, _NOTHING, _MSS, _WINDOW_SCALE = 0, 1, 2, 3  # kinds of options
 
+
 @device_function
-def find_segment(frame, nbytes, mac, address):
+def find_segment(frame: int, nbytes: int, mac: int, address: int) -> tuple[int, int, int, int]:
     """Return the addresses of the IP header, the TCP header and the payload of a frame, and the payload's length.
 
     All are 0 if the frame has no whole, unfragmented segment for the station with this MAC and address.
@@ -41,13 +42,13 @@ def find_segment(frame, nbytes, mac, address):
 
 
 @device_function
-def tags_of(frame):
+def tags_of(frame: int) -> int:
     """Return the bytes of the VLAN tags of a frame that `find_segment` has accepted."""
     return tag_bytes(frame, HEADERS + TAG_ROOM)
 
 
 @device_function
-def read_options(options, nbytes):
+def read_options(options: int, nbytes: int) -> tuple[int, int]:
     """Return the MSS of a SYN, and its window scale, or NO_SHIFT if it has none (RFC 9293 3.1, RFC 7323 2.2)."""
     mss, shift, at = DEFAULT_MSS, NO_SHIFT, 0
     while at < nbytes and dev.ld8(options + at) != _END:
@@ -67,7 +68,9 @@ def read_options(options, nbytes):
 
 
 @device_function
-def write_headers(at, frame, tcp, sequence, acknowledgement, flags, window, option_bytes):
+def write_headers(
+    at: int, frame: int, tcp: int, sequence: int, acknowledgement: int, flags: int, window: int, option_bytes: int
+) -> int:
     """Write the headers of an answer to a frame, without checksums, which the device computes. Return their length.
 
     The answer has the VLAN tags of the frame. The headers begin at an even address. The caller writes `option_bytes` of
@@ -93,7 +96,7 @@ def write_headers(at, frame, tcp, sequence, acknowledgement, flags, window, opti
 
 
 @device_function
-def write_syn_ack(at, frame, tcp, first, window, mss, scales):
+def write_syn_ack(at: int, frame: int, tcp: int, first: int, window: int, mss: int, scales: int) -> int:
     """Write the SYN-ACK with the sequence number `first`: with our MSS and, if `scales`, a window scale of 0.
 
     There are no other options: segments with data have no timestamps, and losses are not reported by SACK.
@@ -111,7 +114,7 @@ def write_syn_ack(at, frame, tcp, first, window, mss, scales):
 
 
 @device_function
-def write_reset(at, frame, tcp, payload_bytes):
+def write_reset(at: int, frame: int, tcp: int, payload_bytes: int) -> int:
     """Write the RST for a segment that belongs to no connection (RFC 9293 3.10.7.1)."""
     asked = headers.tcp_at(tcp)
     flags = asked.offset_flags & TCP_FLAGS_MASK

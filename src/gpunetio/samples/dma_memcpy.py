@@ -43,7 +43,7 @@ class SampleOptions:
 
 
 @kernel
-def answer(dma, on_gpu, on_cpu, text, nbytes, out):
+def answer(dma: dev.DevDma, on_gpu: dev.DevBufArr, on_cpu: dev.DevBufArr, text: int, nbytes: int, out: int) -> None:
     """Report the text that has arrived in the GPU's buffer, put `text` there, and have it copied to the CPU's buffer.
     """
     here = dev.buf_get(on_gpu, 0)

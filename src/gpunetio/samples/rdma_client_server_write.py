@@ -63,7 +63,7 @@ class SampleOptions(EndOptions):
 
 
 @device_function
-def take_messages(recv, imms, conns, wait_ns, stop):
+def take_messages(recv: dev.DevRdmaQueue, imms: int, conns: int, wait_ns: int, stop: int) -> int:
     """Wait for a message from each thread of the client, or for the word `stop`. Return their number, or a status."""
     start = dev.clock_ns()
     found = 0
@@ -84,7 +84,9 @@ def take_messages(recv, imms, conns, wait_ns, stop):
 
 
 @kernel
-def serve(rdma, conn, a, f, one, wait_ns, stop, out):
+def serve(
+    rdma: dev.DevRdma, conn: int, a: dev.DevBufArr, f: dev.DevBufArr, one: int, wait_ns: int, stop: int, out: int
+) -> None:
     """Post receives, signal the client by a flag, and wait for its messages. Every second round is in weak mode."""
     thread = dev.thread_idx()
     recv = dev.rdma_get_recv(rdma)
@@ -122,7 +124,10 @@ def serve(rdma, conn, a, f, one, wait_ns, stop, out):
 
 
 @kernel
-def send(rdma, conn, a, b, c, f, wait_ns, stop, out):
+def send(
+    rdma: dev.DevRdma, conn: int, a: dev.DevBufArr, b: dev.DevBufArr, c: dev.DevBufArr, f: dev.DevBufArr, wait_ns: int,
+    stop: int, out: int,
+) -> None:
     """Wait for each flag, and send half of its buffer from each of two threads. The word `stop` ends the waits."""
     thread = dev.thread_idx()
     status = dev.OK

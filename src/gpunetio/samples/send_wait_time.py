@@ -48,7 +48,9 @@ class SampleOptions:
 
 
 @kernel
-def send_bursts(txq, packets, lkey, nbytes, times, bursts, stop, out):
+def send_bursts(
+    txq: dev.EthTxq, packets: int, lkey: int, nbytes: int, times: int, bursts: int, stop: int, out: int
+) -> None:
     """Send bursts of one packet per thread, which leave at the times in `times`."""
     thread, count = dev.thread_idx(), dev.block_dim()
     last = count - 1

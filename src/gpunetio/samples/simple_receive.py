@@ -52,7 +52,7 @@ class SampleOptions:
 
 
 @kernel
-def receive(rxq, scope, attrs, sums, stop, out):
+def receive(rxq: dev.EthRxq, scope: int, attrs: int, sums: int, stop: int, out: int) -> None:
     """Receive bursts until the word at `stop` is not 0. `attrs` has room for a burst, `sums` for one word per thread.
     """
     thread = dev.thread_idx()

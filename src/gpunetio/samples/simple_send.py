@@ -68,7 +68,7 @@ class SampleOptions:
 
 
 @kernel
-def send_alone(txq, packets, lkey, nbytes, each, stop, out):
+def send_alone(txq: dev.EthTxq, packets: int, lkey: int, nbytes: int, each: int, stop: int, out: int) -> None:
     """Send from the threads of one block, which does not share the queue, until the word at `stop` is not 0.
 
     In a round, a thread sends its packet `each` times.
@@ -101,7 +101,7 @@ def send_alone(txq, packets, lkey, nbytes, each, stop, out):
 
 
 @kernel
-def send_shared(txq, packets, lkey, nbytes, scope, stop, out):
+def send_shared(txq: dev.EthTxq, packets: int, lkey: int, nbytes: int, scope: int, stop: int, out: int) -> None:
     """Send from the threads of several blocks, which share the queue, until the word at `stop` is not 0."""
     thread, size = dev.thread_idx(), dev.block_dim()
     own = out + dev.block_idx() * _WORDS

@@ -57,7 +57,7 @@ class SampleOptions(EndOptions):
 
 
 @device_function
-def _await_byte(qp, address, value, stop):
+def _await_byte(qp: dev.VerbsQp, address: int, value: int, stop: int) -> int:
     """Poll until the byte at `address` is `value`. Return OK or a negative status. The deadline is the queue's."""
     timeout_ns = timeout_of(qp)
     polls = 0
@@ -74,7 +74,10 @@ def _await_byte(qp, address, value, stop):
 
 
 @device_function
-def _round(qp, raddr, rkey, laddr, lkey, inbox, nbytes, n, own, other, stop):
+def _round(
+    qp: dev.VerbsQp, raddr: int, rkey: int, laddr: int, lkey: int, inbox: int, nbytes: int, n: int, own: int,
+    other: int, stop: int,
+) -> int:
     """Write message `n`, which counts up from `own` + n, and wait for the other end's message."""
     for i in range(nbytes):
         dev.st8(laddr + i, (own + n + i) & 0xFF)
@@ -86,7 +89,10 @@ def _round(qp, raddr, rkey, laddr, lkey, inbox, nbytes, n, own, other, stop):
 
 
 @kernel
-def write_and_wait(qp, raddr, rkey, laddr, lkey, inbox, nbytes, rounds, own, other, stop, out):
+def write_and_wait(
+    qp: dev.VerbsQp, raddr: int, rkey: int, laddr: int, lkey: int, inbox: int, nbytes: int, rounds: int, own: int,
+    other: int, stop: int, out: int,
+) -> None:
     """Run the data path of one end. `out` gets the number of completed rounds, and OK or a negative status."""
     status = dev.OK
     done = 0

@@ -16,7 +16,10 @@ _SPARE = 8 * MOST_THREADS  # the flag for posts that carry no message
 
 
 @device_function
-def _post_share(counter, end, qp, scope, number, threads, size, total, slots, first, count, stop, part):
+def _post_share(
+    counter: int, end: int, qp: dev.VerbsQp, scope: int, number: int, threads: int, size: int, total: int, slots: int,
+    first: int, count: int, stop: int, part: int,
+) -> int:
     """Post the messages number, number + threads, … of a launch. Return the last ticket, or a negative status.
 
     The threads of a warp or block post together. Those with no message left post one that is not counted.
@@ -60,7 +63,10 @@ def _post_share(counter, end, qp, scope, number, threads, size, total, slots, fi
 
 
 @device_function
-def _counted(counter, ends, queues, scope, size, total, slots, first, count, trace, stop, out):
+def _counted(
+    counter: int, ends: int, queues: int, scope: int, size: int, total: int, slots: int, first: int, count: int,
+    trace: int, stop: int, out: int,
+) -> None:
     thread, threads = dev.global_id(), dev.block_dim() * dev.grid_dim()
     queue, number = place(queues, scope)
     end = ends + ROW * queue
@@ -83,12 +89,18 @@ def _counted(counter, ends, queues, scope, size, total, slots, first, count, tra
 
 
 @kernel
-def put_signal_bw(ends, queues, scope, size, total, slots, first, count, trace, stop, out):
+def put_signal_bw(
+    ends: int, queues: int, scope: int, size: int, total: int, slots: int, first: int, count: int, trace: int,
+    stop: int, out: int,
+) -> None:
     """Post puts, each followed by a signal, from all threads of the grid on shared queues."""
     _counted(0, ends, queues, scope, size, total, slots, first, count, trace, stop, out)
 
 
 @kernel
-def put_counter_bw(ends, queues, scope, size, total, slots, first, count, trace, stop, out):
+def put_counter_bw(
+    ends: int, queues: int, scope: int, size: int, total: int, slots: int, first: int, count: int, trace: int,
+    stop: int, out: int,
+) -> None:
     """Post puts, which the queues' companions count when complete, from all threads of the grid on shared queues."""
     _counted(1, ends, queues, scope, size, total, slots, first, count, trace, stop, out)

@@ -17,7 +17,7 @@ _BYTE, _SIGNAL, _COUNTER = range(3)  # what shows that a message has arrived
 
 
 @device_function
-def _put_bf(qp, raddr, rkey, laddr, lkey, nbytes):
+def _put_bf(qp: dev.VerbsQp, raddr: int, rkey: int, laddr: int, lkey: int, nbytes: int) -> int:
     """Post a put whose WQE also goes into the BlueFlame register."""
     index = dev.reserve(qp, 1, dev.EXCLUSIVE)
     if index < 0:
@@ -32,7 +32,10 @@ def _put_bf(qp, raddr, rkey, laddr, lkey, nbytes):
 
 
 @device_function
-def _post(kind, qp, companion, raddr, rkey, laddr, lkey, nbytes, flag, flag_rkey, old, old_lkey):
+def _post(
+    kind: int, qp: dev.VerbsQp, companion: dev.VerbsQp, raddr: int, rkey: int, laddr: int, lkey: int, nbytes: int,
+    flag: int, flag_rkey: int, old: int, old_lkey: int,
+) -> int:
     if kind == _BYTE:
         if ld_fixed32(qp + DEV_QP.nic_handler) == dev.GPU_SM_BF:
             return _put_bf(qp, raddr, rkey, laddr, lkey, nbytes)
@@ -47,7 +50,10 @@ def _post(kind, qp, companion, raddr, rkey, laddr, lkey, nbytes, flag, flag_rkey
 
 
 @device_function
-def _bounce(kind, end, qp, ticket, size, total, slots, first, count, stop, part):
+def _bounce(
+    kind: int, end: int, qp: dev.VerbsQp, ticket: int, size: int, total: int, slots: int, first: int, count: int,
+    stop: int, part: int,
+) -> int:
     """Exchange `count` messages in turn with the other end. Return a ticket to wait for, or a negative status.
 
     A message has arrived when its last byte is the message's mark, or when the flag has counted it. The mark is a
@@ -99,7 +105,9 @@ def _bounce(kind, end, qp, ticket, size, total, slots, first, count, stop, part)
 
 
 @device_function
-def _play(kind, ends, size, total, slots, first, count, trace, stop, out):
+def _play(
+    kind: int, ends: int, size: int, total: int, slots: int, first: int, count: int, trace: int, stop: int, out: int
+) -> None:
     end = ends + ROW * dev.block_idx()
     qp = dev.VerbsQp(dev.ld64(end + AT.qp))
     companion = dev.VerbsQp(dev.ld64(end + AT.companion))
@@ -121,18 +129,27 @@ def _play(kind, ends, size, total, slots, first, count, trace, stop, out):
 
 
 @kernel
-def write_lat(ends, queues, scope, size, total, slots, first, count, trace, stop, out):
+def write_lat(
+    ends: int, queues: int, scope: int, size: int, total: int, slots: int, first: int, count: int, trace: int,
+    stop: int, out: int,
+) -> None:
     """Ping-pong of RDMA writes: each end polls the last byte of what it receives."""
     _play(_BYTE, ends, size, total, slots, first, count, trace, stop, out)
 
 
 @kernel
-def put_signal_lat(ends, queues, scope, size, total, slots, first, count, trace, stop, out):
+def put_signal_lat(
+    ends: int, queues: int, scope: int, size: int, total: int, slots: int, first: int, count: int, trace: int,
+    stop: int, out: int,
+) -> None:
     """Ping-pong of puts with signals: each end polls its flag."""
     _play(_SIGNAL, ends, size, total, slots, first, count, trace, stop, out)
 
 
 @kernel
-def put_counter_lat(ends, queues, scope, size, total, slots, first, count, trace, stop, out):
+def put_counter_lat(
+    ends: int, queues: int, scope: int, size: int, total: int, slots: int, first: int, count: int, trace: int,
+    stop: int, out: int,
+) -> None:
     """Ping-pong of puts that companions count: each end polls its flag."""
     _play(_COUNTER, ends, size, total, slots, first, count, trace, stop, out)

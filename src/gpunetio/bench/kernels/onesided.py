@@ -5,7 +5,6 @@ from __future__ import annotations
 from ... import device as dev
 from ...device import device_function, kernel
 from ...device.scope import ALONE, from_leader
-from ...device.views import qp_at
 from ...formats.device_structs import DEV_QP
 from .. import timestamps
 from ..ends import AT, ROW
@@ -15,7 +14,10 @@ _SQ_PI = DEV_QP.sq_wqe_pi
 
 
 @device_function
-def _post_share(reading, end, qp, scope, number, threads, size, total, slots, first, count, stop, part):
+def _post_share(
+    reading: int, end: int, qp: dev.VerbsQp, scope: int, number: int, threads: int, size: int, total: int, slots: int,
+    first: int, count: int, stop: int, part: int,
+) -> int:
     """Post the messages number, number + threads, … of a launch. Return the last ticket, or a negative status.
 
     The threads of a warp or block post together. Those with no message left post a NOP.
@@ -48,7 +50,10 @@ def _post_share(reading, end, qp, scope, number, threads, size, total, slots, fi
 
 
 @device_function
-def _one_sided(reading, ends, queues, scope, size, total, slots, first, count, trace, stop, out):
+def _one_sided(
+    reading: int, ends: int, queues: int, scope: int, size: int, total: int, slots: int, first: int, count: int,
+    trace: int, stop: int, out: int,
+) -> None:
     thread, threads = dev.global_id(), dev.block_dim() * dev.grid_dim()
     queue, number = place(queues, scope)
     end = ends + ROW * queue
@@ -67,19 +72,25 @@ def _one_sided(reading, ends, queues, scope, size, total, slots, first, count, t
 
 
 @kernel
-def put_bw(ends, queues, scope, size, total, slots, first, count, trace, stop, out):
+def put_bw(
+    ends: int, queues: int, scope: int, size: int, total: int, slots: int, first: int, count: int, trace: int,
+    stop: int, out: int,
+) -> None:
     """Post puts from all threads of the grid on shared queues, and wait for the last tickets."""
     _one_sided(0, ends, queues, scope, size, total, slots, first, count, trace, stop, out)
 
 
 @kernel
-def get_bw(ends, queues, scope, size, total, slots, first, count, trace, stop, out):
+def get_bw(
+    ends: int, queues: int, scope: int, size: int, total: int, slots: int, first: int, count: int, trace: int,
+    stop: int, out: int,
+) -> None:
     """Post gets from all threads of the grid on shared queues, and wait for the last tickets."""
     _one_sided(1, ends, queues, scope, size, total, slots, first, count, trace, stop, out)
 
 
 @device_function
-def _submit_round(qp, end, room, stop, part, message, begin):
+def _submit_round(qp: dev.VerbsQp, end: int, room: int, stop: int, part: int, message: int, begin: int) -> int:
     """Announce everything below `end`, then wait until at most `room` of it is incomplete."""
     status = dev.submit(qp, end, dev.EXCLUSIVE)
     timestamps.note(part, message, begin, end - 1)
@@ -92,7 +103,10 @@ def _submit_round(qp, end, room, stop, part, message, begin):
 
 
 @kernel
-def write_bw(ends, queues, scope, size, total, slots, first, count, trace, stop, out):
+def write_bw(
+    ends: int, queues: int, scope: int, size: int, total: int, slots: int, first: int, count: int, trace: int,
+    stop: int, out: int,
+) -> None:
     """Post writes without reservation: a block fills its queue at computed indices, and its last thread submits.
 
     A round is half of the queue, so that the NIC works on one half while threads fill the other.
@@ -111,7 +125,7 @@ def write_bw(ends, queues, scope, size, total, slots, first, count, trace, stop,
     dev.block_sync()
     start = dev.clock_ns()
     base = dev.ld64(qp + _SQ_PI)
-    half = qp_at(qp).sq_wqe_num // 2  # not >>, which makes an unsigned field unsigned 64 bits
+    half = qp.sq_wqe_num // 2  # not >>, which makes an unsigned field unsigned 64 bits
     mine = (count - block + queues - 1) // queues  # first + block, and every queues-th message after it
     dev.block_sync()  # all have read the producer index before it moves
     done = 0

@@ -34,7 +34,7 @@ _LOOK_EVERY_POLLS = 256
 
 
 @device_function
-def record(out, thread, start, status):
+def record(out: int, thread: int, start: int, status: int) -> None:
     """Write a thread's record."""
     dev.st64(out + thread * RECORD + START, start)
     dev.st64(out + thread * RECORD + END, dev.clock_ns())
@@ -42,7 +42,7 @@ def record(out, thread, start, status):
 
 
 @device_function
-def wait_together(qp, ticket, scope, daddr=0, dlkey=0):
+def wait_together(qp: dev.VerbsQp, ticket: int, scope: int, daddr: int = 0, dlkey: int = 0) -> int:
     """Wait for tickets. All threads of a warp or block get the same status, so either all of them continue or none.
 
     `daddr` and `dlkey` are those of `dev.get_wait`.
@@ -52,13 +52,13 @@ def wait_together(qp, ticket, scope, daddr=0, dlkey=0):
 
 
 @device_function
-def wake(qp, scope):
+def wake(qp: dev.VerbsQp, scope: int) -> int:
     """Post a NOP and wait for it, so that the NIC is awake when the clock starts: it may sleep when a kernel begins."""
     return wait_together(qp, dev.put(qp, 0, 0, 0, 0, 0, dev.GPU, dev.DEFAULT, scope), scope)
 
 
 @device_function
-def place(queues, scope):
+def place(queues: int, scope: int) -> tuple[int, int]:
     """Return a thread's queue, and its number among all threads: consecutive numbers have consecutive queues.
 
     Threads that post together share a queue.
@@ -70,14 +70,16 @@ def place(queues, scope):
 
 
 @device_function
-def _has(wide, address, value):
+def _has(wide: int, address: int, value: int) -> bool:
     if wide:
         return dev.ld_relaxed64(address) >= value
     return dev.ld_relaxed8(address) == value
 
 
 @device_function
-def wait_for(wide, qp, ticket, companion, address, value, stop):
+def wait_for(
+    wide: int, qp: dev.VerbsQp, ticket: int, companion: dev.VerbsQp, address: int, value: int, stop: int
+) -> int:
     """Wait until the word at `address` has reached `value` (`wide`), or until the byte there is `value`.
 
     Return OK or a negative status. The deadline is that of waits on `qp`. An error of `ticket`, the last of this end,

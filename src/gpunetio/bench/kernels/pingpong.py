@@ -27,7 +27,7 @@ _LOOK_EVERY = 256  # polls between checks of the stop word
 
 
 @device_function
-def _post_receives(rq, first, end, laddr, lkey, nbytes):
+def _post_receives(rq: int, first: int, end: int, laddr: int, lkey: int, nbytes: int) -> None:
     """Post receives first … end − 1, all into the same buffer."""
     ring, stride, slots = dev.ld64(rq + _RING), dev.ld64(rq + _STRIDE), dev.ld64(rq + _SLOTS)
     for index in range(first, end):
@@ -37,7 +37,7 @@ def _post_receives(rq, first, end, laddr, lkey, nbytes):
 
 
 @device_function
-def _await_receive(qp, rq, index, ticket, stop, out):
+def _await_receive(qp: dev.VerbsQp, rq: int, index: int, ticket: int, stop: int, out: int) -> int:
     """Wait for completion `index` of the receives. Return OK or a negative status.
 
     An error of `ticket`, the last send, ends the wait early. A negative `ticket` means that there was no send.
@@ -74,7 +74,7 @@ def _await_receive(qp, rq, index, ticket, stop, out):
 
 
 @device_function
-def _validate(sent, received, nbytes, message, out):
+def _validate(sent: int, received: int, nbytes: int, message: int, out: int) -> None:
     """Compare a message with what both ends send, note the first difference, and overwrite it for the next message."""
     for i in range(nbytes):
         value = dev.ld8(received + i)
@@ -85,7 +85,7 @@ def _validate(sent, received, nbytes, message, out):
 
 
 @device_function
-def _send(qp, laddr, lkey, nbytes):
+def _send(qp: dev.VerbsQp, laddr: int, lkey: int, nbytes: int) -> int:
     index = dev.reserve(qp, 1, dev.EXCLUSIVE)
     if index < 0:
         return index
@@ -94,7 +94,10 @@ def _send(qp, laddr, lkey, nbytes):
 
 
 @device_function
-def _play(client, qp, rq, sent, received, lkey, nbytes, depth, iterations, validate, stop, out):
+def _play(
+    client: int, qp: dev.VerbsQp, rq: int, sent: int, received: int, lkey: int, nbytes: int, depth: int,
+    iterations: int, validate: int, stop: int, out: int,
+) -> int:
     posted = depth
     waiting = depth
     ticket = -1
@@ -131,13 +134,16 @@ def _play(client, qp, rq, sent, received, lkey, nbytes, depth, iterations, valid
 
 
 @kernel
-def post_receives(rq, depth, received, lkey, nbytes):
+def post_receives(rq: int, depth: int, received: int, lkey: int, nbytes: int) -> None:
     """Post the receives that must be there before the first message."""
     _post_receives(rq, 0, depth, received, lkey, nbytes)
 
 
 @kernel
-def pingpong(client, qp, rq, sent, received, lkey, nbytes, depth, iterations, validate, stop, out):
+def pingpong(
+    client: int, qp: dev.VerbsQp, rq: int, sent: int, received: int, lkey: int, nbytes: int, depth: int,
+    iterations: int, validate: int, stop: int, out: int,
+) -> None:
     """Exchange `iterations` messages; the client sends first. With `validate`, each must equal the bytes at `sent`."""
     start = dev.clock_ns()
     status = _play(client, qp, rq, sent, received, lkey, nbytes, depth, iterations, validate, stop, out)

@@ -15,13 +15,16 @@ from .parts import NOT_INLINE, RECORD, STATUS, STOPPED, WRONG_LENGTH, record, wa
 
 
 @device_function
-def _share(queue, queues, count):
+def _share(queue: int, queues: int, count: int) -> int:
     """Return how many messages of a launch go over a queue: queue, queue + queues, …"""
     return max(0, (count - queue + queues - 1) // queues)
 
 
 @device_function
-def _send_share(end, qp, queue, queues, scope, size, total, slots, first, count, stop, part):
+def _send_share(
+    end: int, qp: dev.VerbsQp, queue: int, queues: int, scope: int, size: int, total: int, slots: int, first: int,
+    count: int, stop: int, part: int,
+) -> int:
     """Post this thread's messages, each when it has a receive. Return the last ticket, or a negative status."""
     laddr, lkey, credits = dev.ld64(end + AT.laddr), dev.ld64(end + AT.lkey), dev.ld64(end + AT.flags)
     thread, threads = dev.thread_idx(), dev.block_dim()
@@ -58,7 +61,10 @@ def _send_share(end, qp, queue, queues, scope, size, total, slots, first, count,
 
 
 @device_function
-def _post_receives(end, qp, queue, queues, size, slots, first, start, stop_at, part):
+def _post_receives(
+    end: int, qp: dev.VerbsQp, queue: int, queues: int, size: int, slots: int, first: int, start: int, stop_at: int,
+    part: int,
+) -> int:
     """Post this thread's receives among `start` to `stop_at` - 1, and note their tickets. Return OK or a status."""
     laddr, lkey, notes = dev.ld64(end + AT.laddr), dev.ld64(end + AT.lkey), dev.ld64(end + AT.notes)
     for i in range(start + dev.thread_idx(), stop_at, dev.block_dim()):
@@ -73,7 +79,10 @@ def _post_receives(end, qp, queue, queues, size, slots, first, start, stop_at, p
 
 
 @device_function
-def _take_receives(end, qp, queue, queues, size, total, slots, first, start, stop_at, part):
+def _take_receives(
+    end: int, qp: dev.VerbsQp, queue: int, queues: int, size: int, total: int, slots: int, first: int, start: int,
+    stop_at: int, part: int,
+) -> int:
     """Wait for this thread's receives among `start` to `stop_at` - 1, and note which messages they got.
 
     Data that came in a completion are copied to the place of other messages' data.
@@ -99,7 +108,7 @@ def _take_receives(end, qp, queue, queues, size, total, slots, first, start, sto
 
 
 @device_function
-def _agreed(verdict, status):
+def _agreed(verdict: int, status: int) -> int:
     """Return OK if all threads of the block have the `status` OK, else the status of one that has not.
 
     All threads get the same result.
@@ -113,7 +122,10 @@ def _agreed(verdict, status):
 
 
 @device_function
-def _serve(end, qp, queue, queues, size, total, slots, first, count, part, verdict):
+def _serve(
+    end: int, qp: dev.VerbsQp, queue: int, queues: int, size: int, total: int, slots: int, first: int, count: int,
+    part: int, verdict: int,
+) -> int:
     """Receive a queue's messages. Return OK, or the negative status of one of the threads."""
     credits, credits_rkey = dev.ld64(end + AT.far_flags) + 8 * queue, dev.ld64(end + AT.far_rkey)
     half = dev.ld64(end + AT.receives) // 2
@@ -139,7 +151,10 @@ def _serve(end, qp, queue, queues, size, total, slots, first, count, part, verdi
 
 
 @kernel
-def twosided_bw(ends, queues, scope, size, total, slots, first, count, trace, stop, out):
+def twosided_bw(
+    ends: int, queues: int, scope: int, size: int, total: int, slots: int, first: int, count: int, trace: int,
+    stop: int, out: int,
+) -> None:
     """Send and receive: at each end, a block owns a queue. Both ends may be in one launch."""
     thread, threads, block = dev.thread_idx(), dev.block_dim(), dev.block_idx()
     end = ends + ROW * block

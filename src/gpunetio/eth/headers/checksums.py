@@ -13,7 +13,7 @@ from .views import ipv4_at
 
 
 @device_function
-def _field_of(protocol):
+def _field_of(protocol: int) -> int:
     """Return the offset of a protocol's checksum field, or 0 for any protocol not supported here."""
     if protocol == IP_PROTOCOL_TCP:
         return TCP.checksum
@@ -23,26 +23,26 @@ def _field_of(protocol):
 
 
 @device_function
-def _l4_sum(ip, protocol, l4, length):
+def _l4_sum(ip: int, protocol: int, l4: int, length: int) -> int:
     total = internet_sum(l4, length)
     return total if protocol == IP_PROTOCOL_ICMP else total + pseudo_sum(ip, protocol, length)
 
 
 @device_function
-def write_ipv4_checksum(ip):
+def write_ipv4_checksum(ip: int) -> None:
     """Compute the checksum of an IPv4 header and store it in the header (RFC 791)."""
     ipv4_at(ip).checksum = 0
     store_checksum(ip + IPV4.checksum, internet_sum(ip, ipv4_bytes(ip)), 0)
 
 
 @device_function
-def is_ipv4_intact(ip):
+def is_ipv4_intact(ip: int) -> bool:
     """Return whether the checksum of an IPv4 header is correct."""
     return internet_sum(ip, ipv4_bytes(ip)) == 0xFFFF
 
 
 @device_function
-def write_l4_checksum(ip, protocol, l4, length):
+def write_l4_checksum(ip: int, protocol: int, l4: int, length: int) -> None:
     """Compute the checksum of TCP, UDP, ICMP or ICMPv6 and store it in the header (RFC 9293, 768, 792, 4443).
 
     The arguments are the result of `l4_of`. Packets of other protocols are not changed.
@@ -54,7 +54,7 @@ def write_l4_checksum(ip, protocol, l4, length):
 
 
 @device_function
-def is_l4_intact(ip, protocol, l4, length):
+def is_l4_intact(ip: int, protocol: int, l4: int, length: int) -> bool:
     """Return whether the checksum of TCP, UDP, ICMP or ICMPv6 is correct. The arguments are the result of `l4_of`.
 
     Also true for UDP over IPv4 without a checksum (RFC 768), and for other protocols.
@@ -66,7 +66,7 @@ def is_l4_intact(ip, protocol, l4, length):
 
 
 @device_function
-def update_l4_checksum(protocol, l4, old, new):
+def update_l4_checksum(protocol: int, l4: int, old: int, new: int) -> None:
     """Update the checksum of TCP, UDP, ICMP or ICMPv6 after a field it covers has changed (RFC 1624).
 
     The field is in the packet or the pseudo header. `old` and `new` are its values, as for `update_checksum`. A UDP

@@ -19,19 +19,19 @@ NONE = -1  # no EtherType and no protocol
 
 
 @device_function
-def ipv4_bytes(ip):
+def ipv4_bytes(ip: int) -> int:
     """Return the length of an IPv4 header with its options, as the header gives it."""
     return (ld8(ip) & 0xF) * 4
 
 
 @device_function
-def tcp_bytes(tcp):
+def tcp_bytes(tcp: int) -> int:
     """Return the length of a TCP header with its options, as the header gives it."""
     return (tcp_at(tcp).offset_flags >> TCP_OFFSET_SHIFT) * 4
 
 
 @device_function
-def l3_of(packet, nbytes):
+def l3_of(packet: int, nbytes: int) -> tuple[int, int, int]:
     """Return the EtherType, and the address and length of what follows the Ethernet header and up to two VLAN tags.
 
     If the frame of `nbytes` is shorter than an Ethernet header, return NONE, 0, 0.
@@ -43,7 +43,7 @@ def l3_of(packet, nbytes):
 
 
 @device_function
-def _behind_ipv4(ip, nbytes):
+def _behind_ipv4(ip: int, nbytes: int) -> tuple[int, int, int, int]:
     header = whole_ipv4(ip, nbytes)
     view = ipv4_at(ip)
     if header == 0 or view.flags_fragment & IPV4_FRAGMENT_MASK:
@@ -52,7 +52,7 @@ def _behind_ipv4(ip, nbytes):
 
 
 @device_function
-def _behind_ipv6(ip, nbytes):
+def _behind_ipv6(ip: int, nbytes: int) -> tuple[int, int, int, int]:
     if not whole_ipv6(ip, nbytes):
         return NONE, 0, 0, 0
     view = ipv6_at(ip)
@@ -73,7 +73,7 @@ def _behind_ipv6(ip, nbytes):
 
 
 @device_function
-def l4_of(packet, nbytes):
+def l4_of(packet: int, nbytes: int) -> tuple[int, int, int, int]:
     """Return the protocol, the address of the IP header, and the address and length of what follows that header.
 
     This works for TCP, UDP, ICMP and others over IPv4 and IPv6, after options, extension headers and VLAN tags. The
@@ -89,7 +89,7 @@ def l4_of(packet, nbytes):
 
 
 @device_function
-def udp_payload(udp, length):
+def udp_payload(udp: int, length: int) -> tuple[int, int]:
     """Return the address and length of a UDP packet's payload. `length` is the packet's, as returned by `l4_of`.
 
     If the header is truncated, or its length is impossible, return 0, EINVAL.
@@ -103,7 +103,7 @@ def udp_payload(udp, length):
 
 
 @device_function
-def tcp_payload(tcp, length):
+def tcp_payload(tcp: int, length: int) -> tuple[int, int]:
     """Return the address and length of a TCP segment's payload. `length` is the segment's, as returned by `l4_of`.
 
     If the header is truncated, or its length is impossible, return 0, EINVAL.

@@ -14,14 +14,14 @@ from .views import ethernet_at, ipv4_at, ipv6_at, udp_at
 
 
 @device_function
-def swap_macs(packet):
+def swap_macs(packet: int) -> None:
     """Swap source and destination of the Ethernet header."""
     eth = ethernet_at(packet)
     eth.source, eth.destination = eth.destination, eth.source
 
 
 @device_function
-def swap_addresses(ip):
+def swap_addresses(ip: int) -> None:
     """Swap source and destination of an IPv4 or IPv6 header."""
     if ld8(ip) >> 4 == 4:
         v4 = ipv4_at(ip)
@@ -33,14 +33,14 @@ def swap_addresses(ip):
 
 
 @device_function
-def swap_ports(l4):
+def swap_ports(l4: int) -> None:
     """Swap source and destination port of a UDP or TCP header; both begin with the ports."""
     udp = udp_at(l4)
     udp.source_port, udp.destination_port = udp.destination_port, udp.source_port
 
 
 @device_function
-def _readdress(ip, protocol, l4, old, new):
+def _readdress(ip: int, protocol: int, l4: int, old: int, new: int) -> None:
     """Update the checksums after an IPv4 address, which is in the header and the pseudo header, has changed."""
     v4 = ipv4_at(ip)
     v4.checksum = update_checksum(v4.checksum, old, new)
@@ -49,7 +49,7 @@ def _readdress(ip, protocol, l4, old, new):
 
 
 @device_function
-def set_source(ip, protocol, l4, address, port):
+def set_source(ip: int, protocol: int, l4: int, address: int, port: int) -> None:
     """Replace source address and port of UDP or TCP over IPv4, and update the checksums (RFC 1624).
 
     For other protocols, replace only the address. The first three arguments are results of `l4_of`.
@@ -66,7 +66,7 @@ def set_source(ip, protocol, l4, address, port):
 
 
 @device_function
-def set_destination(ip, protocol, l4, address, port):
+def set_destination(ip: int, protocol: int, l4: int, address: int, port: int) -> None:
     """Replace destination address and port of UDP or TCP over IPv4, and update the checksums (RFC 1624).
 
     For other protocols, replace only the address. The first three arguments are results of `l4_of`.
@@ -83,7 +83,7 @@ def set_destination(ip, protocol, l4, address, port):
 
 
 @device_function
-def spend_hop(ip):
+def spend_hop(ip: int) -> int:
     """Decrement the TTL of IPv4, updating the checksum, or the hop limit of IPv6. Return the number of hops left.
 
     A router does not forward a packet for which this is 0 or less (RFC 1812 5.3.1, RFC 8200 3).
