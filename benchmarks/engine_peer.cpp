@@ -44,8 +44,8 @@ struct Request {
 };
 
 // The host address of a range, or -1.
-inline int64_t translate(const worker *n, int64_t key, int64_t pdn, int64_t addr, int64_t nbytes, int64_t right) {
-    const mkey_row *m = at<mkey_row>(n->mkeys) + ((key >> 8) & n->mkey_mask);
+inline int64_t translate(const WorkerState *n, int64_t key, int64_t pdn, int64_t addr, int64_t nbytes, int64_t right) {
+    const MkeyRow *m = at<MkeyRow>(n->mkeys) + ((key >> 8) & n->mkey_mask);
     int64_t offset = addr - m->iova;
     if (m->key == key && m->pdn == pdn && (m->access & right) == right && offset >= 0 && offset <= m->nbytes - nbytes)
         return addr + m->delta;
@@ -53,7 +53,7 @@ inline int64_t translate(const worker *n, int64_t key, int64_t pdn, int64_t addr
 }
 
 // The data segments from `segment` to `end`, checked and listed.
-inline bool gather(const worker *n, const qp_row *q, Request &r, int64_t segment, int64_t end) {
+inline bool gather(const WorkerState *n, const QpRow *q, Request &r, int64_t segment, int64_t end) {
     r.nbytes = r.count = 0;
     while (segment < end) {
         const data_seg *d = at<data_seg>(segment);
@@ -81,7 +81,7 @@ inline bool gather(const worker *n, const qp_row *q, Request &r, int64_t segment
     return true;
 }
 
-inline bool write_cqe(worker *n, cq_row *c, counters *count, const qp_row *q, int64_t opcode, int64_t index,
+inline bool write_cqe(WorkerState *n, CqRow *c, CounterSet *count, const QpRow *q, int64_t opcode, int64_t index,
                       int64_t nbytes) {
     if (!c->overrun) {
         int64_t consumed = be(acquire(at<uint32_t>(c->dbrec))) & CI_MASK;
@@ -104,8 +104,8 @@ inline bool write_cqe(worker *n, cq_row *c, counters *count, const qp_row *q, in
 }
 
 // 1, or -1 for what this peer does not do.
-inline int execute_next(worker *n, qp_row *q) {
-    counters *count = at<counters>(n->counters);
+inline int execute_next(WorkerState *n, QpRow *q) {
+    CounterSet *count = at<CounterSet>(n->counters);
     int64_t index = q->sq_next, mask = (1ll << q->sq_log) - 1;
     int64_t wqe = q->sq_addr + ((index & mask) << WQEBB_SHIFT);
     const ctrl_seg *ctrl = at<ctrl_seg>(wqe);
@@ -123,7 +123,7 @@ inline int execute_next(worker *n, qp_row *q) {
     r.rkey = be(remote->rkey);
     if (!gather(n, q, r, wqe + 2 * SEGMENT, wqe + ds * SEGMENT) || q->remote_row == 0)
         return -1;
-    qp_row *p = at<qp_row>(q->remote_row);
+    QpRow *p = at<QpRow>(q->remote_row);
     if (p->qpn != q->remote_qpn || p->remote_qpn != q->qpn || p->wire != 0 || (p->state != RTR && p->state != RTS) ||
         p->service != q->service || p->expect_psn != (q->tx_psn & PSN_MASK) ||
         r.nbytes > q->msg_max || r.nbytes > p->msg_max)
@@ -148,14 +148,14 @@ inline int execute_next(worker *n, qp_row *q) {
     p->msn++;
     count->rdma_tx_bytes += r.nbytes;
     if (ce >= CE_ALWAYS) {
-        if (ce != CE_ALWAYS || !write_cqe(n, at<cq_row>(q->send_cq), count, q, opcode, index, r.nbytes))
+        if (ce != CE_ALWAYS || !write_cqe(n, at<CqRow>(q->send_cq), count, q, opcode, index, r.nbytes))
             return -1;
     }
     q->sq_ci = q->sq_next = index + blocks;
     return 1;
 }
 
-inline void poll_doorbell(qp_row *q) {
+inline void poll_doorbell(QpRow *q) {
     uint64_t raw = __atomic_load_n(at<uint64_t>(q->doorbell), __ATOMIC_RELAXED);
     if (int64_t(raw) == q->db_seen)
         return;
@@ -168,7 +168,7 @@ inline void poll_doorbell(qp_row *q) {
 }
 
 // What the doorbell announced, up to the engine's budget: the number of WQEs, or -1.
-inline int64_t serve_qp(worker *n, qp_row *q) {
+inline int64_t serve_qp(WorkerState *n, QpRow *q) {
     poll_doorbell(q);
     if (q->sq_next == q->sq_pi || q->state != RTS)
         return 0;
@@ -181,18 +181,18 @@ inline int64_t serve_qp(worker *n, qp_row *q) {
             return -1;
         done++;
     }
-    at<counters>(n->counters)->sq_wqes += done;
+    at<CounterSet>(n->counters)->sq_wqes += done;
     return done;
 }
 
 // One turn over the active QPs.
-int64_t step(worker *n) {
+int64_t step(WorkerState *n) {
     int64_t done = 0;
     for (int64_t i = 0; i < n->active_count; i++) {
-        work_queue *w = at<work_queue>(n->active) + i;
+        WorkQueue *w = at<WorkQueue>(n->active) + i;
         if (!w->awake && int64_t(__atomic_load_n(at<uint64_t>(w->doorbell), __ATOMIC_RELAXED)) == w->seen)
             continue;
-        qp_row *q = at<qp_row>(w->row);
+        QpRow *q = at<QpRow>(w->row);
         int64_t served = serve_qp(n, q);
         if (served < 0)
             return -1;
@@ -296,7 +296,7 @@ int64_t post_writes(int64_t qp, int64_t raddr, int64_t rkey, int64_t laddr, int6
 
 // Serve the NIC until told to stop: 0, or -1.
 int64_t engine(int64_t nic_address) {
-    worker *n = at<worker>(nic_address);
+    WorkerState *n = at<WorkerState>(nic_address);
     int64_t idle = 0;
     while (__atomic_load_n(&n->stop, __ATOMIC_RELAXED) == 0) {
         int64_t done = step(n);
@@ -326,8 +326,8 @@ int64_t copy_pieces(int64_t target, int64_t source, int64_t nbytes, int64_t plac
 
 // Ring the doorbell and be the engine until WQE `target` - 1 is complete: nanoseconds, or -1.
 int64_t drain(int64_t nic_address, int64_t row, int64_t target) {
-    worker *n = at<worker>(nic_address);
-    qp_row *q = at<qp_row>(row);
+    WorkerState *n = at<WorkerState>(nic_address);
+    QpRow *q = at<QpRow>(row);
     int64_t start = now_ns();
     __atomic_store_n(at<uint32_t>(q->doorbell), be(uint32_t((target & PI_MASK) << WQE_IDX_SHIFT)), __ATOMIC_RELEASE);
     while (q->sq_ci != target)

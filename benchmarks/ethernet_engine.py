@@ -21,7 +21,7 @@ from ethernet_results import Result, progress
 
 from gpunetio import Gpu, MemType, PortConfig, eth, kernel
 from gpunetio import device as dev
-from gpunetio.fabric.ethernet_records import ARRIVED, BATCH, arrived_at
+from gpunetio.fabric.ethernet_records import ARRIVED, BATCH, Arrived
 from gpunetio.flow import FlowPort, match
 from gpunetio.formats import flow
 from gpunetio.formats.commands import Opcode
@@ -35,7 +35,7 @@ from gpunetio.nic.state.counters import COUNTERS
 from gpunetio.nic.state.flow import Fate
 from gpunetio.nic.state.qp import QpRow
 from gpunetio.nic.state.worker import WorkerState
-from gpunetio.nic.steering.steer import read_frames, steer, turn_to
+from gpunetio.nic.steering.steer import look_up_fate, look_up_frames, select_frame
 from gpunetio.nic.turn.step import step
 from gpunetio.packet_processing.steering import Steering
 from gpunetio.verbs import open
@@ -62,10 +62,10 @@ def steer_all(nic, arrived, count, rounds, fate):
     for _ in range(rounds):
         for first in range(0, count, BATCH):
             some = min(BATCH, count - first)
-            read_frames(nic, arrived + first * ARRIVED.size, some)
+            look_up_frames(nic, arrived + first * ARRIVED.size, some)
             for i in range(some):
-                turn_to(nic, i)
-                done += steer(nic, arrived_at(arrived + (first + i) * ARRIVED.size).nbytes) == fate
+                select_frame(nic, i)
+                done += look_up_fate(nic, Arrived(arrived + (first + i) * ARRIVED.size).nbytes) == fate
     return done
 
 

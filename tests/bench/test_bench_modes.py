@@ -202,7 +202,7 @@ def test_a_receive_of_another_length_is_an_error():
         measure(run, 0, 64)
         run.lay_out(run.data(64, 1), 0, 10)
         kernel, ends = KERNELS["twosided_bw"], run._ends.device_address
-        with run._alloc(8) as stop, run._alloc(8 * RECORD_WORDS) as out:
+        with run.gpu.alloc(8, MemType.CPU_GPU) as stop, run.gpu.alloc(8 * RECORD_WORDS, MemType.CPU_GPU) as out:
             client = kernel[1, 1, run.gpu](ends, 1, 0, 64, 639, 10, 0, 10, 0, stop, out)
             with pytest.raises(DriverError, match="ended with 'a receive with a different length than was sent'"):
                 run.launch(kernel, 1, 1, ends + ROW, 1, 0, 64, 640, 10, 0, 10, 0)
@@ -220,7 +220,7 @@ def test_flags_are_what_was_sent(name):
         assert measure(run, 0, 64).check.problem is None
         for words in run.counts:
             assert isinstance(words, Words)
-            counted = words._array - words._before
+            counted = words.array - words.before
             assert counted.sum() == 1001
             assert counted.astype(bool).tolist() == [True] * threads + [False] * (len(counted) - threads)
 
@@ -233,9 +233,9 @@ def test_a_wrong_word_is_seen(name, monkeypatch):
             assert measure(run, 0, 64).check.problem is None
             run.lay_out(data := run.data(64, 1), 0, 100)
             run.send(data, 0, 100)
-            words._array[0] += 1
+            words.array[0] += 1
             run.collect(data, 0, 100)
-            expected = "messages of a launch did not come" if isinstance(words, Order) else f"{words._what} 0 is "
+            expected = "messages of a launch did not come" if isinstance(words, Order) else f"{words.what} 0 is "
             assert expected in (words.problem() or "")
             problem = run.check(data).problem
             assert problem is not None

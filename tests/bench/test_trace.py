@@ -127,16 +127,18 @@ def test_file(name, tmp_path):
     assert {event["args"]["bytes"] for event in ends} == {64, 4096}
 
 
-def test_times_are_microseconds():
+def test_times_are_microseconds(tmp_path):
     trace = Trace(BENCHMARKS["put_bw"], 4)
     rows = np.array([[0, 5_000_000, 5_001_500, 5_004_000], [1, 5_001_500, 5_002_000, 5_006_500]])
     trace.add(64, True, [(0, 0), (0, 1)], [rows, np.zeros((0, 4), np.int64)])
-    spans = [event for event in trace._events("test") if event["ph"] == "X"]
+    trace.write(tmp_path / "trace.json", "test")
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    spans = [event for event in events if event["ph"] == "X"]
     assert [(e["name"], e["ts"], e["dur"]) for e in spans] == [
         ("put", 0.0, 1.5), ("put complete", 1.5, 2.5), ("put", 1.5, 0.5), ("put complete", 4.0, 2.5),
     ]
     assert spans[3]["args"] == {"message": 1, "bytes": 64, "us from begin to completion": 5.0}
-    assert [e["args"]["name"] for e in trace._events("test") if e["ph"] == "M"] == [
+    assert [e["args"]["name"] for e in events if e["ph"] == "M"] == [
         "test, 64 bytes", "client block 0 thread 0: post", "client block 0 thread 0: completion",
     ]
 

@@ -11,6 +11,7 @@ from ipaddress import ip_address
 import numpy as np
 import pytest
 
+from cm_sent import wait_until_sent
 from gpunetio import cm, verbs
 from gpunetio.cm.agent import Agent
 from gpunetio.cm.communication import Communication
@@ -66,8 +67,7 @@ class End:
     def users(self) -> int:
         """Return how many objects the context has when no connection is in TIMEWAIT and no datagram in flight."""
         self.forgets_everything()
-        services = Agent.of(self.ctx)._side._services
-        Agent.of(self.ctx).wait(lambda: None if services._in_flight else True, PATIENCE, "the end of all datagrams")
+        wait_until_sent(self.ctx, PATIENCE)
         return len(self.ctx.users)
 
 

@@ -45,7 +45,7 @@ def strike(mads: int, seed: int) -> None:
             world.deliver(Flying(source, to, mutate(chance, heard.mad)))
         world.settle()
         for host in hosts:
-            for communication in list(host.machine._common.by_id.values()):
+            for communication in host.machine.communications():
                 host.machine.give_up(communication)
         world.settle()
         for host in hosts:
@@ -55,7 +55,7 @@ def strike(mads: int, seed: int) -> None:
 def live(chance: random.Random, world: World, hosts: list[Host], overheard: list[Flying]) -> None:
     """Let the honest programs do something, and remember what they say."""
     host, peer = chance.sample(hosts, 2)
-    known = list(host.machine._common.by_id.values())
+    known = host.machine.communications()
     if known and not chance.randrange(3):
         host.machine.give_up(chance.choice(known))
     elif not chance.randrange(5):

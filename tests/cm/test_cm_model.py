@@ -67,7 +67,7 @@ class Connections(RuleBasedStateMachine):
     @rule(data=st.data())
     def leave(self, data: st.DataObject) -> None:
         """The program closes a connection of any state, at either end."""
-        everything = [(host, one) for host in self.hosts for one in host.machine._common.by_id.values()]
+        everything = [(host, one) for host in self.hosts for one in host.machine.communications()]
         if everything:
             host, communication = everything[data.draw(st.integers(0, len(everything) - 1))]
             self.end(communication)
@@ -145,7 +145,7 @@ class Connections(RuleBasedStateMachine):
                 assert over
             elif qpn not in self.refused:
                 assert communication.state is State.ESTABLISHED, host.told(communication)
-        for communication in list(one.machine._common.by_id.values()):
+        for communication in one.machine.communications():
             one.machine.give_up(communication)
         self.world.settle()
         assert all(host.holds_nothing() for host in self.hosts)

@@ -24,6 +24,7 @@ from gpunetio.gpu import ExportedQp
 from nvcc import path_with_nvcc
 from pair import NBYTES, Pair, make_pair
 from repository import RIGS
+from structures import changed, structure
 
 SOURCE = RIGS / "c_abi/peer.cpp"
 # Names and order of struct Job and of the enumerations there.
@@ -192,11 +193,10 @@ def test_indices_go_through_2_to_the_16(pair: Pair, peer: Peer, rule, begin):
 
 def set_indices(exported: ExportedQp, index: int) -> None:
     """Have the owner's side of a new queue count from a multiple of 2^16."""
-    image, side = exported._place.read(), exported._place.read_side()
-    for name in ("sq_rsvd_index", "sq_ready_index", "sq_wqe_pi"):
-        DEV_QP.at(image)[name] = index
-    DEV_CQ.at(image, DEV_QP.cq_sq)["cqe_ci"] = index
-    exported._place.write(image, side)
+    with changed(exported) as (image, _):
+        for name in ("sq_rsvd_index", "sq_ready_index", "sq_wqe_pi"):
+            DEV_QP.at(image)[name] = index
+        DEV_CQ.at(image, DEV_QP.cq_sq)["cqe_ci"] = index
 
 
 @every_rule
@@ -298,9 +298,9 @@ def test_no_ring_is_lost_without_a_record(pair: Pair, peer: Peer):
 def with_a_word_for_a_doorbell(pair: Pair) -> Iterator[tuple[int, np.ndarray]]:
     """Address of a copy of `a`'s structure that rings in ordinary memory, and that memory: the doorbell, and a word."""
     with pair.gpu.alloc(DEV_QP.size) as copy, pair.gpu.alloc(16, MemType.CPU_GPU) as words:
-        image = pair.a._memory.read(0, DEV_QP.size)
-        structure = DEV_QP.at(image)
-        structure["sq_db"], structure["nic_handler"] = words.device_address, NicHandler.CPU_PROXY
+        image = structure(pair.a)
+        q = DEV_QP.at(image)
+        q["sq_db"], q["nic_handler"] = words.device_address, NicHandler.CPU_PROXY
         copy.write(image)
         yield copy.device_address, words.array.view(np.int64)
 

@@ -26,7 +26,7 @@ from gpunetio.jit import cubin, machine, nvvm, ops
 from gpunetio.jit.compile import device_function, engine_function
 from gpunetio.jit.kinds import INT, ArrayType
 from gpunetio.jit.unit import Unit
-from gpunetio.nic.gpu import borrowed, slices
+from gpunetio.nic.gpu import row_cache, slices
 from gpunetio.nic.memory import copies
 from gpunetio.nic.queues import completion
 from gpunetio.nic.transport import delivery, eth_send, lan, loopback, pipes, requester, responses
@@ -90,7 +90,7 @@ def symbol(function):
 
 
 INSIDE = (loopback.serve, completion.record_error)
-SLICES = (*INSIDE, borrowed.borrow, borrowed.give_back, copies.copy_together, slices.take_slice)
+SLICES = (*INSIDE, row_cache.cache_rows, row_cache.write_back_rows, copies.copy_together, slices.take_slice)
 WIRES = (
     requester.serve, pipes.take_frames, delivery.receive, responses.take_response, injector.inject,
     eth_send.serve, lan.take_lan_frames,  # of extensions: there is nothing to load later

@@ -205,7 +205,7 @@ def run(kernel: Kernel, ended: Callable[[], None] = nothing, ordinal: int = 0, w
 def runtime(monkeypatch) -> Iterator[Runtime]:
     """It is there until nothing is watched: the watching thread would ask CUDA for the events of a stand-in."""
     runtime, watched = Runtime(), []
-    watch, look = cuda_launch._Watcher.watch, cuda_launch._Watcher._look
+    watch, look = cuda_launch.Watcher.watch, cuda_launch.Watcher._look
 
     def counted_watch(watcher: Any, one: Any) -> None:
         watched.append(one)
@@ -217,8 +217,8 @@ def runtime(monkeypatch) -> Iterator[Runtime]:
         watched.remove(one)
         return False
 
-    monkeypatch.setattr(cuda_launch._Watcher, "watch", counted_watch)
-    monkeypatch.setattr(cuda_launch._Watcher, "_look", counted_look)
+    monkeypatch.setattr(cuda_launch.Watcher, "watch", counted_watch)
+    monkeypatch.setattr(cuda_launch.Watcher, "_look", counted_look)
     monkeypatch.setattr(cuda_backend, "cuda_runtime", lambda: runtime)
     monkeypatch.setattr(cuda_launch, "cuda_runtime", lambda: runtime)
     cuda_heap.follow_launches()
@@ -413,7 +413,7 @@ def test_one_thread_watches_all_launches(runtime: Runtime, event: Event):
 
 def test_a_stream_is_free_as_soon_as_anybody_sees_the_end(runtime: Runtime, recorded: list[RecordedEvent], monkeypatch):
     """Not only when the watching thread looks: CUDA has few ways to a GPU, and more streams would share them."""
-    monkeypatch.setattr(cuda_launch._Watcher, "watch", lambda self, watched: None)
+    monkeypatch.setattr(cuda_launch.Watcher, "watch", lambda self, watched: None)
     kernel = Kernel(runtime)
     for _ in range(40):
         launch = run(kernel)
@@ -431,7 +431,7 @@ def test_an_ended_launch_knows_nothing_of_the_next_one(
     runtime: Runtime, recorded: list[RecordedEvent], monkeypatch, answer
 ):
     """Not even in a thread that has begun to ask before the end was seen, and gets its answer from the next kernel."""
-    monkeypatch.setattr(cuda_launch._Watcher, "watch", lambda self, watched: None)
+    monkeypatch.setattr(cuda_launch.Watcher, "watch", lambda self, watched: None)
     kernel = Kernel(runtime)
     first = run(kernel)
     (event,) = recorded

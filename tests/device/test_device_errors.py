@@ -12,6 +12,7 @@ from gpunetio.formats.cqe import Syndrome
 from gpunetio.formats.device_structs import DEV_QP
 from nic_rig import until
 from pair import NBYTES, Pair, make_pair
+from structures import changed
 
 OK, EIO, ETIMEDOUT = device.OK, device.EIO, device.ETIMEDOUT
 LW, RW, RR, RA = Access.LOCAL_WRITE, Access.REMOTE_WRITE, Access.REMOTE_READ, Access.REMOTE_ATOMIC
@@ -281,9 +282,8 @@ def test_a_reservation_that_was_not_filled_ends_the_posts_behind_it(pair: Pair):
     """Who has reserved and never posts: those behind it wait for their turn until the deadline, later ones not."""
     queue = pair.gpu.create_qp(pair.pd, 8, timeout=0.1)
     queue.connect(queue)
-    image = queue._place.read()
-    DEV_QP.at(image)["sq_rsvd_index"] = 1  # slot 0 is somebody's
-    queue._place.write(image, queue._place.read_side())
+    with changed(queue) as (image, _):
+        DEV_QP.at(image)["sq_rsvd_index"] = 1  # slot 0 is somebody's
     program: list[list[Call]] = [[call(pair, "put", qp=queue)]] * 2
     results = run(pair.gpu, program, sharing=GPU, scope=THREAD).ravel().tolist()
     assert results == [ETIMEDOUT, device.ENOTRECOVERABLE]

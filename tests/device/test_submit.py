@@ -22,6 +22,7 @@ from gpunetio.formats.device_structs import DEV_CQ, DEV_QP, DEV_SIDE
 from gpunetio.gpu import export
 from nic_rig import until, view
 from pair import Pair, make_pair
+from structures import changed
 from submit_kernels import BY_FLAME, BY_HAND, BY_SUBMIT, BY_WARP_FLAME, submit_each, submit_now, submit_together
 
 pytestmark = pytest.mark.host_memory  # it looks at rings and records
@@ -285,9 +286,8 @@ def test_what_is_a_completion(plain: Pair):
         for sharing in (EXCLUSIVE, GPU):
             queue.qp.reset()
             queue.reset()
-            image = queue._place.read()
-            DEV_CQ.at(image, DEV_QP.cq_sq)["cqe_rsvd"] = 0
-            queue._place.write(image, queue._place.read_side())
+            with changed(queue) as (image, _):
+                DEV_CQ.at(image, DEV_QP.cq_sq)["cqe_rsvd"] = 0
             got = run(plain.gpu, [[{"what": "poll_one", "ticket": index, "qp": queue}]], sharing=sharing)[0, 0]
             assert got == status, (index, named, hex(op_own))
             assert queue.indices()["completed"] == (index + 1 if status == OK else 0)
@@ -646,11 +646,10 @@ def test_a_ring_that_a_late_one_has_overwritten(plain: Pair):
     pair = plain
     queue = made(pair, send_dbr_mode=SendDbrModeExt.NO_DBR_HW)
     assert submit(pair, BY_SUBMIT, 3, code_opt=device.SKIP_DB_RINGING) == [OK]
-    image, side = queue._place.read(), queue._place.read_side()
-    DEV_QP.at(image)["sq_wqe_pi"] = 2
     with foreign_kernels():
-        queue.ring_again(1)
-        queue._place.write(image, side)
+        with changed(queue) as (image, _):
+            DEV_QP.at(image)["sq_wqe_pi"] = 2
+            queue.ring_again(1)
         until(lambda: arrived(pair, 2), "the second")
         until(lambda: int(pair.nic.qps[queue.qpn]["sq_ci"]) == 2, "its completion")
         assert pair.gpu.watchdog.rung_again >= 1

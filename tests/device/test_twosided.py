@@ -15,6 +15,7 @@ from gpunetio.formats.cqe import Syndrome
 from gpunetio.formats.device_structs import DEV_SIDE
 from nic_rig import until, view
 from posts import NBYTES, SLOT, Post, opened
+from structures import changed
 
 OUT = 1 << 19  # where what kernels copy out of completions goes, in `there`
 OK, EBUSY, EIO, EINVAL = device.OK, device.EBUSY, device.EIO, device.EINVAL
@@ -440,9 +441,8 @@ def test_one_thread_counts_a_message(post: Post, sharing):
     """Another one, that is held up while it does, is waited for: the slot may have its next receive by then."""
     a, b = post.pair(4, srq=post.srq(4), timeout=1.0)
     post.alone(post.receiving(b, 0), post.sending(a, 0, 8), {"what": "wait_all", "qp": a})
-    image, side = b._place.read(), b._place.read_side()
-    DEV_SIDE.at(side)["counting"] = 1  # somebody has begun, and is held up
-    b._place.write(image, side)
+    with changed(b) as (_, side):
+        DEV_SIDE.at(side)["counting"] = 1  # somebody has begun, and is held up
     calls: list[Call] = [{"what": "recv_poll", "qp": b, "ticket": 0}, {"what": "recv_next", "qp": b}]
     assert post.alone(*calls, sharing=sharing) == [EBUSY, ETIMEDOUT]
     assert b.indices()["receives_completed"] == 0

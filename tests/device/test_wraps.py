@@ -18,6 +18,7 @@ from gpunetio import ExportedQp, Gpu, NicHandler, device
 from gpunetio.formats.device_structs import DEV_CQ, DEV_QP, DEV_RQ, DEV_SIDE
 from nic_rig import view
 from posts import Post, opened
+from structures import changed, changed_srq
 
 pytestmark = pytest.mark.host_memory  # it looks at rings and records
 
@@ -37,31 +38,24 @@ def post(gpu: Gpu) -> Iterator[Post]:
 
 def put_forward(nic, queue: ExportedQp, start: int) -> None:
     """An unused queue begins at index `start` of all its rings."""
-    image, side_image = queue._place.read(), queue._place.read_side()
-    q, side = DEV_QP.at(image), DEV_SIDE.at(side_image)
-    for name in ("sq_rsvd_index", "sq_ready_index", "sq_wqe_pi"):
-        q[name] = start
-    cqs = [(queue.cq, DEV_CQ.at(image, DEV_QP.cq_sq))]
-    side["submit"], side["arrivals"], side["counting"] = start << 1, start, start
-    if queue.qp.receive_cq:
-        cqs.append((queue.qp.receive_cq, DEV_CQ.at(side_image, DEV_SIDE.cq_rq)))
-        own_rq = DEV_RQ.at(side_image, DEV_SIDE.own_rq)
-        own_rq["rsvd"] = own_rq["ready"] = start
-    for cq, structure in cqs:
-        structure["cqe_ci"] = start
-        nic.cqs[cq.cqn]["pi"] = start
-        view(cq.dbr_address, 4, ">u4")[0] = start & 0xFFFFFF
-    queue._place.write(image, side_image)
+    with changed(queue) as (image, side_image):
+        q, side = DEV_QP.at(image), DEV_SIDE.at(side_image)
+        for name in ("sq_rsvd_index", "sq_ready_index", "sq_wqe_pi"):
+            q[name] = start
+        cqs = [(queue.cq, DEV_CQ.at(image, DEV_QP.cq_sq))]
+        side["submit"], side["arrivals"], side["counting"] = start << 1, start, start
+        if queue.qp.receive_cq:
+            cqs.append((queue.qp.receive_cq, DEV_CQ.at(side_image, DEV_SIDE.cq_rq)))
+            own_rq = DEV_RQ.at(side_image, DEV_SIDE.own_rq)
+            own_rq["rsvd"] = own_rq["ready"] = start
+        for cq, structure in cqs:
+            structure["cqe_ci"] = start
+            nic.cqs[cq.cqn]["pi"] = start
+            view(cq.dbr_address, 4, ">u4")[0] = start & 0xFFFFFF
     if queue.qp.init_attr.srq:
-        shared = queue._srq
-        assert shared is not None
-        image = np.array(shared._memory.read(0, DEV_RQ.size))
-        rq = DEV_RQ.at(image)
-        rq["rsvd"] = rq["ready"] = start
-        shared._memory.write(image)
-        entries = shared.srq.entries
-        words = start - entries + 1 + np.arange(entries)
-        shared._memory.write((words if start else 0 * words).astype("<i8").view(np.uint8), DEV_RQ.size)
+        with changed_srq(queue) as (rq, words):
+            rq["rsvd"] = rq["ready"] = start
+            words[:] = start - len(words) + 1 + np.arange(len(words)) if start else 0
 
 
 @pytest.mark.parametrize("start", STARTS)

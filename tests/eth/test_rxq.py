@@ -22,6 +22,7 @@ from gpunetio.formats.eth_device import DEV_ETH_RXQ
 from gpunetio.formats.ethernet_queues import QueueState
 from gpunetio.formats.wqe import DATA_SEG, SEGMENT
 from gpunetio.memory import HostMemory, is_accessible
+from usage import allocations
 
 DELIVERED, NO_BUFFER = "rx_frame_delivered", "rx_frame_no_buffer"
 
@@ -150,14 +151,14 @@ def test_a_key_of_another_nic_is_refused(ctx, pd, gpu):
 
 def refused(ctx, gpu, error, words, call) -> None:
     """The call raises this error, and leaves nothing behind."""
-    before = ctx.users, len(gpu._memory)
+    before = ctx.users, allocations(gpu)
     with pytest.raises(error) as caught:
         call()
     for word in words:
         assert word in str(caught.value)
     domains = [one for one in ctx.users if "TRANSPORT_DOMAIN" in str(one)]
     assert [one for one in ctx.users if one not in domains] == [one for one in before[0] if one not in domains]
-    assert len(gpu._memory) == before[1]
+    assert allocations(gpu) == before[1]
 
 
 @pytest.mark.parametrize("burst, packet, error, words", [
@@ -232,7 +233,7 @@ def test_closing_leaves_nothing(ctx, gpu):
         with eth.CyclicRxq(gpu, pd, 1024, 64, queue_id=3):
             pass
     assert (len(ctx.users), len(ctx.provider.devx_objects())) == before
-    assert not gpu._memory
+    assert not allocations(gpu)
     assert not pd.users
 
 

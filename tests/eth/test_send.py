@@ -13,8 +13,9 @@ from gpunetio import Gpu, PortConfig, eth, verbs
 from gpunetio.errors import BadStateError, FullError, InvalidValueError, NotSupportedError, TooBigError
 from gpunetio.flow import FlowPort, match
 from gpunetio.formats.ethernet_queues import InlineMode, QueueState
-from gpunetio.formats.wqe import CTRL_SEG, DATA_SEG, ETH_SEG, EthChecksum, WqeOpcode
+from gpunetio.formats.wqe import CTRL_SEG, DATA_SEG, ETH_SEG, WQEBB, EthChecksum, WqeOpcode
 from gpunetio.memory import HostMemory
+from nic_rig import view
 
 SOON = 10.0  # seconds: nothing waits that long
 
@@ -154,7 +155,7 @@ def test_segmentation_is_asked_for_as_the_device_has_it(ctx, pd, monkeypatch):
     with eth.CpuTxq(pd, 4, max_lso_headers=64) as txq:
         monkeypatch.setattr(txq, "_doorbells", Doorbells())
         txq.send_lso(headers, out.region, 100, 4000, mss=1460, context="lso")
-        wqe = txq._ring[:2].reshape(-1)
+        wqe = view(txq.sq_address, 2 * WQEBB)
         control, segment = CTRL_SEG.at(wqe), ETH_SEG.at(wqe, 16)
         assert control["opmod_idx_opcode"] == WqeOpcode.TSO
         assert control["qpn_ds"] == txq.sqn << 8 | 7

@@ -53,7 +53,7 @@ class Traffic:
 
     def settle(self) -> None:
         until(lambda: self.counters["rx_frames"] == self.sent, "the packets have arrived")
-        nic_of(self.ctx).engine.settle()
+        nic_of(self.ctx).engine.synchronize()
 
 
 class Collector:

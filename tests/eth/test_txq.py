@@ -16,6 +16,7 @@ from gpunetio.formats.device_structs import DEV_CQ, DEV_QP, DEV_SIDE
 from gpunetio.formats.eth_device import DEV_ETH_TXQ
 from gpunetio.formats.ethernet_queues import QueueState
 from gpunetio.formats.wqe import CTRL_SEG, WQEBB
+from usage import allocations
 
 
 @pytest.fixture
@@ -77,7 +78,7 @@ def test_what_cannot_be_created(ctx, pd, gpu, depth, options, error, words):
     with pytest.raises(error, match=words):
         eth.EthTxq(gpu, pd, depth, **options)
     assert [one for one in ctx.users if one in before] == before
-    assert not gpu._memory
+    assert not allocations(gpu)
 
 
 @pytest.mark.parametrize("option, words", [("checksum", "computes no checksums"), ("wait_on_time", "mode NONE")])
@@ -186,7 +187,7 @@ def test_closing_leaves_nothing(ctx, gpu):
             with pytest.raises(BadStateError, match="closed"):
                 use()
     assert (len(ctx.users), len(ctx.provider.devx_objects())) == before
-    assert not gpu._memory
+    assert not allocations(gpu)
     assert not pd.users
 
 

@@ -261,7 +261,7 @@ def test_create_qp(device):
     assert (row["dbrec"], row["no_dbr"], row["user_index"]) == (base + 0x8010, 1, 0xABCDEF)
     assert row["cs_res"] == 1
     register = device.provider.doorbell_register(device.page, qpn)
-    assert row["doorbell"] == (device.provider.nic.near_register(register) or register)
+    assert row["doorbell"] == (device.provider.nic.control.qps.near_register(register) or register)
     context = device.query(qpn)
     assert {name: context[name] for name in queues} == queues
     assert (context["state"], context["pd"], context["mtu"]) == (RST, device.pd, PrmMtu.MTU_256)

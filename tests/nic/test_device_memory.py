@@ -237,7 +237,7 @@ def test_each_request_is_counted_once(one):
     assert one.a.done.none_for()
     one.a.nic.resume()
     one.a.done.take(6)
-    one.a.nic.engine.settle()
+    one.a.nic.engine.synchronize()
     assert int(one.a.nic.counters["sq_wqes"]) - before == 10
 
 

@@ -60,7 +60,7 @@ class TurnEngine(Engine):
     def workers(self) -> list[int]:
         return [self._address]
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         self.kick()
 
     @property
@@ -77,7 +77,7 @@ class TurnEngine(Engine):
     def doorbell_rung(self) -> None:
         self.kick()
 
-    def busy(self, change: int) -> None:
+    def count_kernels(self, change: int) -> None:
         pass
 
 

@@ -609,7 +609,7 @@ def test_frames_from_a_wire(wired):
     counters = nic_of(ctx).counters
     until(lambda: counters["rx_frames"] == 10, "all have arrived")
     until(lambda: end.dropped == 2, "two found no receive")
-    nic_of(ctx).engine.settle()
+    nic_of(ctx).engine.synchronize()
     assert (counters[DELIVERED], counters[NO_BUFFER]) == (8, 2)
     assert [int(cqe["byte_cnt"]) for cqe in end.cq.take()] == [len(frame) for frame in frames[:8]]
     assert [end.buffer.bytes(n * 2048, len(frames[n])) for n in range(8)] == frames[:8]
@@ -665,7 +665,7 @@ def test_objects_come_and_go_under_traffic(wired):
         peer.send(*[frame] * 5)
         sent += 5
         until(lambda wanted=sent: counters["rx_frames"] == wanted, "all have arrived")
-        nic_of(ctx).engine.settle()
+        nic_of(ctx).engine.synchronize()
         assert not end.buffer.memory.array.any()
         end.buffer.region.close()
     assert counters[DELIVERED] + counters["rx_frame_other_mac"] == sent

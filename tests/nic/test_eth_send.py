@@ -299,7 +299,7 @@ def test_states_by_command(port):
     """In RST nothing is sent, and what was posted before is forgotten; RDY to ERR flushes what comes."""
     port.sq.modify(RDY, RST)
     port.sq.post(eth(), port.put(0, bytes(60)))
-    port.nic.engine.settle()
+    port.nic.engine.synchronize()
     assert int(port.sq.row["sq_pi"]) == 0
     port.sq.record[1] = port.sq.pi = 0
     port.sq.modify(RST, RDY)
@@ -313,7 +313,7 @@ def test_a_queue_that_is_destroyed_sends_no_more(port):
     port.sq.made.close()
     port.sq.ring(index=3)
     port.sq.uar[0] = 3 << 40 | port.sq.number << 8
-    port.nic.engine.settle()
+    port.nic.engine.synchronize()
     assert port.nic.counters["tx_frames"] == 0
 
 

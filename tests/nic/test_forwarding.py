@@ -88,10 +88,11 @@ def put_in_place(monkeypatch: pytest.MonkeyPatch, machine: Machine, worker: int 
     row = SimpleNamespace(doorbell=LINE, worker=worker, work_queue=0)
     for name, stand_in in {
         "ld_relaxed64": machine.load, "exchange_gpu64": machine.exchange, "st_release64": machine.store,
-        "named_by": lambda nic, raw: int(swapped(raw) >> 8 & 0xFFFFFF == QPN),
+        "row_of_ring": lambda nic, raw: int(swapped(raw) >> 8 & 0xFFFFFF == QPN),
         "QpRow": lambda address: row if address else 0,
-        "near_worker_at": lambda near: SimpleNamespace(uar_count=1, uars=LIST), "near_queue": lambda near, number: 0,
-        "near_work_queue_at": lambda address: machine.queue, "lane_or_0": lambda: 0, "lanes_here": lambda: 1,
+        "shared_worker_at": lambda shared: SimpleNamespace(uar_count=1, uars=LIST),
+        "shared_queue": lambda shared, number: 0,
+        "shared_work_queue_at": lambda address: machine.queue, "lane_or_0": lambda: 0, "lanes_here": lambda: 1,
         "be64": swapped, "announced": announced, "_is_newer": forwarding._is_newer.py_func,
         "_forward_register": forwarding._forward_register.py_func,
     }.items():

@@ -179,7 +179,7 @@ class Storm:
         self.peer.send(*frames)
         wanted = self.begin["rx_frames"] + self.counted.total()
         until(lambda: self.nic.counters["rx_frames"] == wanted, "the frames have arrived")
-        self.nic.engine.settle()
+        self.nic.engine.synchronize()
         self.peer.drop()
         for pool in (*self.pools, self.aside):
             pool.check()

@@ -116,7 +116,7 @@ def test_closing_a_qp_while_traffic_runs(ends, how, end):
     here.bytes[:] = 0xFF
     if ends.wired and end == "a":
         until(lambda: stays(there.bytes) or (there.bytes.reshape(-1, 64) == 0xFF).all(1).any(), "an empty wire")
-        ends.b.nic.engine.settle()  # it may have been off its core all the while
+        ends.b.nic.engine.synchronize()  # it may have been off its core all the while
         until(lambda: stays(there.bytes) or (there.bytes.reshape(-1, 64) == 0xFF).all(1).any(), "an empty wire")
     assert stays(there.bytes)
 
@@ -258,7 +258,7 @@ def test_third_nic(one):
 
 def counted(nic: SoftNic, before: dict[str, int] | None = None) -> dict[str, int]:
     """What the counters of a NIC say, or how much they have grown since `before`."""
-    nic.engine.settle()
+    nic.engine.synchronize()
     values = dict(nic.counters)
     return {name: n - before[name] for name, n in values.items() if n != before[name]} if before else values
 
@@ -305,8 +305,8 @@ def test_a_kernel_may_end_after_its_nic_has_closed():
         provider = ctx.provider
         assert isinstance(provider, SoftProvider)
         engine = provider.nic.engine
-        engine.busy(+1)
-    engine.busy(-1)
+        engine.count_kernels(+1)
+    engine.count_kernels(-1)
     engine.kick()
 
 

@@ -24,8 +24,8 @@ from gpunetio.formats.cqe import Syndrome
 from gpunetio.jit import twin
 from gpunetio.memory import PAGE, is_accessible
 from gpunetio.nic.nic import SoftNic
-from gpunetio.nic.state.near import CQ_COPY, KEYS, NEAR, QP_COPY, queues_in
 from gpunetio.nic.state.qp import QP_ROW
+from gpunetio.nic.state.slice_shared import CQ_COPY, KEYS, QP_COPY, SLICE_SHARED, queues_in
 from gpunetio.verbs import PD, Context, QpEndpoint
 from nic_rig import until
 from queue_kernels import puts
@@ -255,8 +255,8 @@ def test_a_record_of_receives_is_read_by_the_engine() -> None:
 
 
 def copies_of(nic: SoftNic, field: str, count: int) -> set[int]:
-    """A field of the copies of the first rows that slices have borrowed, which only slices reach."""
-    qps = int(np.frombuffer(nic.engine.read(int(nic.record["near"]) + NEAR.qps, 8), np.int64)[0])
+    """A field of the copies of the first rows that slices have cached, which only slices access."""
+    qps = int(np.frombuffer(nic.engine.read(int(nic.record["shared"]) + SLICE_SHARED.qps, 8), np.int64)[0])
     first = qps + QP_ROW.offsets[field]
     return {int(np.frombuffer(nic.engine.read(first + i * QP_COPY, 8), np.int64)[0]) for i in range(count)}
 
@@ -285,12 +285,12 @@ def test_turns_are_made_on_copies_of_the_rows() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("pairs", "borrowed"), [(66, True), (88, False)])
-def test_many_queues(pairs: int, borrowed: bool) -> None:
-    """As many as have room near the turns are borrowed; the turns of more are made on the rows themselves."""
+@pytest.mark.parametrize(("pairs", "cached"), [(66, True), (88, False)])
+def test_many_queues(pairs: int, cached: bool) -> None:
+    """Rows are cached if all have room in shared memory; otherwise turns are made on the rows themselves."""
     with verbs.open("soft0", port=PortConfig(engine="twin", workers=1)) as ctx, Gpu("twin") as gpu:
         nic, pd = ctx.provider.nic, ctx.create_pd()
-        assert (2 * pairs <= queues_in.py_func(int(nic.record["near_bytes"]))) == borrowed
+        assert (2 * pairs <= queues_in.py_func(int(nic.record["shared_bytes"]))) == cached
         queues = [connected(gpu, pd, pd) for _ in range(pairs)]
         (source, data), target = filled(gpu), gpu.alloc(NBYTES)
         here, there = pd.register(source), pd.register(target)
@@ -299,7 +299,7 @@ def test_many_queues(pairs: int, borrowed: bool) -> None:
             assert put_all(gpu, a, here, there, waits=True) == device.OK
             assert np.array_equal(target.read(), data)
             assert put_all(gpu, b, there, here, waits=True) == device.OK
-        if borrowed:
+        if cached:
             known = {queue.qpn for pair in queues for queue in pair}
             assert copies_of(nic, "qpn", 2 * pairs) == known
         assert nic.counters["rx_write_requests"] == 8 * 16
@@ -307,12 +307,12 @@ def test_many_queues(pairs: int, borrowed: bool) -> None:
 
 @pytest.mark.slow
 def test_more_completion_queues_than_have_room() -> None:
-    """Then nothing is borrowed, and all goes on."""
+    """Then no rows are cached, and everything still works."""
     with verbs.open("soft0", port=PortConfig(engine="twin", workers=1)) as ctx, Gpu("twin") as gpu:
         nic, pd = ctx.provider.nic, ctx.create_pd()
         queues = [connected(gpu, pd, pd, receives=8) for _ in range(85)]
         used = {int(row[name]) for row in nic.qps.given for name in ("send_cq", "recv_cq")}
-        assert len(used) * CQ_COPY + 170 * QP_COPY > int(nic.record["near_bytes"]) > 170 * QP_COPY
+        assert len(used) * CQ_COPY + 170 * QP_COPY > int(nic.record["shared_bytes"]) > 170 * QP_COPY
         (source, data), target = filled(gpu), gpu.alloc(NBYTES)
         assert put_all(gpu, queues[-1][0], pd.register(source), pd.register(target), waits=True) == device.OK
         assert np.array_equal(target.read(), data)

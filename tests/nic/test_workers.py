@@ -318,7 +318,7 @@ def test_components_move_under_load():
         for pair in pairs:
             assert pair.rounds > 0
             pair.write()
-        nic.engine.settle()
+        nic.engine.synchronize()
         assert nic.counters["sq_wqes"] == sum(pair.rounds for pair in pairs)
 
 
@@ -374,7 +374,7 @@ def test_counters_add_up():
                 pair.write()
             pair.a.post(READ, pair.there.remote(), pair.here.at())
             pair.a.done.next()
-        nic.engine.settle()
+        nic.engine.synchronize()
         assert all(row["sq_wqes"] > 0 for row in nic.counters.rows)
         expected = {"sq_wqes": 36, "cqes": 36, "rx_write_requests": 30, "rx_read_requests": 6}
         assert {name: nic.counters[name] for name in expected} == expected
@@ -509,12 +509,12 @@ def test_workers_without_queues_sleep():
     with opened(3) as (_, nic, pd):
         pair = Pair(pd)
         (busy,) = set(check(nic).values())
-        nic.engine.busy(+1)
+        nic.engine.count_kernels(+1)
         for number, record in enumerate(nic.records):
             if number not in (0, busy):
                 until(lambda record=record: record["asleep"], f"worker {number} to sleep")
         pair.write()
-        nic.engine.busy(-1)
+        nic.engine.count_kernels(-1)
 
 
 def test_kernels_wake_only_workers_that_sleep(monkeypatch):
@@ -527,14 +527,14 @@ def test_kernels_wake_only_workers_that_sleep(monkeypatch):
         for _ in range(3):
             until(lambda: all(nic.records["asleep"]), "all workers to sleep")
             kicked.clear()
-            nic.engine.busy(+1)
+            nic.engine.count_kernels(+1)
             assert kicked == nic.engine.workers
             until(lambda: not any(nic.records["asleep"]), "all workers to wake")
-            nic.engine.busy(+1)
-            nic.engine.busy(-1)
+            nic.engine.count_kernels(+1)
+            nic.engine.count_kernels(-1)
             assert kicked == nic.engine.workers
             assert all(nic.records["busy"] == 1)
-            nic.engine.busy(-1)
+            nic.engine.count_kernels(-1)
             assert kicked == nic.engine.workers
         for pair in pairs:
             pair.write()
@@ -546,9 +546,9 @@ def test_no_launch_is_missed_by_a_worker_that_falls_asleep():
         Pair(pd)
         nic.record["sleep_ms"] = 60_000
         for _ in range(300):
-            nic.engine.busy(+1)
+            nic.engine.count_kernels(+1)
             until(lambda: not nic.record["asleep"], "the worker to wake")
-            nic.engine.busy(-1)
+            nic.engine.count_kernels(-1)
             time.sleep(random.uniform(0.8, 1.3) * nic.record["spin_ns"] / 1e9)
 
 

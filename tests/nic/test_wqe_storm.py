@@ -147,7 +147,7 @@ class Storm:
             sq.write(*segments, ask=r.choice((0, 8, 8)), **fields)
             self._spoil(begin)
         sq.ring(r.choice(("register", "uar", "record")))
-        self.nic.engine.settle()
+        self.nic.engine.synchronize()
         for cqe in sq.cq.take():
             if opcode_of(cqe) == CqeOpcode.REQ:
                 self.completed += 1

@@ -367,7 +367,7 @@ def test_both_end_at_once(site):
     client = site.station.client().open()
     client.acks = False
     client.get("/100.html", "Connection: close")
-    assert site.station.listen(lambda: client._fin_at is not None)
+    assert site.station.listen(lambda: client.fin_at is not None)
     site.station.send(client.make("FA", ack=client.theirs + 1))  # it has not seen anything
     client.next += 1
     client.acks = True

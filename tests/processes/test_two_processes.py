@@ -115,7 +115,7 @@ from gpunetio.bench.words import Words
 from gpunetio.cli import main
 before = Words.problem
 def problem(self):
-    self._array[0] += 1
+    self.array[0] += 1
     return before(self)
 Words.problem = problem
 main()

@@ -649,7 +649,7 @@ def tell(stand_in: StandIn, row: np.void, kind: EventType, number: int, prefix: 
     event["cookie"], event["type"], event["number"] = row[f"{prefix}cookie"], int(kind), number
     engine = stand_in.nic("mlx5_0").engine
     engine.post(EngineCommand.RAISE_EVENT, int(row[f"{prefix}channel"]), event)
-    engine.settle()  # the channel's descriptor is written after the turn
+    engine.synchronize()  # the channel's descriptor is written after the turn
 
 
 def test_events_of_objects(device: Device, queues: dict[str, Any], stand_in: StandIn):

@@ -40,6 +40,7 @@ from gpunetio.rendezvous.link import (
     listen,
     own_address,
 )
+from nic_rig import until
 
 ALL = list(BENCHMARKS)
 LATENCY = [name for name, benchmark in BENCHMARKS.items() if benchmark.latency]
@@ -155,7 +156,7 @@ def test_what_is_wrong_is_said(data, text):
         peer.sendall(data)
         peer.shutdown(socket.SHUT_WR)
         if "did not ask" in text:  # the first of them is there before the last
-            link._reader.join(5)
+            until(lambda: link.failure, "the failure")
             assert text in str(link.failure)
             return
         with pytest.raises(PeerError) as caught:
@@ -198,7 +199,7 @@ def test_an_interrupt_at_the_end_waits_until_the_peer_has_heard(monkeypatch):
 
 def test_a_caller_who_goes_while_another_one_comes(monkeypatch):
     """The oldest caller has left, and is hung up on for want of room in the same look."""
-    monkeypatch.setattr(exchange, "_MOST_CALLERS", 1)
+    monkeypatch.setattr(exchange, "MOST_CALLERS", 1)
     with exchange.listen("127.0.0.1", 0) as listener, exchange.Callers(listener) as callers:
         port = listener.getsockname()[1]
         with socket.create_connection(("127.0.0.1", port)):
@@ -214,7 +215,7 @@ def test_a_caller_who_goes_while_another_one_comes(monkeypatch):
         with socket.create_connection(("127.0.0.1", port)) as second:
             assert callers.look(time.monotonic() + 20) is None
             monkeypatch.undo()
-            second.sendall(exchange._MAGIC)
+            second.sendall(b"GPNT")
             found = None
             while found is None:
                 found = callers.look(time.monotonic() + 20)
@@ -254,7 +255,7 @@ def test_an_end_with_unread_bytes_is_no_reset():
     """The reader has stopped at the nonsense, and the peer went on."""
     with linked() as (link, peer):
         peer.sendall(b"nonsense")
-        link._reader.join(5)
+        until(lambda: link.failure, "the failure, after which nothing is read")
         peer.sendall(b"and more of it")
         peer.shutdown(socket.SHUT_WR)
         link.close(ValueError("out of beans"))
@@ -389,7 +390,7 @@ def test_strangers_do_not_keep_the_client_out(caplog, monkeypatch):
     """Who hangs up, speaks something else, or says nothing is no client, and the server waits on."""
     listener = listen("127.0.0.1", 0)
     port = listener.getsockname()[1]
-    monkeypatch.setattr(exchange, "_MOST_CALLERS", 4)
+    monkeypatch.setattr(exchange, "MOST_CALLERS", 4)
     with contextlib.ExitStack() as undo:
         undo.enter_context(stray(port)).shutdown(socket.SHUT_RDWR)
         for said in (b"GET / HTTP/1.1\r\n\r\n", b"", b"GP", b"\0"):
@@ -424,7 +425,7 @@ def test_a_server_of_a_benchmark_waits_on():
     with stray(server.address[1] if server.address[0] == "127.0.0.1" else 0, b"GET "):
         puppet = Puppet(server, "put_bw")
     puppet.play("ends")
-    puppet.link._socket.shutdown(socket.SHUT_RDWR)
+    puppet.die()
     assert isinstance(server.join(), PeerError)
     puppet.link.close()
 
@@ -654,8 +655,13 @@ class Puppet:
     """A client that says what a test makes it say, through a real queue pair."""
 
     def __init__(self, server, name):
-        self.link = Link(dial(*server.address), "the server")
+        self.socket = dial(*server.address)
+        self.link = Link(self.socket, "the server")
         self.name = name
+
+    def die(self):
+        """Have the kernel end the connection, as after the end of a process."""
+        self.socket.shutdown(socket.SHUT_RDWR)
 
     steps = ("hello", "ends", "ready", "size", "prepare", "collect", "check", "result", "end")
 
@@ -720,7 +726,7 @@ def test_a_client_that_dies(step):
     server = ServerThread("put_bw")
     puppet = Puppet(server, "put_bw")
     puppet.play(step)
-    puppet.link._socket.shutdown(socket.SHUT_RDWR)
+    puppet.die()
     error = server.join()
     puppet.link.close()
     assert isinstance(error, PeerError)

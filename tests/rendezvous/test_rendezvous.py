@@ -36,7 +36,7 @@ from gpunetio.rendezvous import (
     from_environment,
     link,
 )
-from gpunetio.rendezvous.tcp import _MOST_BYTES
+from gpunetio.rendezvous.tcp import MOST_BYTES
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**64) | st.text()
@@ -387,7 +387,7 @@ def test_a_rank_that_ends_between_two_looks(monkeypatch):
 
 def test_a_value_of_the_largest_size_and_one_beyond():
     ranks = by_tcp(2, timeout=60)
-    most = bytes(_MOST_BYTES // 2 - 1)  # and a byte that says what it is
+    most = bytes(MOST_BYTES // 2 - 1)  # and a byte that says what it is
     assert at_once(*(lambda each=each: each.allgather(most) for each in ranks)) == [[most, most]] * 2
     with pytest.raises(InvalidValueError, match=f"a value of {len(most) + 2} bytes: with 2 ranks, {len(most) + 1} is"):
         ranks[0].allgather(most + b"x")

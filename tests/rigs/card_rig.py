@@ -1,7 +1,7 @@
 """A card that a test simulates: it takes queues in GPU memory, as a ConnectX does, and completes what the test says.
 
-Its commands are those of `FakeProvider`; its doorbell pages are memory that kernels can ring. CQEs are made by literal
-byte offsets, so that they agree with the specification and not with our tables.
+Its commands and doorbell pages are those of `FakeProvider`. CQEs are made by literal byte offsets, so that they agree
+with the specification and not with our tables.
 """
 
 import ctypes
@@ -15,18 +15,21 @@ import numpy as np
 from fake_device import FakeProvider
 from fake_gpu import FakeMemory
 from gpunetio import Gpu
-from gpunetio.enums import Access, MemType, UarAllocationType
+from gpunetio.enums import Access, MemType
 from gpunetio.errors import DriverError, NotSupportedError
 from gpunetio.gpu.host_backend import HostBackend
-from gpunetio.memory import HostMemory, is_accessible
-from gpunetio.providers.provider import UarPage
+from gpunetio.memory import is_accessible
+from gpunetio.providers.provider import MrKeys
 from gpunetio.verbs import CQ
 
 REQ, RESP_SEND, REQ_ERR = 0, 2, 13
 
 
 class Card(FakeProvider):
-    """`dmabufs` has the sizes of what was registered by descriptor. More to refuse: "UMEM of GPU", "UMEM of host"."""
+    """`dmabufs` has the sizes of the UMEMs that were registered by descriptor.
+
+    More to refuse: "UMEM of GPU", "UMEM of host", "reg_dmabuf_umem", "MR of GPU", "reg_dmabuf_mr".
+    """
 
     name = "card0"
     reaches_gpu_memory = True
@@ -35,7 +38,17 @@ class Card(FakeProvider):
         super().__init__()
         self.no_dbr_ext = True
         self.dmabufs: list[int] = []
-        self.pages: dict[int, HostMemory] = {}
+
+    def reg_mr(self, pdn: int, address: int, nbytes: int, iova: int, access: Access, cuda: bool) -> MrKeys:
+        assert not cuda, "a card would try a dmabuf by itself"
+        if not is_accessible(address, nbytes, True):
+            self._check("MR of GPU")
+        return super().reg_mr(pdn, address, nbytes, iova, access, cuda)
+
+    def reg_dmabuf_mr(self, pdn: int, fd: int, offset: int, nbytes: int, iova: int, access: Access) -> MrKeys:
+        self._check("reg_dmabuf_mr")
+        os.fstat(fd)
+        return super().reg_mr(pdn, offset, nbytes, iova, access, False)
 
     def reg_umem(self, address: int, nbytes: int, access: Access) -> int:
         self._check("UMEM of host" if is_accessible(address, nbytes, True) else "UMEM of GPU")
@@ -51,15 +64,6 @@ class Card(FakeProvider):
     def dereg_umem(self, umem_id: int) -> None:
         self._check("dereg_umem")
         super().dereg_umem(umem_id)
-
-    def alloc_uar(self, kind: UarAllocationType) -> UarPage:
-        number = super().alloc_uar(kind).page_id
-        self.pages[number] = HostMemory(4096)
-        return UarPage(number, self.pages[number].address, self.pages[number].address + 0x800)
-
-    def free_uar(self, page: UarPage) -> None:
-        super().free_uar(page)
-        self.pages.pop(page.page_id).close()
 
 
 class FakeCuda(HostBackend):

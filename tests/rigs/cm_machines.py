@@ -71,7 +71,7 @@ class Host:
     def established(self) -> set[tuple[int, int, int, int]]:
         """Both IDs and queue pairs of each connection that is established here, the active end's first."""
         ends = set()
-        for communication in self.machine._common.by_id.values():
+        for communication in self.machine.communications():
             if communication.state is State.ESTABLISHED:
                 assert communication.own is not None
                 assert communication.peer is not None

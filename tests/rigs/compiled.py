@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from gpunetio.jit import machine, roots
+from gpunetio.jit import cache, machine, roots
 from gpunetio.jit.compile import DeviceFunction
 from gpunetio.jit.kinds import INT
 from gpunetio.jit.unit import Unit
@@ -49,6 +49,11 @@ def watched() -> Iterator[Done]:
             yield done
         finally:
             done.loaded = roots.stats["loaded"]
+
+
+def warn_again() -> None:
+    """Forget which warnings about the cache have been logged: each is logged once per process."""
+    cache._tell.cache_clear()
 
 
 def imported(file: Path) -> Any:

@@ -17,7 +17,7 @@ from gpunetio.formats.wqe import DATA_SEG, INVALID_LKEY, SEGMENT, SRQ_NEXT_SEG
 from gpunetio.jit.compile import engine_function
 from gpunetio.memory import HostMemory
 from gpunetio.nic.state.counters import COUNTERS
-from gpunetio.nic.steering.steer import read_frame
+from gpunetio.nic.steering.steer import look_up_frame
 from gpunetio.nic.transport.frame_sorting import UNDECIDED, steer_frame
 from gpunetio.verbs import DevxObject
 from steering_kernels import FRAME, Frames, frame_at
@@ -30,7 +30,7 @@ RECORD = 64  # bytes reserved for a doorbell record after a ring
 def _take_each(nic, frames, count):
     for i in range(count):
         f = frame_at(frames + i * FRAME.size)
-        read_frame(nic, f.address, f.nbytes)
+        look_up_frame(nic, f.address, f.nbytes)
         f.fate = steer_frame(nic, f.address, f.nbytes)
 
 

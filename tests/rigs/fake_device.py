@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from gpunetio.enums import Access, GidType, LinkLayer, PortState, UarAllocationType
 from gpunetio.errors import DriverError, NotFoundError, NotSupportedError
 from gpunetio.formats.events import EventType
+from gpunetio.memory import HostMemory
 from gpunetio.providers.plain_verbs import Route
 from gpunetio.providers.provider import ClockInfo, DeviceAttr, Event, MrKeys, NewAh, PortAttr, UarPage
 
@@ -26,7 +27,10 @@ def be(data: bytes, at: int, count: int) -> int:
 
 
 class FakeProvider:
-    """Settings are attributes. `mailboxes` has what was sent, `live` what exists, by kind."""
+    """Settings are attributes. `mailboxes` has what was sent, `live` what exists, by kind.
+
+    Doorbell pages are memory that kernels can ring: `pages`, by number.
+    """
 
     name = "fake0"
     software = has_dpa = reaches_gpu_memory = False
@@ -49,6 +53,7 @@ class FakeProvider:
         self.mac_queries: list[tuple[int, int, bytes]] = []
         self.mrs: list[tuple] = []
         self.events: list[Event] = []
+        self.pages: dict[int, HostMemory] = {}
         self._next = 0x10
 
     def sent(self, opcode: int) -> list[bytes]:
@@ -138,10 +143,12 @@ class FakeProvider:
     def alloc_uar(self, kind: UarAllocationType) -> UarPage:
         self._check(f"alloc_uar {kind.name}")
         page = self._new("uar")
-        return UarPage(page, page << 12, (page << 12) + 0x800)
+        memory = self.pages[page] = HostMemory(4096)
+        return UarPage(page, memory.address, memory.address + 0x800)
 
     def free_uar(self, page: UarPage) -> None:
         self._end("uar", page.page_id)
+        self.pages.pop(page.page_id).close()
 
     def query_eqn(self, vector: int) -> int:
         assert vector == 0

@@ -95,8 +95,8 @@ class Program:
         return number, chance.choice(SIZES), self._place()
 
     def _handle(self) -> int:
-        held = self.calls._files[self.device]._held
-        return self.chance.choice(list(held)) if held and self.chance.random() < 0.9 else self.chance.randrange(40)
+        held = self.calls.files[self.device].handles()
+        return self.chance.choice(held) if held and self.chance.random() < 0.9 else self.chance.randrange(40)
 
     def _place(self) -> int:
         return self.memory + self.chance.choice([0, 0, 64, PAGE, PAGE - 4])
@@ -132,8 +132,8 @@ class Program:
 
     def tidy(self) -> None:
         """Remove what there is too much of."""
-        file = self.calls._files[self.device]
-        if len(file._held) > _OBJECTS or len(file.channels) + len(file.event_channels) > _OBJECTS:
+        file = self.calls.files[self.device]
+        if len(file.handles()) > _OBJECTS or len(file.channels) + len(file.event_channels) > _OBJECTS:
             self.close()
             self._open()
 

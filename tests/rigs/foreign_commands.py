@@ -229,7 +229,7 @@ class ByIoctl:
 
     def __init__(self, calls: Calls, number: int):
         self._calls, self._number = calls, number
-        self._file = calls._files[number]
+        self._file = calls.files[number]
         self._known: dict[int, int] = {}  # the file's handles, by the provider's
 
     def devx_obj_create(self, mailbox: bytes, room: int) -> None:
@@ -308,7 +308,7 @@ class Commands:
         self.chance = random.Random(seed)
         self._calls = Calls([("soft6", port)], lambda descriptor: True)
         self._file = self._calls.open(b"uverbs0", 0)
-        self.ctx, self.provider = self._calls._files[self._file].ctx, self._calls._files[self._file].provider
+        self.ctx, self.provider = self._calls.files[self._file].ctx, self._calls.files[self._file].provider
         self.nic = self.provider.nic
         self.way = ByIoctl(self._calls, self._file) if by_ioctl else self.provider
         self._program = Program(self.ctx)

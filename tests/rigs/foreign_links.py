@@ -87,7 +87,7 @@ class _Engine:
 
     def post(self, *arguments: object, **more: object) -> None: ...
 
-    def recall(self) -> None: ...
+    def write_back(self) -> None: ...
 
     def open_shared(self, nbytes: int, handle: object, fds: list[int]) -> SimpleNamespace:
         if not isinstance(handle, str):
@@ -122,12 +122,12 @@ class Peer:
     def hear(self, data: bytes) -> None:
         """Read a message over the link."""
         link = self._link
-        self._grants.join(link, PAGE)  # type: ignore[arg-type]
+        self._grants.add_peer(link, PAGE)  # type: ignore[arg-type]
         try:
             for body in (json.loads(LETTERS[4][4:]), {"op": "lend", "number": 7, "nbytes": PAGE}, body_of(data)):
-                self._grants.hear(link, body, [self._fd])  # type: ignore[arg-type]
+                self._grants.handle_message(link, body, [self._fd])  # type: ignore[arg-type]
         finally:
-            self._grants.leave(link)  # type: ignore[arg-type]
+            self._grants.remove_peer(link)  # type: ignore[arg-type]
 
 
 # --- frames ----------------------------------------------------------------------------------------------------------
@@ -141,7 +141,7 @@ def frames() -> list[bytes]:
         for operation in (1, 2):
             made.append(_frame(ETHER_TYPE_ARP, tags, neighbours.arp(operation, there, here)))
         for kind, flags, option in ((NEIGHBOUR_SOLICITATION, 0, 1), (NEIGHBOUR_SOLICITATION + 1, 0x60000000, 2)):
-            packet = neighbours._discovery((_PEER6, _GID6), kind, flags, _GID6, option, _PEER_MAC)
+            packet = neighbours.discovery((_PEER6, _GID6), kind, flags, _GID6, option, _PEER_MAC)
             made.append(_frame(ETHER_TYPE_IPV6, tags, packet))
     return made
 
@@ -161,7 +161,7 @@ def checksummed(frame: bytes) -> bytes:
     if frame[at : at + 2] != b"\x86\xdd" or len(message) < 4:
         return frame
     bare = message[:2] + bytes(2) + message[4:]
-    total = neighbours._icmpv6_sum(packet[8:24], packet[24:40], bare)
+    total = neighbours.icmpv6_sum(packet[8:24], packet[24:40], bare)
     start = at + 2 + 40
     return frame[: start + 2] + total.to_bytes(2, "big") + frame[start + 4 :]
 

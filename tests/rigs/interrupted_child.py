@@ -17,8 +17,8 @@ import numpy as np
 
 import gpunetio as gn
 from gpunetio.dropped import held
-from gpunetio.providers import soft
 from gpunetio.verbs import SendWr, Sge
+from usage import opens
 
 NAMES = ("soft0", "soft1")
 LONGEST = 0.02  # most seconds between interrupts, so that some rounds get through
@@ -90,7 +90,7 @@ class Interrupts:
 
 def main(count: int, seed: int) -> None:
     one_round(0)  # loads everything that is compiled
-    assert not soft._nics
+    assert not opens()
     descriptors = len(os.listdir("/proc/self/fd"))
     rounds = 1
     interrupts = Interrupts(count, seed)
@@ -106,7 +106,7 @@ def main(count: int, seed: int) -> None:
     for root in held():
         root.close()
     end = time.monotonic() + PATIENCE
-    while left := [*soft._nics, *(one.name for one in threading.enumerate() if one.name.startswith("gpunetio"))]:
+    while left := [*opens(), *(one.name for one in threading.enumerate() if one.name.startswith("gpunetio"))]:
         assert time.monotonic() < end, left
         time.sleep(1e-3)
     one_round(rounds)

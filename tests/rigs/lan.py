@@ -10,7 +10,9 @@ from typing import Any
 from scapy.layers.l2 import Ether
 
 from gpunetio import PortConfig, verbs
+from gpunetio.fabric.ethernet_wire import EthernetWire
 from gpunetio.nic.host.engine import compile_engine, compile_extensions
+from gpunetio.nic.nic import SoftNic
 from nic_rig import CS, FA, READ, REQ, RESP_SEND, SEND, SIZE, WRITE, Buffer, Queue, atomic, connect
 from udp_rig import Namespace
 
@@ -31,6 +33,16 @@ class End:
 
     def count(self, name: str) -> int:
         return int(self.nic.counters[name])
+
+
+def ethernet_wire(nic: SoftNic) -> EthernetWire:
+    """Return the NIC's end of its cable."""
+    return nic.wire_to_others()._wire  # type: ignore[attr-defined]
+
+
+def learned(wire: EthernetWire) -> list[bytes]:
+    """Return the GIDs of the neighbours whose MAC addresses the NIC has learned."""
+    return list(wire.neighbours._known)
 
 
 @contextlib.contextmanager

@@ -37,6 +37,12 @@ NUMBERS = (
 )
 
 
+def _release(pd: verbs.PD, made: verbs.Handle) -> None:
+    """Let the import of a PD end before an object in it, which belongs to the provider."""
+    pd._users.pop(id(made))
+    made._uses = tuple(used for used in made._uses if used is not pd)
+
+
 class PlainSoft:
     """One open of a software NIC, as libibverbs alone would show it. `refuse`: wr_ids that a post does not take.
 
@@ -159,8 +165,7 @@ class PlainSoft:
         attr = AhAttr(gid=route.dgid, dlid=route.dlid, sl=route.sl, sgid_index=route.sgid_index)
         with self._ctx.import_pd(pdn) as pd:
             ah = pd.create_ah(attr, port=port)
-            pd._users.pop(id(ah))
-            ah._uses = tuple(used for used in ah._uses if used is not pd)
+            _release(pd, ah)
         return NewAh(self._made(ah), b"")
 
     def create_qp(self, pdn: int, init: QpInit) -> NewQp:
@@ -172,8 +177,7 @@ class PlainSoft:
                 send_max_sges=cap.max_send_sge, receive_max_sges=cap.max_recv_sge, qp_type=init.qp_type,
                 max_inline_data=cap.max_inline_data, srq=None if init.srq is None else self._objects[init.srq],
             )
-            pd._users.pop(id(qp))  # it belongs to the provider, and the import ends
-            qp._uses = tuple(used for used in qp._uses if used is not pd)
+            _release(pd, qp)
         return NewQp(self._made(qp), qp.qpn, cap._replace(max_inline_data=qp.init_attr.max_inline_data))
 
     def modify_qp(self, qp: int, values: QpValues, mask: QpAttrMask) -> None:
@@ -239,8 +243,7 @@ class PlainSoft:
     def create_srq(self, pdn: int, max_wr: int, max_sge: int) -> int:
         with self._ctx.import_pd(pdn) as pd:
             srq = pd.create_srq(max_wr, receive_max_sges=max_sge)
-            pd._users.pop(id(srq))
-            srq._uses = tuple(used for used in srq._uses if used is not pd)
+            _release(pd, srq)
         return self._made(srq)
 
     def post_srq_recv(self, srq: int, requests: Sequence[Entries], first: int) -> Refused | None:

@@ -18,9 +18,8 @@ from fake_device import (
     FakeProvider,
     be,
 )
-from gpunetio.enums import Access, UarAllocationType
-from gpunetio.memory import HostMemory
-from gpunetio.providers.provider import DeviceAttr, UarPage
+from gpunetio.enums import Access
+from gpunetio.providers.provider import DeviceAttr
 
 CREATE_RMP, QUERY_RMP, MODIFY_CQ = 0x90C, 0x90F, 0x403
 CREATES = {CREATE_CQ: "cq", CREATE_QP: "qp", CREATE_RMP: "rmp"}
@@ -38,7 +37,7 @@ HANDLES = 1 << 40  # a DEVX object's handle is not its number
 class Recorder(FakeProvider):
     """A device with two ports and all capabilities. `commands` has each mailbox, with the size of the answer.
 
-    `state` is the queue pair's, as QUERY_QP answers it. UAR pages are memory of the test, in `pages` by their id.
+    `state` is the queue pair's, as QUERY_QP answers it.
     """
 
     def __init__(self):
@@ -47,7 +46,6 @@ class Recorder(FakeProvider):
         self.udp_sports = (UDP_SPORT, UDP_SPORT)
         self.state = RST
         self.commands: list[tuple[bytes, int]] = []
-        self.pages: dict[int, HostMemory] = {}
         self._umems: dict[int, int] = {}  # id → address
         self._made = dict.fromkeys(FIRST, 0)
         self._objects: dict[int, tuple[str, int]] = {}  # handle → kind, number
@@ -75,16 +73,6 @@ class Recorder(FakeProvider):
         umem_id = super().reg_umem(address, nbytes, access)
         self._umems[umem_id] = address
         return umem_id
-
-    def alloc_uar(self, kind: UarAllocationType) -> UarPage:
-        page_id = super().alloc_uar(kind).page_id
-        self.pages[page_id] = HostMemory(4096)
-        base = self.pages[page_id].address
-        return UarPage(page_id, base, base + 0x800)
-
-    def free_uar(self, page: UarPage) -> None:
-        super().free_uar(page)
-        self.pages[page.page_id].close()
 
     def query_eqn(self, vector: int) -> int:
         assert vector == 0

@@ -126,7 +126,7 @@ class _Nic:
             time.sleep(1e-3)
 
     def count(self, name: str) -> int:
-        nic_of(self.ctx).engine.settle()  # a frame is counted in the turn in which it arrives
+        nic_of(self.ctx).engine.synchronize()  # a frame is counted in the turn in which it arrives
         return nic_of(self.ctx).counters[name]
 
     def neighbours(self) -> int:

@@ -17,7 +17,7 @@ from gpunetio.nic.state.worker import WorkerState
 from gpunetio.nic.steering.lookups import search
 from gpunetio.nic.steering.parse import parse
 from gpunetio.nic.steering.rss import rss_hash
-from gpunetio.nic.steering.steer import read_frame, read_frames, steer, turn_to
+from gpunetio.nic.steering.steer import look_up_fate, look_up_frame, look_up_frames, select_frame
 from gpunetio.nic.turn.step import serve_command
 
 FRAME = Entry("frame", 56, """
@@ -37,8 +37,8 @@ SPARE = 128  # unused bytes after a frame
 def _steer_each(nic, frames, count):
     for i in range(count):
         f = frame_at(frames + i * FRAME.size)
-        read_frame(nic, f.address, f.nbytes)
-        f.fate = steer(nic, f.nbytes)
+        look_up_frame(nic, f.address, f.nbytes)
+        f.fate = look_up_fate(nic, f.nbytes)
         p = Packet(WorkerState(nic).packet)
         f.tir, f.tag, f.hash = TirRow(p.tir).tirn if p.tir else 0, p.tag, p.hash
 
@@ -48,11 +48,11 @@ def _steer_together(nic, frames, arrived, count):
     n = WorkerState(nic)
     for first in range(0, count, BATCH):
         some = min(BATCH, count - first)
-        read_frames(nic, arrived + first * ARRIVED.size, some)
+        look_up_frames(nic, arrived + first * ARRIVED.size, some)
         for i in range(some):
             f = frame_at(frames + (first + i) * FRAME.size)
-            turn_to(nic, i)
-            f.fate = steer(nic, f.nbytes)
+            select_frame(nic, i)
+            f.fate = look_up_fate(nic, f.nbytes)
             p = Packet(n.packet)
             f.tir, f.tag, f.hash = TirRow(p.tir).tirn if p.tir else 0, p.tag, p.hash
 
@@ -64,7 +64,7 @@ def _count_differences(nic, frames, count):
     wrong = 0
     for i in range(count):
         f = frame_at(frames + i * FRAME.size)
-        read_frame(nic, f.address, f.nbytes)
+        look_up_frame(nic, f.address, f.nbytes)
         packet = WorkerState(nic).packet
         wrong += Packet(packet).root_entry != search(root, packet)
     return wrong

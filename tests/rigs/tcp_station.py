@@ -156,7 +156,7 @@ class Client:
         self.heard: list[Packet] = []
         self.acks = True  # it acknowledges
         self.finished = self.reset = False  # by the other end
-        self._fin_at: int | None = None
+        self.fin_at: int | None = None
         self._read = 0
 
     # --- what it sends
@@ -173,7 +173,7 @@ class Client:
     @property
     def expected(self) -> int:
         """The next sequence number of theirs that it lacks."""
-        ends = self._fin_at is not None and len(self.got) == self._fin_at
+        ends = self.fin_at is not None and len(self.got) == self.fin_at
         return 0 if self.theirs is None else (self.theirs + 1 + len(self.got) + ends) & WORD
 
     def post(self, flags: str, payload: bytes = b"", **fields: Any) -> None:
@@ -249,10 +249,10 @@ class Client:
         self._keep(at, payload)
         if "F" in flags:
             end = at + len(payload)
-            assert self._fin_at in (None, end), "FIN has moved"
-            self._fin_at = end
+            assert self.fin_at in (None, end), "FIN has moved"
+            self.fin_at = end
         if payload or "F" in flags:
-            self.finished = self._fin_at == len(self.got)
+            self.finished = self.fin_at == len(self.got)
             if self.acks:
                 self.ack()
 

@@ -6,7 +6,8 @@ import threading
 from collections import Counter
 from dataclasses import dataclass, field
 
-from gpunetio import memory
+from gpunetio import Gpu, memory
+from gpunetio.providers import soft
 
 BLOCK = 64 << 20  # bytes of a large region that is hardly touched: malloc and Python grow by less in a test
 
@@ -38,7 +39,7 @@ class Usage:
             threads=tuple(sorted(t.name for t in threading.enumerate() if t.name.startswith("gpunetio"))),
             descriptors=len(os.listdir("/proc/self/fd")),
             shared=dict(shared),
-            live=len(memory._live),
+            live=len(memory.live()),
             anonymous=anonymous,
         )
 
@@ -55,6 +56,16 @@ def objects_of_the_package() -> Counter[str]:
     kinds = (type(thing) for thing in gc.get_objects())
     names = (f"{kind.__module__}.{kind.__qualname__}" for kind in kinds)
     return Counter(name for name in names if name.startswith("gpunetio."))
+
+
+def opens() -> dict[str, int]:
+    """Return how often each software NIC is open. A NIC whose close failed is open 0 times."""
+    return {name: count for name, (_, count) in list(soft._nics.items())}
+
+
+def allocations(gpu: Gpu) -> int:
+    """Return how many pieces of memory a GPU handle has allocated and not yet freed."""
+    return len(gpu._memory)
 
 
 def resident() -> int:

@@ -13,7 +13,7 @@ import numpy as np
 
 from gpunetio import verbs
 from gpunetio.fabric.faults import Faults
-from gpunetio.fabric.injector import FAULTS, HELD, HELD_BACK, SLOT, faults_at, held_at
+from gpunetio.fabric.injector import FAULTS, HELD, HELD_BACK, SLOT, FaultInjector, HeldFrame
 from gpunetio.formats.commands import QpState
 from gpunetio.formats.doorbell import PI_MASK, WQE_IDX_SHIFT
 from gpunetio.formats.layout import Entry
@@ -152,7 +152,7 @@ def next_timer(nic):
         faults = WireState(ld64(n.wires + 8 * i)).faults
         if faults:
             for j in range(HELD_BACK):
-                best = _earlier(best, held_at(faults_at(faults).slots + j * (HELD.size + SLOT)).due)
+                best = _earlier(best, HeldFrame(FaultInjector(faults).slots + j * (HELD.size + SLOT)).due)
     return best
 
 
@@ -164,7 +164,7 @@ def _let_through(nic):
     for i in range(n.wire_count):
         w = WireState(ld64(n.wires + 8 * i))
         if w.faults:
-            passed += faults_at(w.faults).passed
+            passed += FaultInjector(w.faults).passed
     return passed
 
 

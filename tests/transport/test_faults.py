@@ -12,9 +12,9 @@ import pytest
 from gpunetio.fabric.faults import Faults
 from gpunetio.fabric.frames import (
     PACKET,
+    Frame,
     commit,
     consume,
-    frame_at,
     next_frame,
     pipe_end,
     pipe_size,
@@ -22,7 +22,7 @@ from gpunetio.fabric.frames import (
     release,
     reserve,
 )
-from gpunetio.fabric.injector import FAULTS, Injector, faults_at, icrc_fits, inject
+from gpunetio.fabric.injector import FAULTS, FaultInjector, Injector, icrc_fits, inject
 from gpunetio.formats.commands import ServiceType
 from gpunetio.jit.compile import engine_function
 from gpunetio.jit.ops import ld64, st64
@@ -462,13 +462,13 @@ def _push(near, injector, far, count, step_ns, seen, out):
     got = 0
     now = 1_000
     sent = 0
-    while sent < count or faults_at(injector).held:
+    while sent < count or FaultInjector(injector).held:
         now += step_ns
         for _ in range(min(7, count - sent)):
             frame = reserve(near, 64)
             if frame == 0:
                 break
-            f = frame_at(frame)
+            f = Frame(frame)
             f.nbytes, f.peer_high, f.peer_low, f.source = 64, 0, 0, 0
             for i in range(0, 64, 8):
                 st64(frame + PACKET + i, sent)

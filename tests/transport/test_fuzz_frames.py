@@ -15,12 +15,12 @@ from gpunetio.fabric.frames import (
     FRAME,
     PACKET,
     PIPE,
+    Frame,
+    PipeEnd,
     commit,
     consume,
-    frame_at,
     next_frame,
     pipe_end,
-    pipe_end_at,
     pipe_size,
     publish,
     reserve,
@@ -306,8 +306,8 @@ def _check_open(fuzz):
 def _spoil(fuzz, frame):
     """Write nonsense into the pipe's own fields."""
     how = _rnd(fuzz, 7)
-    g = frame_at(frame)
-    e = pipe_end_at(fuzz_at(fuzz).near)
+    g = Frame(frame)
+    e = PipeEnd(fuzz_at(fuzz).near)
     if how == 0:
         g.stride = g.stride + 1 + _rnd(fuzz, 63)
     elif how == 1:
@@ -332,7 +332,7 @@ def _mend(fuzz):
     f = fuzz_at(fuzz)
     WireState(f.wire).broken = 0
     for end in (f.near, f.wire + WIRE.rx, f.wire + WIRE.tx):
-        e = pipe_end_at(end)
+        e = PipeEnd(end)
         e.position, e.seen, e.reserved = 0, 0, 0
         st64(e.pipe + PIPE.head, 0)
         st64(e.pipe + PIPE.tail, 0)
@@ -344,7 +344,7 @@ def _turn(fuzz):
     f = fuzz_at(fuzz)
     WorkerState(f.nic).now += 3000
     step(f.nic)
-    pipe = pipe_end_at(f.wire + WIRE.tx).pipe
+    pipe = PipeEnd(f.wire + WIRE.tx).pipe
     st_release64(pipe + PIPE.tail, ld64(pipe + PIPE.head))
     for i in range(f.row_count):
         if QpRow(ld64(f.rows + 8 * i)).state == _ERR:
@@ -379,7 +379,7 @@ def run(fuzz, count):
         if _rnd(fuzz, 16) == 0:
             nbytes = _rnd(fuzz, nbytes + 1) if _rnd(fuzz, 2) else nbytes & -4
             nbytes += 4 * _rnd(fuzz, 4) if _rnd(fuzz, 2) else 0
-        g = frame_at(frame)
+        g = Frame(frame)
         g.nbytes, g.peer_high, g.peer_low, g.source = nbytes, _any64(fuzz), _any64(fuzz), _any64(fuzz)
         if _rnd(fuzz, 50) == 0:
             g.life = _any64(fuzz)

@@ -108,13 +108,13 @@ def test_the_ack_timer_does_not_run_while_a_wait_is_open(peer):
     assert p.counted("local_ack_timeout_err") == 1
 
 
-def test_in_a_lull_a_queue_pair_that_reaches_its_peer_starts_nothing(peer):
-    """What has begun goes on. The engine of a GPU makes lulls (nic/gpu/slices.py)."""
+def test_while_quiescing_a_queue_pair_that_reaches_its_peer_starts_nothing(peer):
+    """Requests in flight continue. Only the engine of a GPU quiesces (nic/gpu/slices.py)."""
     p, other = peer(), peer()
     p.row["peer_keys"] = 1
     begun = request(p, WRITE, 3000)
     packets = p.drain()
-    p.lab.nic.record["lull"] = 1 << 62
+    p.lab.nic.record["quiesce_until"] = 1 << 62
     held = request(p, WRITE, 8)
     assert p.silent()
     p.lab.pass_time(TIMEOUT)
@@ -124,7 +124,7 @@ def test_in_a_lull_a_queue_pair_that_reaches_its_peer_starts_nothing(peer):
     assert p.silent()
     request(other, WRITE, 8)
     assert len(other.drain()) == 1
-    p.lab.nic.record["lull"] = 0
+    p.lab.nic.record["quiesce_until"] = 0
     assert len(p.drain()) == 1
     p.ack(p.psn + 3)
     completed(p, held)

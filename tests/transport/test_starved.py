@@ -28,7 +28,7 @@ def open_qp(ctx: Context) -> QP:
 def ends(request) -> Iterator[tuple[QP, QP]]:
     """Two ends that are not connected, and a service thread that looks when a test says so."""
     with verbs.open("soft0") as ctx, verbs.open(request.param) as other:
-        nic(ctx)._service._look = lambda: None
+        nic(ctx)._service._every_second = lambda: None
         yield open_qp(ctx), open_qp(other)
 
 
@@ -41,7 +41,7 @@ def look(qp: QP) -> None:
     counters = nic(qp.ctx).counters
     before = int(counters["rnr_nak_retry_err"])
     until(lambda: int(counters["rnr_nak_retry_err"]) != before, "another refusal")
-    nic(qp.ctx).starved.look()
+    nic(qp.ctx).starved.check()
 
 
 def done(qp: QP) -> int:
@@ -78,7 +78,7 @@ def test_a_send_that_waits_is_told_once(ends, caplog):
 def test_a_peer_without_a_receive_queue_is_told(caplog):
     """No receive of it can come too late."""
     with verbs.open("soft0") as ctx:
-        nic(ctx)._service._look = lambda: None
+        nic(ctx)._service._every_second = lambda: None
         cq = ctx.create_cq(16)
         a, b = (ctx.create_pd().create_qp(sq_wr=8, send_cq=cq) for _ in range(2))
         a.connect(b)
@@ -112,7 +112,7 @@ def test_nobody_waits_in_vain(ends, caplog):
     b.post_recv(RecvWr())
     until(lambda: done(a) == 1, "the message")
     for _ in range(3):
-        nic(a.ctx).starved.look()
+        nic(a.ctx).starved.check()
     assert told(caplog, a) == []
 
 

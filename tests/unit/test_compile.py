@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from compiled import PLAIN, fresh, reached, unit_of, watched
+from compiled import PLAIN, fresh, reached, unit_of, warn_again, watched
 from gpunetio import device
 from gpunetio.jit import cache, progress
 from gpunetio.jit.compile import DeviceFunction, engine_function
@@ -251,7 +251,7 @@ def test_the_search_finds_all_that_is_compiled(module, monkeypatch):
 def told(tmp_path, caplog, monkeypatch):
     """What the log says of the cache, once for each message. The cache is a folder of this test."""
     monkeypatch.setenv("GPUNETIO_CACHE_DIR", str(tmp_path / "cache"))
-    cache._tell.cache_clear()
+    warn_again()
     return lambda: [record.getMessage() for record in caplog.records if record.name == "gpunetio.compile"]
 
 

@@ -141,5 +141,5 @@ def test_extensions_have_what_opening_leaves_out():
     reached = set().union(*map(names, entries().values()))
     for name in ("eth_frame.send_packet", "eth_segment.send_segments", "eth_receive.receive_frame"):
         assert f"gpunetio.nic.transport.{name}" in reached
-    assert "gpunetio.nic.steering.steer.steer" in reached
+    assert "gpunetio.nic.steering.steer.look_up_fate" in reached
     assert "gpunetio.fabric.ethernet_receive.receive_frames" in reached

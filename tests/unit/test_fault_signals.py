@@ -8,6 +8,7 @@ import pytest
 
 from gpunetio.jit import fault_signals
 from gpunetio.jit.fault_signals import ACTIONS_BYTES, FaultHandler
+from gpunetio.memory import HostMemory
 
 BEFORE = 7  # the handler that was there
 
@@ -24,14 +25,13 @@ def now(monkeypatch) -> dict[int, int]:
             handlers[number] = ctypes.c_int64.from_address(action).value
 
     monkeypatch.setattr(fault_signals, "_exchange", exchange)
+    monkeypatch.setattr(fault_signals, "c_function", lambda function, *_: function)
     return handlers
 
 
 def handler(address: int) -> FaultHandler:
-    made = object.__new__(FaultHandler)
-    made._kept = ctypes.create_string_buffer(ACTIONS_BYTES)
-    made._address, made._actions, made._installed = address, ctypes.addressof(made._kept), [False, False]
-    return made
+    """Make a handler whose C function would be at this address."""
+    return FaultHandler(address, HostMemory(ACTIONS_BYTES).address)  # type: ignore[arg-type]
 
 
 def test_one_is_installed_while_another_is_removed(now, monkeypatch):

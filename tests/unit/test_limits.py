@@ -17,7 +17,7 @@ from gpunetio import Gpu, verbs
 from gpunetio.cli.failures import explained
 from gpunetio.errors import NoMemoryError, OperatingSystemError
 from gpunetio.limits import within_limits
-from gpunetio.memory import _live
+from gpunetio.memory import live
 from gpunetio.nic.engine.port import PortConfig
 from gpunetio.nic.nic import descriptors_of
 
@@ -54,7 +54,7 @@ def test_no_descriptors_for_a_nic():
     with verbs.open("soft1") as other:
         with verbs.open("soft0"):  # what stays is there: the end of a wire, what is loaded once
             pass
-        before, memory, threads = descriptors(), len(_live), threading.active_count()
+        before, memory, threads = descriptors(), len(live()), threading.active_count()
         for count in range(DESCRIPTORS):
             with free_descriptors(count) as limit, pytest.raises(OperatingSystemError) as caught:
                 verbs.open("soft0")
@@ -62,7 +62,7 @@ def test_no_descriptors_for_a_nic():
             assert told.startswith("cannot open ")
             assert f"no free file descriptor (EMFILE): this process may have {limit}, and " in told
             assert told.endswith(" more are needed; raise that with ulimit -n")
-            assert (descriptors(), len(_live), threading.active_count()) == (before, memory, threads)
+            assert (descriptors(), len(live()), threading.active_count()) == (before, memory, threads)
         with free_descriptors(DESCRIPTORS), verbs.open("soft0") as ctx:
             assert len(ctx.provider.nic.links.peers()) == 1  # type: ignore[attr-defined]
         other.query_device()

@@ -20,7 +20,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from llvmlite import binding as llvm
 
-from compiled import fresh, watched
+from compiled import fresh, warn_again, watched
 from gpunetio.jit import cache, frozen, prebuilt, processor
 from repository import ROOT, environment
 
@@ -36,7 +36,7 @@ def described(**changes: Any) -> str:
 @pytest.fixture
 def told(caplog, monkeypatch):
     """What the log says of the cache at WARNING."""
-    cache._tell.cache_clear()
+    warn_again()
     return lambda: [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
 
 

@@ -50,7 +50,7 @@ class Program:
 
     @property
     def file(self) -> OpenFile:
-        return self.calls._files[self.number]
+        return self.calls.files[self.number]
 
     def control(self, obj: int, method: int, *attributes: tuple[int, int, int], driver: int = abi.DRIVER_MLX5) -> int:
         """The ioctl: what preload.c gets."""
@@ -256,12 +256,12 @@ def test_calls_with_anything_in_them():
 
 def test_an_answer_that_cannot_be_stored(program):
     """The object is not made, as nobody could name it."""
-    before = set(program.file._held)
+    before = set(program.file.handles())
     request = (abi.Invoke.CMD, 8, abi.Write.ALLOC_PD), (abi.Invoke.OUT, 4, NOWHERE)
     assert program.control(Object.DEVICE, abi.Method.INVOKE_WRITE, *request) == -errno.EFAULT
     uar = (abi.Uar.TYPE, 4, 0), (abi.Uar.PAGE_ID, 4, program.address)
     assert program.control(Object.UAR, abi.UAR_ALLOC, *uar) == -errno.EINVAL
-    assert set(program.file._held) == before
+    assert set(program.file.handles()) == before
     assert set(program.file.uars) == {program.page}
 
 
@@ -441,7 +441,7 @@ def test_structures_with_anything_in_them(program, data):
     """Of calls that are as they should be otherwise: an object is made whole, or not at all."""
     alloc_pd(program)
     pd = program.read()
-    before = set(program.file._held)
+    before = set(program.file.handles())
     layout, call = data.draw(st.sampled_from([
         (abi.MLX5_CREATE_CQ, (
             Object.CQ, abi.CREATE, (0, 0, 0), (1, 4, 15), (2, 8, 7), (4, 4, 0), (6, 4, program.address),
@@ -474,8 +474,8 @@ def test_structures_with_anything_in_them(program, data):
     try:
         program.calls.control(program.number, program.prepare(*call, place, *answers))
     except (Refused, DocaError):
-        assert set(program.file._held) == before
-    for handle in sorted(set(program.file._held) - before, reverse=True):
+        assert set(program.file.handles()) == before
+    for handle in sorted(set(program.file.handles()) - before, reverse=True):
         program.file.remove(program.file._held[handle].kind, handle)
     assert program.control(Object.PD, abi.DESTROY_ONLY, (abi.DESTROYED, 0, pd)) == 0
 

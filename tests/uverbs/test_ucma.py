@@ -140,7 +140,7 @@ def calls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Calls]:
         patch.setenv(FOLDER, str(root))
         made = Calls(ports, lambda descriptor: True)
         yield made
-        made._manager.close()
+        made.manager.close()
 
 
 @pytest.fixture
@@ -148,7 +148,7 @@ def program(calls: Calls) -> Iterator[Program]:
     opened = Program(calls)
     yield opened
     opened.close()
-    assert calls._manager.ids() == []
+    assert calls.manager.ids() == []
 
 
 def connected(program: Program, port: int) -> tuple[int, int, int]:
@@ -279,7 +279,7 @@ def test_requests_that_are_given_up_are_withdrawn(calls, program, port):
         assert listener.waits_for_event(DEADLINE)
         assert program.destroy(client) == 2  # events: its address and its route
         until(lambda: not listener.waits_for_event(0), "the request to be withdrawn")
-    assert len(calls._manager.ids()) == 1
+    assert len(calls.manager.ids()) == 1
     listener.close()
 
 
@@ -301,8 +301,8 @@ def test_a_closed_channel_disconnects(calls, program, port):
 def test_a_peer_whose_process_has_ended(calls, program, port):
     """The watch asks who has the peer's address: another process, now."""
     _, client, there = connected(program, port)
-    watch = calls._manager._watch
-    communications = {calls._manager.get(number).communication for number in (client, there)}
+    watch = calls.manager._watch
+    communications = {calls.manager.get(number).communication for number in (client, there)}
     watch._owners.update(dict.fromkeys(communications, os.getpid() + 1))
     watch.look()
     assert {program.event()[0] for _ in range(2)} == {Event.DISCONNECTED}
@@ -362,7 +362,7 @@ def test_wildcards_of_both_families(calls, program, port):
     for cm_id in four, six:
         assert program.write(Command.LISTEN, ucma_abi.LISTEN, id=cm_id, backlog=3) == 0
     taken = [[listening.takes(gid) for gid in (V4, V6)]
-             for cm_id in calls._manager.ids() for _, listening in cm_id.listenings[:1]]
+             for cm_id in calls.manager.ids() for _, listening in cm_id.listenings[:1]]
     assert sorted(taken) == [[False, True], [True, False]]
 
 
@@ -381,7 +381,7 @@ def test_a_peer_that_no_device_reaches(calls, program, port):
     client = program.create()
     assert program.bind(client, address=bytes(4), port=port) == 0
     six = Address(socket.AF_INET6, socket.inet_pton(socket.AF_INET6, "2001:db8::1"), 7).pack()
-    assert calls._manager.devices.toward(parse(six).gid) is None
+    assert calls.manager.devices.toward(parse(six).gid) is None
     assert program.write(Command.RESOLVE_IP, ucma_abi.RESOLVE_IP, dst_addr=six, id=client) == 0
     event, found, _ = program.event()
     assert (event, found["status"]) == (Event.ADDR_ERROR, (1 << 32) - errno.EHOSTUNREACH)
@@ -444,7 +444,7 @@ def test_a_listener_that_is_migrated_with_a_request(calls, program, port, monkey
     old.listen(listener, port)
     program.resolve(client, port)
     if when == "meanwhile":
-        make, manager = calls._manager.new, calls._manager
+        make, manager = calls.manager.new, calls.manager
 
         def make_late(*of: Any) -> CmId:
             made = make(*of)
@@ -486,11 +486,11 @@ def test_the_manager_can_be_closed_at_any_time(calls, port):
     """Connections end, and channels can be closed afterwards."""
     program = Program(calls)
     connected(program, port)
-    closing = threading.Thread(target=calls._manager.close)
+    closing = threading.Thread(target=calls.manager.close)
     closing.start()
     closing.join(DEADLINE)
     assert not closing.is_alive()
-    assert calls._manager.ids() == []
+    assert calls.manager.ids() == []
     program.close()
 
 

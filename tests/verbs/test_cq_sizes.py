@@ -205,7 +205,7 @@ def test_an_event_that_was_asked_for_comes_after_a_resize(ctx, late):
     cq.resize(32)
     if late:
         ctx.provider.nic.resume()
-        ctx.provider.nic.engine.settle()
+        ctx.provider.nic.engine.synchronize()
     assert channel.get_event(0) is None
     sender.send(1)
     assert channel.get_event(PATIENCE) is cq

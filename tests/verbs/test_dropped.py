@@ -22,9 +22,9 @@ import pytest
 from ethernet_rig import nic_of
 from gpunetio import Gpu, MemType, PortConfig, cm, device, kernel, verbs
 from gpunetio.enums import SendFlags, SrqType, WcStatus, WrOpcode
-from gpunetio.providers import soft
 from gpunetio.verbs import PD, QP, Context, SendWr, Sge
 from nic_rig import until
+from usage import allocations, opens
 
 TABLES = ("qps", "cqs", "srqs", "mkeys", "pds", "umems", "uar_pages")
 PATIENCE = 30.0
@@ -150,7 +150,7 @@ def test_an_owner_that_closes_says_nothing(ctx):
         second.create_pd()
         second.close()
         gc.collect()
-        until(lambda: len(soft._nics) == 1, "the end of the second context", PATIENCE)
+        until(lambda: len(opens()) == 1, "the end of the second context", PATIENCE)
     assert [name for name in names if "context" in name] == []
 
 
@@ -281,19 +281,19 @@ def test_a_context_goes_with_its_last_object():
         region = verbs.open("soft3").create_pd().register(bytearray(64))
         gc.collect()
         time.sleep(0.01)
-        assert "soft3" in soft._nics
+        assert "soft3" in opens()
         del region
         with verbs.open("soft3", port=PortConfig(addresses=("127.0.0.77",))) as ctx:
             assert nic_of(ctx).port.config.addresses == ("127.0.0.77",)
     assert sum("<context soft3" in name for name in names) == 1
-    assert "soft3" not in soft._nics
+    assert "soft3" not in opens()
 
 
 def test_a_context_that_nobody_opens_again():
     with told() as names:
         verbs.open("soft3").create_cq(16)
         gc.collect()
-        until(lambda: "soft3" not in soft._nics and not running("soft3"), "the end of the NIC", PATIENCE)
+        until(lambda: "soft3" not in opens() and not running("soft3"), "the end of the NIC", PATIENCE)
     assert sum("<context soft3" in name for name in names) == 1
 
 
@@ -313,7 +313,7 @@ def test_all_of_it_in_one_cycle():
         for _ in range(5):
             Program()
             gc.collect()
-            until(lambda: "soft3" not in soft._nics, "the end of the NIC", PATIENCE)
+            until(lambda: "soft3" not in opens(), "the end of the NIC", PATIENCE)
     assert sum("<context soft3" in name for name in names) == 5
 
 
@@ -363,7 +363,7 @@ def test_a_gpu_closes_what_nobody_holds(ctx):
         gpu.close()
         assert kept.closed
         assert rows(ctx)["qps"] == 0
-        assert not gpu._memory
+        assert not allocations(gpu)
         until(lambda: not running("gpunetio proxy"), "the end of the service", PATIENCE)
     assert [name for name in names if "proxy service" not in name] == []
 

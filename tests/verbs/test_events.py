@@ -321,7 +321,7 @@ def test_lost_events_are_told(monkeypatch):
             qp.post_send(SendWr(opcode=WrOpcode.RDMA_WRITE))
         nic = ctx.provider.nic
         until(lambda: nic.counters["cqes"] == 6, "the completions")
-        nic.engine.settle()
+        nic.engine.synchronize()
         with pytest.raises(FullError, match="2 events were lost"):
             channel.get_event(0)
         assert [channel.get_event(0) for _ in range(5)] == [*cqs[:4], None]

@@ -372,7 +372,7 @@ class StubNic:
     def __init__(self, device: Recorder, control: ControlPath):
         self._device, self.control = device, control
 
-    def execute(self, mailbox: bytes, out_size: int) -> tuple[bytes, str]:
+    def execute(self, mailbox: bytes, out_size: int, command: object = None) -> tuple[bytes, str]:
         self._device.commands.append((mailbox, out_size))
         kind = {0x400: "cq", 0x500: "qp", 0x90C: "rmp"}.get(be(mailbox, 0, 2))
         number = FIRST[kind] if kind else 0

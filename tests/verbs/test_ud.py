@@ -83,7 +83,7 @@ class End:
         self.qp = self.pd.create_qp(send_cq=self.cq, receive_cq=self.cq, **init)
         self.qp.to_rts(qkey=QKEY)
         self.receives: Any = self.qp.init_attr.srq or self.qp
-        self._done: list[Completion] = []
+        self.done: list[Completion] = []
 
     @property
     def gid(self) -> bytes:
@@ -104,11 +104,11 @@ class End:
 
     def next(self) -> Completion:
         def arrived() -> bool:
-            self._done += self.cq.poll()
-            return bool(self._done)
+            self.done += self.cq.poll()
+            return bool(self.done)
 
         until(arrived, f"a completion of {self.qp}")
-        return self._done.pop(0)
+        return self.done.pop(0)
 
     def received(self, nbytes: int) -> bytes:
         return self.memory[8192 + GRH : 8192 + GRH + nbytes].tobytes()
@@ -183,7 +183,7 @@ def test_datagrams(ends):
                     assert there.received(nbytes) == here.memory[:nbytes].tobytes()
                     assert not there.memory[8192 + GRH + nbytes :].any()
     for nic in {end.qp.ctx.provider.nic for end in ends}:
-        nic.engine.settle()
+        nic.engine.synchronize()
         counters = nic.counters
         assert counters["rdma_rx_packets"] == sum(counters[fate] for fate in PACKET_FATES)
         assert counters["rx_accepted"] == counters["rdma_tx_packets"]
@@ -404,7 +404,7 @@ def test_faults(two):
     got: list[Completion] = []
     for i in range(count):
         b.expect(wr_id=i)
-        b._done.clear()
+        b.done.clear()
         while len(b.cq.poll()):
             pass
         a.send(b, ah, 500, opcode=WrOpcode.SEND_WITH_IMM, imm=i)

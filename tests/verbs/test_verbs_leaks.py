@@ -22,10 +22,9 @@ from gpunetio import memory, verbs
 from gpunetio.enums import QpState, SendFlags, WrOpcode
 from gpunetio.errors import DriverError, InUseError
 from gpunetio.memory import HostMemory
-from gpunetio.providers import soft
 from gpunetio.verbs import CQ, MR, PD, QP, SRQ, UAR, UMEM, CompChannel, Context, SendWr, Sge
 from nic_rig import until
-from usage import BLOCK, Usage
+from usage import BLOCK, Usage, opens
 
 MESSAGE = 1 << 18
 PATIENCE = 30.0
@@ -189,11 +188,6 @@ def play(
         until(lambda: opens() == before, "the end of contexts", PATIENCE)
 
 
-def opens() -> dict[str, int]:
-    """How often each NIC is open."""
-    return {name: count for name, (_, count) in list(soft._nics.items())}
-
-
 def contexts_only(made: list[verbs.Handle]) -> None:
     """A context closes all that was made from it."""
     for handle in made:
@@ -261,7 +255,7 @@ def test_a_nic_that_stays(kept):
         assert rows(kept) == [0] * (2 * len(TABLES))
         nics = [ctx.provider.nic for ctx in kept]
         assert all(not nic.control.qps.known and not nic.control.qps._memory for nic in nics)
-        assert len(memory._live) == before.live
+        assert len(memory.live()) == before.live
 
     check()
     before.check()
@@ -275,7 +269,7 @@ def test_a_nic_that_goes(warm):
     @given(STEPS, ORDERS)
     def check(steps, last):
         play(("soft0", "soft1"), steps, last)
-        assert not soft._nics
+        assert not opens()
 
     check()
     before.check()
@@ -344,9 +338,9 @@ def test_a_context_that_nobody_holds(kept):
 
 def test_a_queue_that_the_device_does_not_destroy_keeps_its_ring(kept, monkeypatch):
     """The device may still write there."""
-    ctx, before = verbs.open("soft0"), len(memory._live)
+    ctx, before = verbs.open("soft0"), len(memory.live())
     qp = ctx.create_pd().create_qp(sq_wr=4, send_cq=ctx.create_cq(16))
-    ring = memory._live[qp.sq_address]
+    ring = memory.live()[qp.sq_address]
 
     def refuse(handle: int) -> None:
         raise DriverError("stuck", 8, 0)
@@ -360,5 +354,5 @@ def test_a_queue_that_the_device_does_not_destroy_keeps_its_ring(kept, monkeypat
     ctx.close()  # destroys first what is left of the handle's objects
     assert ctx.closed
     assert rows(kept) == [0] * (2 * len(TABLES))  # closing the device takes all of it
-    for left in list(memory._live.values())[before:]:
+    for left in list(memory.live().values())[before:]:
         left.close()

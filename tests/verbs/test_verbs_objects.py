@@ -104,7 +104,7 @@ def test_open_by_name(monkeypatch):
 
 def test_uar(fake, ctx):
     with ctx.create_uar(UarAllocationType.NONCACHE_DEDICATED) as uar:
-        base = uar.page_id << 12
+        base = fake.pages[uar.page_id].address
         assert (uar.reg_addr, uar.dbr_less_addr) == (base + 0x800, base + 0x600)
         assert uar.kind == UarAllocationType.NONCACHE_DEDICATED
     assert fake.left() == []

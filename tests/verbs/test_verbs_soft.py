@@ -124,13 +124,13 @@ def test_open_and_close_leave_nothing():
 
     cycle()
     gc.collect()
-    fds, regions = len(os.listdir("/proc/self/fd")), len(memory._live)
+    fds, regions = len(os.listdir("/proc/self/fd")), len(memory.live())
     for _ in range(3):
         cycle()
         assert threads() == []
     gc.collect()
     assert len(os.listdir("/proc/self/fd")) == fds
-    assert len(memory._live) == regions
+    assert len(memory.live()) == regions
 
 
 def test_two_contexts_share_a_nic():

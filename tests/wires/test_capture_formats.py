@@ -28,7 +28,7 @@ FRAMES = [
 def read(path: Path) -> list[bytes]:
     """Return the bytes of each record, as the wire gets them."""
     with PcapFile(path) as file:
-        return [data for _, data, _ in file._records()]
+        return [data for _, data, _ in file.raw_records()]
 
 
 def plain(path: Path, frames: list[bytes] = FRAMES, link: int = 1) -> Path:
@@ -61,12 +61,12 @@ def test_a_compressed_file_that_is_cut_or_damaged(tmp_path):
     (tmp_path / "b").write_bytes(whole[: len(whole) // 2])
     got: list[bytes] = []
     with PcapFile(tmp_path / "b") as file, pytest.raises(InvalidValueError, match="ends in the middle"):
-        got.extend(data for _, data, _ in file._records())
+        got.extend(data for _, data, _ in file.raw_records())
     assert got == (FRAMES * 1000)[: len(got)]
     assert len(got) > 100
     (tmp_path / "b").write_bytes(whole[:-8] + bytes(4) + whole[-4:])  # the checksum of the data
     with PcapFile(tmp_path / "b") as file, pytest.raises(InvalidValueError, match="cannot be decompressed"):
-        list(file._records())
+        list(file.raw_records())
 
 
 # --- pcapng ----------------------------------------------------------------------------------------------------------
@@ -81,7 +81,7 @@ def test_what_editcap_writes(tmp_path, kind, packed):
     if packed:
         (tmp_path / "b").write_bytes(gzip.compress((tmp_path / "b").read_bytes()))
     with PcapFile(tmp_path / "b") as file:
-        found = list(file._records())
+        found = list(file.raw_records())
     assert [data for _, data, _ in found] == FRAMES
     assert [time for time, _, _ in found] == [1_700_000_000 * 10**9 + 1000 * n for n in range(len(FRAMES))]
 
@@ -123,7 +123,7 @@ def test_sections_interfaces_and_blocks_of_all_kinds(tmp_path):
     (tmp_path / "a").write_bytes(data)
     assert read(tmp_path / "a") == [FRAMES[0], FRAMES[1][:100], FRAMES[2]]
     with PcapFile(tmp_path / "a") as file:
-        assert [whole for _, _, whole in file._records()] == list(map(len, FRAMES))
+        assert [whole for _, _, whole in file.raw_records()] == list(map(len, FRAMES))
 
 
 @pytest.mark.parametrize(("resolution", "units"), [(6, 10**6), (9, 10**9), (0x80 | 10, 1024), (3, 1000)])
@@ -133,7 +133,7 @@ def test_resolutions_of_time_stamps(tmp_path, resolution, units):
     data = section() + interface(options=options) + packet(b"x" * 60, time=7 * units + units // 2)
     (tmp_path / "a").write_bytes(data)
     with PcapFile(tmp_path / "a") as file:
-        assert [time for time, _, _ in file._records()] == [1_007_500_000_000]
+        assert [time for time, _, _ in file.raw_records()] == [1_007_500_000_000]
 
 
 @pytest.mark.parametrize("data", [
@@ -219,13 +219,13 @@ def test_a_packet_whose_link_header_makes_it_too_long_for_a_file(tmp_path):
     data = FRAMES[1][14:]
     (tmp_path / "a").write_bytes(head + struct.pack("<IIII", 1, 2, len(data), (1 << 32) - 1) + data)
     with PcapFile(tmp_path / "a") as file:
-        assert [(len(frame), whole) for _, frame, whole in file._records()] == [(14 + len(data), (1 << 32) - 1)]
+        assert [(len(frame), whole) for _, frame, whole in file.raw_records()] == [(14 + len(data), (1 << 32) - 1)]
 
 
 def test_a_cooked_packet_without_a_whole_header_is_cut(tmp_path):
     plain(tmp_path / "a", [bytes(10), bytes(16)], 113)
     with PcapFile(tmp_path / "a") as file:
-        assert [(len(data), len(data) < whole) for _, data, whole in file._records()] == [(0, True), (14, False)]
+        assert [(len(data), len(data) < whole) for _, data, whole in file.raw_records()] == [(0, True), (14, False)]
 
 
 @pytest.mark.parametrize(("link", "name"), [(105, "IEEE 802.11"), (249, "USBPcap"), (147, "147")])
@@ -248,5 +248,5 @@ def test_ethernet_and_infiniband_in_one_file(tmp_path):
     )
     got: list[bytes] = []
     with PcapFile(tmp_path / "a") as file, pytest.raises(InvalidValueError, match="Ethernet and of ERF"):
-        got.extend(data for _, data, _ in file._records())
+        got.extend(data for _, data, _ in file.raw_records())
     assert got == FRAMES[:1]

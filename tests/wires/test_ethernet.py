@@ -30,7 +30,7 @@ from gpunetio.nic.engine.port import gid_of
 from gpunetio.nic.state.counters import FRAME_FATES
 from gpunetio.nic.wires import packet as packet_wire
 from gpunetio.nic.wires import tap
-from lan import End, Station, cabled, exchange, join, mac_text, namespace, nics
+from lan import End, Station, cabled, ethernet_wire, exchange, join, learned, mac_text, namespace, nics
 from nic_rig import REQ, WRITE, until
 from pcap_rig import dissect, icrc_fits
 
@@ -182,7 +182,7 @@ def test_arp_is_answered(nic, station):
 
 @pytest.mark.parametrize("target", [V6[0], "link-local"])
 def test_neighbour_solicitations_are_answered(nic, station, target):
-    own = str(ip_address(nic.nic.gid(1))) if target == "link-local" else target
+    own = str(ip_address(nic.nic.control.gids.gid(1))) if target == "link-local" else target
     station.send(solicitation(own, hlim=64))  # a router has passed it on: not valid
     station.send(solicitation(own))
     answer = station.hear(lambda frame: ICMPv6ND_NA in frame)
@@ -209,10 +209,10 @@ def test_nobody_answers(nic, station, monkeypatch):
     monkeypatch.setattr(Neighbours.resolve, "__defaults__", (0.3,))
     for address, what in ((V4[1], ARP), (V6[1], ICMPv6ND_NS)):
         with pytest.raises(NotFoundError, match=rf"nobody on packet:here answers for {address} within 0.3 s"):
-            nic.nic.mac_of(gid_of(ip_address(address)))
+            nic.nic.control.routes.mac_of(gid_of(ip_address(address)))
         question = station.hear(lambda frame, what=what: what in frame)
         assert question.src == mac_text(nic.nic.mac)
-    assert nic.nic.links._to_others._wire.neighbours._known == {}
+    assert not learned(ethernet_wire(nic.nic))
 
 
 def test_who_was_not_asked_is_not_learned(nic, station):
@@ -221,7 +221,7 @@ def test_who_was_not_asked_is_not_learned(nic, station):
     until(lambda: nic.count("rx_frame_neighbour") == 1, "it has arrived")
     station.send(Ether(src=THERE, dst="ff:ff:ff:ff:ff:ff") / ARP(hwsrc=THERE, psrc=V4[1], pdst=V4[0]))
     station.hear(lambda frame: ARP in frame and frame[ARP].op == 2)
-    assert nic.nic.links._to_others._wire.neighbours._known == {}
+    assert not learned(ethernet_wire(nic.nic))
 
 
 # --- frames that are none of the NIC's -------------------------------------------------------------------------------
@@ -260,7 +260,7 @@ def test_what_becomes_of_a_frame(nic, station, frame, counter):
     before = {name: nic.count(name) for name in (*FRAME_FATES, "rx_no_qp")}
     station.send(frame(nic))
     until(lambda: nic.count("rx_frames") == 1, "the frame has arrived")
-    nic.nic.engine.settle()
+    nic.nic.engine.synchronize()
     after = {name: nic.count(name) for name in before}
     assert {name: after[name] - before[name] for name in after if after[name] != before[name]} == {counter: 1}
 
@@ -351,7 +351,7 @@ def test_the_device_goes_away_under_the_nic(lan, caplog, monkeypatch):
     monkeypatch.setattr(Neighbours.resolve, "__defaults__", (0.1,))
     with nics(lan, {"wire": "tap:t0", "addresses": V4[0]}) as (a,):
         with pytest.raises(NotFoundError):
-            a.nic.mac_of(gid_of(ip_address(V4[1])))
+            a.nic.control.routes.mac_of(gid_of(ip_address(V4[1])))
         lan.ip("link delete t0")
         until(lambda: "tap:t0 is gone" in caplog.text, "the log says so")
 
@@ -375,7 +375,7 @@ def test_the_interface_goes_away_under_the_nic(cable, monkeypatch):
     with nics(cable, {"wire": "packet:here", "addresses": V4[0]}) as (a,):
         cable.ip("link delete here")
         with pytest.raises(NotFoundError, match="nobody on packet:here answers for"):
-            a.nic.mac_of(gid_of(ip_address(V4[1])))
+            a.nic.control.routes.mac_of(gid_of(ip_address(V4[1])))
         until(lambda: a.count("tx_dropped") > 0, "the question is lost")
 
 

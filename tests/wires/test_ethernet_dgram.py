@@ -9,7 +9,7 @@ from scapy.layers.l2 import ARP, Ether
 
 from gpunetio import PortConfig, verbs
 from gpunetio.errors import InUseError, InvalidValueError, NotFoundError, OperatingSystemError
-from lan import End, exchange, join, mac_text
+from lan import End, ethernet_wire, exchange, join, mac_text
 from nic_rig import until
 
 V4 = ("10.9.0.1", "10.9.0.2")
@@ -60,7 +60,7 @@ def test_an_end_that_comes_later_and_again(paths):
     here, there = paths
     with nic(here, there) as a:
         with pytest.raises(NotFoundError, match="answers"):
-            a.nic.links._to_others._wire.neighbours.resolve(bytes(10) + b"\xff\xff\x0a\x09\x00\x02", 0.2)
+            ethernet_wire(a.nic).neighbours.resolve(bytes(10) + b"\xff\xff\x0a\x09\x00\x02", 0.2)
         for _ in range(2):
             with qemu(there) as sock:
                 ask(sock, here, a)

@@ -94,7 +94,7 @@ def test_a_nic_in_a_storm_of_frames():
                     station.send(frame)
                 wanted = before["rx_frames"] + min(start + 200, len(frames))
                 until(lambda wanted=wanted: a.count("rx_frames") >= wanted, "the frames have arrived")
-            a.nic.engine.settle()
+            a.nic.engine.synchronize()
             grown = {name: a.count(name) - before[name] for name in before}
             fates = sum(grown[name] for name in (*FRAME_FATES, *PACKET_FATES))
             assert grown["rx_frames"] == fates + grown["rx_icrc_encapsulated"]

@@ -16,7 +16,7 @@ from gpunetio.fabric.ethernet_records import STREAM
 from gpunetio.fabric.ethernet_transmit import transmit_frames
 from gpunetio.fabric.ethernet_wire import EthernetWire
 from gpunetio.nic.wires import unix
-from lan import End, exchange, join, mac_text
+from lan import End, ethernet_wire, exchange, join, learned, mac_text
 from nic_child import Child
 from nic_rig import REQ, SIZE, WRITE, raddr, until
 
@@ -117,12 +117,12 @@ def test_questions_in_a_vlan_are_answered_there(path, tags):
         answer = qemu.hear()
         assert bytes(answer)[12:].startswith(wanted + b"\x86\xdd")
         assert (answer.dst, answer[ICMPv6ND_NA].tgt) == (STATION, "fd09::1")
-        wire = ctx.provider.nic.wire_to_others()._wire
+        wire = ethernet_wire(ctx.provider.nic)
         with pytest.raises(NotFoundError, match="nobody on unix"):
             wire.neighbours.resolve(bytes(10) + b"\xff\xff" + bytes((10, 9, 0, 2)), 0.1)
         qemu.send(l2 / ARP(op=2, hwsrc=STATION, psrc=V4[1], pdst=V4[0]))
         assert ARP in qemu.hear()  # the question, without tags
-        assert wire.neighbours._known == {}
+        assert not learned(wire)
 
 
 @pytest.mark.parametrize("pieces", [1, 3, 46])
@@ -159,7 +159,7 @@ def test_a_frame_that_leaves_in_parts():
             sent, got, parts = b"", b"", 0
             for i in range(600):
                 frame = bytes([i & 0xFF]) * (60 + 131 * i % 9000)
-                wire._send(frame)
+                wire.send(frame)
                 sent += len(frame).to_bytes(4, "big") + frame
                 transmit_frames(wire.address, 0, 0)
                 while len(sent) - len(got) > MOST_OUTSTANDING:
@@ -197,14 +197,14 @@ def test_the_next_peer_is_taken(path):
 
 def _dial_until_taken(path, a, count):
     del count
-    until(lambda: a.nic.links._to_others._free.is_set(), "the NIC has noticed that the last one is gone")
+    until(lambda: a.nic.wire_to_others()._free.is_set(), "the NIC has noticed that the last one is gone")
     return Qemu.dial(path).sock
 
 
 def test_a_peer_that_leaves_when_the_thread_is_behind(path):
     """The engine cannot tell the thread, which has more to hear than there is room for. The next peer is taken."""
     with nic(path, 0) as a:
-        wire = a.nic.links._to_others._wire
+        wire = ethernet_wire(a.nic)
         with wire.neighbours._changed:  # so that the thread hears nothing
             first = Qemu.dial(path)
             question = Ether(src=STATION, dst="ff:ff:ff:ff:ff:ff") / ARP(hwsrc=STATION, psrc="10.9.0.5", pdst=V4[0])
@@ -219,8 +219,8 @@ def test_a_peer_that_leaves_when_the_thread_is_behind(path):
 def test_no_frame_is_sent_on_a_wire_that_has_closed(path):
     """Whoever looks for a way may do so while the NIC closes."""
     with nic(path, 0) as a:
-        wire = a.nic.links._to_others._wire
-    wire._send(bytes(60))
+        wire = ethernet_wire(a.nic)
+    wire.send(bytes(60))
 
 
 def test_the_nic_connects_to_who_listens(path, caplog):
@@ -275,7 +275,7 @@ def test_nobody_is_there_yet(path):
     with nic(path, 0) as a:
         start = time.monotonic()
         with pytest.raises(NotFoundError, match=f"nobody on unix:{path} answers"):
-            a.nic.links._to_others._wire.neighbours.resolve(bytes(10) + b"\xff\xff\x0a\x09\x00\x02", 0.3)
+            ethernet_wire(a.nic).neighbours.resolve(bytes(10) + b"\xff\xff\x0a\x09\x00\x02", 0.3)
         assert time.monotonic() >= start + 0.3
         with nic(path, 1) as b:
             join(a, b)

@@ -61,18 +61,23 @@ class End:
         return raddr(self.mr.address + offset, self.mr.rkey)
 
     @property
+    def peers(self):
+        """The NICs with which this one exchanges grants, by link."""
+        return self.nic.grants._peers
+
+    @property
     def borrowed(self):
         """What the NIC has mapped, by the number of the grant."""
-        return {number: m for peer in self.nic.grants._peers.values() for number, m in peer.borrowed.items()}
+        return {number: m for peer in self.peers.values() for number, m in peer.borrowed.items()}
 
     @property
     def table(self):
-        (peer,) = self.nic.grants._peers.values()
+        (peer,) = self.peers.values()
         return peer.table.view(GRANT.dtype, 0, GRANTS)
 
     @property
     def granted(self):
-        return {int(number) for number in self.table["mapped"] if number} if self.nic.grants._peers else set()
+        return {int(number) for number in self.table["mapped"] if number} if self.peers else set()
 
     @property
     def wire(self):
@@ -220,8 +225,8 @@ def test_who_needs_the_bytes_gets_them(monkeypatch, config, side, tmp_path):
         done(a)
         assert np.array_equal(a.memory.array[: 3 * MTU], b.memory.array[: 3 * MTU])
         assert a.wire[WIRE.grants // 8] == b.wire[WIRE.grants // 8] == 0
-        assert not a.nic.grants._peers
-        assert not b.nic.grants._peers
+        assert not a.peers
+        assert not b.peers
 
 
 def test_checks_come_first(ends):
@@ -392,7 +397,7 @@ def test_a_payload_in_both_places(ends):
 def test_letters_that_make_no_sense(ends, caplog):
     """They are logged and change nothing; the link stays, and the next message is heard."""
     a, b = ends
-    (link,) = a.nic.grants._peers
+    (link,) = a.peers
     good, small = HostMemory(PAGE, shared=True), HostMemory(PAGE)
     loose = os.memfd_create("loose")
     os.ftruncate(loose, PAGE)
@@ -434,9 +439,9 @@ def test_too_much_is_not_borrowed(ends, monkeypatch):
 
 def test_a_broken_letter_ends_the_link(ends, caplog):
     a, b = ends
-    (link,) = a.nic.grants._peers
+    (link,) = a.peers
     link.heartbeat.sendall(b"\xff" * 8)
-    until(lambda: not b.nic.grants._peers and not a.nic.grants._peers, "the link to end")
+    until(lambda: not b.peers and not a.peers, "the link to end")
     assert any("it announces" in record.message for record in caplog.records)
 
 
@@ -460,7 +465,7 @@ def test_out_of_descriptors(ends, monkeypatch):
 def test_letters_that_nobody_reads(ends):
     """The owner is not held up, and copies."""
     a, b = ends
-    (link,) = a.nic.grants._peers
+    (link,) = a.peers
     with b.nic._lock:  # its messages wait
         for _ in range(10_000):
             try:
@@ -508,7 +513,7 @@ def test_a_peer_that_dies():
         until(lambda: own.granted == {1}, "our memory to be mapped")
         assert mappings() == before + 1
         process.send_signal(signal.SIGKILL)
-        until(lambda: not own.nic.grants._peers, "the grant to end")
+        until(lambda: not own.peers, "the grant to end")
         until(lambda: mappings() == before, "the memory to be unmapped")  # by the thread that has heard of it
     finally:
         process.kill()

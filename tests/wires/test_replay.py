@@ -225,9 +225,9 @@ def test_time_stamps_are_kept(lab, monkeypatch):
             now[0] += seconds
             time.sleep(0)
 
-    original = wire.Replay.put
+    original = wire.Replay.write
     monkeypatch.setattr(wire, "time", Clock)
-    monkeypatch.setattr(wire.Replay, "put", lambda self, packet: put.append(now[0]) or original(self, packet))
+    monkeypatch.setattr(wire.Replay, "write", lambda self, packet: put.append(now[0]) or original(self, packet))
     stamps = [5.0, 5.25, 5.2, 7.0]  # the third is late: it comes at once
     packets = [lab.packet(lab.write(100 + i, b"1234"), round(at * 1e9)) for i, at in enumerate(stamps)]
     assert replay(lab.nic, packets).accepted == 4
@@ -434,7 +434,7 @@ def test_no_frame_comes_for_which_a_ring_has_no_room(tmp_path, longest):
         nic = ctx.provider.nic  # type: ignore[attr-defined]
         with pytest.raises(TimedOutError, match="soft6 has not taken frame"):
             replay_frames(nic, fast=True, timeout=2, rqns=[rxq.rqn])
-        nic.engine.settle()
+        nic.engine.synchronize()
         assert nic.counters["rx_frames"] == nic.counters["rx_frame_delivered"] >= 256
 
 

@@ -63,6 +63,11 @@ def test_which_wire(farm, here, there, wanted):
         write_both_ways(near, far, shown)
 
 
+def number(monkeypatch, addresses):
+    """Have soft0, soft1, … and then NICs without a number take these addresses."""
+    monkeypatch.setattr(soft, "_address", lambda n: addresses[n])
+
+
 def test_two_processes_that_open_the_first_nic_at_once(monkeypatch):
     """The one that comes second takes the next: a name that was free a moment ago is claimed meanwhile."""
     asked = []
@@ -74,7 +79,7 @@ def test_two_processes_that_open_the_first_nic_at_once(monkeypatch):
         return None
 
     addresses = [address() for _ in range(soft.DEVICES)]
-    monkeypatch.setattr(soft, "_address", lambda n: addresses[n])
+    number(monkeypatch, addresses)
     monkeypatch.setattr(soft, "claimant", owner)
     doors = []
     with verbs.open() as ctx:
@@ -212,7 +217,7 @@ def squat(where: str, listening: bool = True) -> contextlib.ExitStack:
 @pytest.mark.parametrize("listening", [True, False], ids=["silent", "bound"])
 def test_a_squatted_name_is_taken(monkeypatch, listening):
     addresses = [address() for _ in range(2)]
-    monkeypatch.setattr(soft, "_address", lambda n: addresses[n])
+    number(monkeypatch, addresses)
     with squat(addresses[0], listening), verbs.open() as ctx:
         assert (ctx.name, str(ctx.provider.nic.port.addresses[0])) == ("soft1", addresses[1])
     with squat(addresses[0], listening), verbs.open("soft0") as ctx:  # beside it
@@ -223,7 +228,7 @@ def test_a_squatted_name_is_taken(monkeypatch, listening):
 
 def test_a_ninth_process_gets_an_address(monkeypatch):
     addresses = [address() for _ in range(soft.DEVICES + 2)]
-    monkeypatch.setattr(soft, "_address", lambda n: addresses[n])
+    number(monkeypatch, addresses)
     taken = [ControlSocket([place], "somebody's") for place in addresses[:-1]]
     with verbs.open(port=PortConfig(wire="udp")) as ctx:
         assert (ctx.name, ctx.provider.nic.port.config) == ("soft0", PortConfig((addresses[-1],), "udp"))

@@ -51,7 +51,7 @@ _SPINS = 64  # empty looks of a reader before it yields
 
 
 @device_function
-def _slot(ring, index):
+def _slot(ring: int, index: int) -> int:
     return ring + RING.size + (index & (_DEPTH - 1)) * _SLOT
 
 
@@ -59,7 +59,7 @@ def _slot(ring, index):
 
 
 @device_function
-def _fence(kind):
+def _fence(kind: int) -> None:
     if kind == _PRODUCT:
         dev.fence_release()
     elif kind == _GPU:
@@ -69,7 +69,7 @@ def _fence(kind):
 
 
 @device_function
-def _room(ring, control, needed, timeout_ns):
+def _room(ring: int, control: int, needed: int, timeout_ns: int) -> int:
     """Wait until the reader has consumed `needed`. Return how much it has consumed, or -1 at the end."""
     polls = 0
     start = 0
@@ -85,7 +85,7 @@ def _room(ring, control, needed, timeout_ns):
 
 
 @device_function
-def _stamp(slot, stamp):
+def _stamp(slot: int, stamp: int) -> None:
     """Write a payload as a kernel writes its data, and a WQE as the device library writes one."""
     for at in range(0, _PAYLOAD, 8):
         dev.st64(slot + WQEBB + at, stamp)
@@ -94,7 +94,7 @@ def _stamp(slot, stamp):
 
 
 @kernel
-def post_stamped(rings, control, fence, timeout_ns):
+def post_stamped(rings: int, control: int, fence: int, timeout_ns: int) -> None:
     """Fill and ring until `control` says stop. Each block has one warp."""
     ring = rings + dev.block_idx() * _RING_BYTES
     lane, lanes = dev.lane_id(), dev.warp_size()
@@ -119,7 +119,7 @@ def post_stamped(rings, control, fence, timeout_ns):
 
 
 @engine_function
-def _judge(slot, stamp):
+def _judge(slot: int, stamp: int) -> int:
     """Return whether the slot holds `stamp`, or is torn or stale."""
     found = dev.ld64(slot)
     for at in range(8, _SLOT, 8):
@@ -131,7 +131,7 @@ def _judge(slot, stamp):
 
 
 @engine_function
-def read_ring(ring):
+def read_ring(ring: int) -> int:
     """Judge all announced slots. Return how many there were."""
     first = dev.ld64(ring + RING.consumed)
     end = dev.ld_acquire64(ring + RING.doorbell)
@@ -147,7 +147,7 @@ def read_ring(ring):
 
 
 @engine_function
-def read_rings(rings, count, me, readers, control):
+def read_rings(rings: int, count: int, me: int, readers: int, control: int) -> None:
     """Read every `readers`-th ring, from ring `me` on, until `control` says drain and nothing is left."""
     empty = 0
     while True:

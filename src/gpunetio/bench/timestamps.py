@@ -36,7 +36,7 @@ def noted(parts: np.ndarray) -> list[np.ndarray]:
 
 
 @device_function
-def part_of(trace, thread):
+def part_of(trace: int, thread: int) -> int:
     """Return a thread's part, or 0."""
     if trace == 0:
         return 0
@@ -44,13 +44,13 @@ def part_of(trace, thread):
 
 
 @device_function
-def now(part):
+def now(part: int) -> int:
     """Return the time in ns, or 0 when no timestamps are taken."""
     return dev.clock_ns() if part != 0 else 0
 
 
 @device_function
-def note(part, message, begin, ticket):
+def note(part: int, message: int, begin: int, ticket: int) -> None:
     """Note that a post that began at `begin` has ended."""
     if part == 0:
         return
@@ -65,7 +65,7 @@ def note(part, message, begin, ticket):
 
 
 @device_function
-def complete(part, message):
+def complete(part: int, message: int) -> None:
     """Note that the next noted operation is complete, and that it was this message."""
     if part == 0:
         return
@@ -78,7 +78,7 @@ def complete(part, message):
 
 
 @device_function
-def _see(waiting, part, qp, sharing):
+def _see(waiting: int, part: int, qp: dev.VerbsQp, sharing: int) -> None:
     if part == 0:
         return
     count = dev.ld64(part + SEEN)
@@ -94,12 +94,12 @@ def _see(waiting, part, qp, sharing):
 
 
 @device_function
-def look(part, qp, sharing):
+def look(part: int, qp: dev.VerbsQp, sharing: int) -> None:
     """Note which of the noted operations are complete by now."""
     _see(False, part, qp, sharing)
 
 
 @device_function
-def finish(part, qp, sharing):
+def finish(part: int, qp: dev.VerbsQp, sharing: int) -> None:
     """Wait for all noted operations."""
     _see(True, part, qp, sharing)

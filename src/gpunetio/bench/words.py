@@ -12,7 +12,7 @@ class Words:
     """
 
     def __init__(self, what: str, array: np.ndarray, before: int, every_launch: bool = False, told: bool = False):
-        self._what, self._array, self._before, self._every_launch = what, array, before, every_launch
+        self.what, self.array, self.before, self._every_launch = what, array, before, every_launch
         self.told = told
         self._expected = np.zeros(len(array), np.int64)
         self.lay_out(0)
@@ -20,8 +20,8 @@ class Words:
     def lay_out(self, first: int) -> None:
         """Prepare for a launch that starts with message `first`."""
         if first == 0 or self._every_launch:
-            self._array[:] = self._before
-            self._expected[:] = self._before
+            self.array[:] = self.before
+            self._expected[:] = self.before
 
     def collect(self, count: int, counters: int) -> None:
         """Count `count` messages that were sent."""
@@ -30,17 +30,17 @@ class Words:
     @property
     def total(self) -> int:
         """Return the sum of all words."""
-        return int((self._array - self._before).sum())
+        return int((self.array - self.before).sum())
 
     def problem(self) -> str | None:
         """Describe a wrong word, if there is one."""
-        wrong = np.flatnonzero(self._array != self._expected)
+        wrong = np.flatnonzero(self.array != self._expected)
         if len(wrong) == 0:
             return None
         at = int(wrong[0])
         return (
-            f"{self._what} {at} is {self._array[at]} instead of {self._expected[at]} "
-            f"({len(wrong)} of {len(self._array)} are wrong)"
+            f"{self.what} {at} is {self.array[at]} instead of {self._expected[at]} "
+            f"({len(wrong)} of {len(self.array)} are wrong)"
         )
 
 
@@ -48,18 +48,18 @@ class Order:
     """The message of each receive of a launch: each message exactly once."""
 
     def __init__(self, array: np.ndarray):
-        self._array = array
+        self.array = array
         self._problem: str | None = None
 
     def lay_out(self, first: int) -> None:
         """Prepare for a launch that starts with message `first`."""
-        self._array[:] = -1
+        self.array[:] = -1
         if first == 0:
             self._problem = None
 
     def collect(self, count: int, counters: int) -> None:
         """Count `count` messages that were sent."""
-        missing = np.setdiff1d(np.arange(count), self._array[:count])
+        missing = np.setdiff1d(np.arange(count), self.array[:count])
         if len(missing):
             self._problem = self._problem or f"{len(missing)} messages of a launch did not come, the first {missing[0]}"
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ..errors import InvalidValueError
-from ..nic.engine.port import CPU, ENGINES, MOST_COPIERS, WIRES, check_engine, check_wire, spell
+from ..nic.engine.port import CPU, ENGINES, MOST_COPIERS, WIRES, check_engine, check_wire, wire_syntax
 from .click_types import Decorated, Values
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ class Wire(click.ParamType):
     """A wire that leads to other processes."""
 
     name = "wire"
-    choices: tuple[str, ...] = tuple(spell(name) for name, kind in WIRES.items() if not kind.file)
+    choices: tuple[str, ...] = tuple(wire_syntax(name) for name, kind in WIRES.items() if not kind.file)
 
     def get_metavar(self, *_: object, **__: object) -> str:
         """Return the placeholder for the help. The arguments depend on click's version."""

@@ -63,9 +63,9 @@ def _unknown(kind: str, wanted: int, nics: list[Observed]) -> None:
 
 
 def _list(kind: str, nics: list[Observed], found: list[tuple[Observed, np.void]], wide: bool) -> None:
-    from ..nic.observe.words import MATTER, cells, columns, is_right
+    from ..nic.observe.words import DEFAULT_COLUMNS, cells, columns, is_right_aligned
 
-    fields = columns(kind, nics[0])[: None if wide else MATTER]
+    fields = columns(kind, nics[0])[: None if wide else DEFAULT_COLUMNS]
     rows = [(nic.name, str(nic.pid), *cells(kind, nic, row, fields)) for nic, row in found]
-    headings = [("device", False), ("pid", True)] + [(heading, is_right(heading)) for heading, _ in fields]
+    headings = [("device", False), ("pid", True)] + [(heading, is_right_aligned(heading)) for heading, _ in fields]
     print_table(console(), headings, rows)

@@ -65,6 +65,10 @@ class Machine:
         """Return the number of communications, including those in TIMEWAIT."""
         return len(self._common.by_id)
 
+    def communications(self) -> list[Communication]:
+        """Return all communications, including those in TIMEWAIT."""
+        return list(self._common.by_id.values())
+
     @property
     def quiet(self) -> bool:
         """Return whether no peer owes an answer."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Annotated
 
-from ..jit.struct_view import View, struct_view
+from ..formats.layout import I64, U16, U8, Entry, Record
 from ..jit.ops.calls import External, external
-from ..formats.layout import Entry
 
 BATCH = 32  # frames per read
 FRAME_ROOM = 1 << 16  # bytes of a frame; no interface has a larger MTU
@@ -26,106 +26,140 @@ LENGTH = 4  # bytes before a frame of a stream
 LONGEST = 4096 + 65536  # longest frame of a stream, in bytes: QEMU ends the connection for more (NET_BUFSIZE)
 STREAM_ROOM = BATCH * FRAME_STRIDE  # bytes per read of a stream, which uses the others' frame buffers as one
 
-# `tx` is the PIPE_END of queue pairs' packets that `transmit` consumes, `replies` the PIPE_END of whole frames of
-# another thread. That thread gets frames through the socket `thread`. `mac` is a native load of the own MAC, 48 bits.
-# `gids` are OWN_GIDs, `egresses` rows of EGRESS, `sending` rows of SEND_SLOT, and `messages` their MMSGHDRs.
-#
-# `position` counts frames. When the descriptor is found empty after a `mark`, it also advances by MOST_WAITING. So once
-# it has advanced by that, everything that arrived before the mark is read. The engine sets `gone` when the other end of
-# the descriptor is gone, and does not use the descriptor while it is set. `EthernetWire.plug` clears it.
-#
-# For a stream, `buffer` has the bytes that were read, from `begin` to `end`. `rest` has the part of a frame that could
-# not be sent at once, from `rest_at` to `rest_end`.
-#
-# `virtio` is the length of the VIRTIO_NET before each frame: 10, or 0. `read_at` to `read_end` are the indices of
-# ARRIVED records that were read but not handed out; `first` is the address of those handed out last. `cutting` is the
-# LARGE_FRAME whose segments are handed out, in the ARRIVED records at `segments`. `rx` is the PIPE_END of the pipe that
-# frames come from, and `credit` how many of them may be taken. These frames wait for room in `queue_count` receive
-# queues, whose rows' addresses are at `queues`. The longest of them has `longest` bytes.
-#
-# `bth`, `nbytes`, `peer`, `own` (the index of the own GID) and `ip`, `ip_bytes`, `version` are those of the packet at
-# hand.
-ETHERNET_WIRE = Entry("ethernet_wire", 384, """
-    tx               0  i64
-    replies          8  i64
-    thread          16  i64
-    fd              24  i64
-    reading         32  i64
-    mac             40  i64
-    gids            48  i64
-    gid_count       56  i64
-    egresses        64  i64
-    messages        72  i64
-    scratch         80  i64
-    vector          88  i64
-    arrived         96  i64
-    gone           104  i64
-    more           112  i64
-    position       120  i64
-    marked         128  i64
-    tx_dropped     136  i64
-    tx_frames      144  i64
-    tx_error       152  i64
-    bth            160  i64
-    nbytes         168  i64
-    peer_high      176  i64
-    peer_low       184  i64
-    own            192  i64
-    ip             200  i64
-    ip_bytes       208  i64
-    version        216  i64
-    sending        224  i64
-    buffer         232  i64
-    begin          240  i64
-    end            248  i64
-    rest           256  i64
-    rest_at        264  i64
-    rest_end       272  i64
-    promiscuous    280  i64
-    virtio         288  i64
-    read_at        296  i64
-    read_end       304  i64
-    first          312  i64
-    segments       320  i64
-    cutting        328  i64
-    rx             336  i64
-    queues         344  i64
-    queue_count    352  i64
-    longest        360  i64
-    credit         368  i64
-""")
 
-OWN_GID = Entry("own_gid", 16, """
-    high             0  i64
-    low              8  i64
-""")
+class EthernetEnd(Record, size=384):
+    """A wire that carries Ethernet frames through a descriptor, as compiled code serves it.
 
-# How a packet leaves: the MAC that it goes to, and the GID and UDP port that it comes from. `version` is that of IP, 0
-# in a free row.
-EGRESS = Entry("egress", 64, """
-    version          0  i64
-    mac              8  i64
-    gid_high        16  i64
-    gid_low         24  i64
-    port            32  i64
-""")
+    `tx` is the PIPE_END of queue pairs' packets that `transmit` consumes, `replies` the PIPE_END of whole frames of
+    another thread. That thread gets frames through the socket `thread`. `mac` is a native load of the own MAC, 48
+    bits. `gids` are OWN_GIDs, `egresses` rows of EGRESS, `sending` rows of SEND_SLOT, and `messages` their MMSGHDRs.
 
-# A frame that has arrived. `cut`: it did not fit into its buffer. `offload` is the work that remains to be done on it
-# (offloads.py); 0 means none.
-ARRIVED = Entry("arrived", 32, """
-    frame            0  i64
-    nbytes           8  i64
-    cut             16  i64
-    offload         24  i64
-""")
+    `position` counts frames. When the descriptor is found empty after a `mark`, it also advances by MOST_WAITING. So
+    once it has advanced by that, everything that arrived before the mark is read. The engine sets `gone` when the
+    other end of the descriptor is gone, and does not use the descriptor while it is set. `EthernetWire.plug` clears
+    it.
 
-# An outgoing frame: where it is in its pipe, up to three pieces for writev(2), of which only a stream uses the first,
-# and the headers of a packet.
-SEND_SLOT = Entry("send_slot", 256, """
-    position         0  i64
-    iov              8  i64[6]
-    headers        112  raw[128]
-""")
+    For a stream, `buffer` has the bytes that were read, from `begin` to `end`. `rest` has the part of a frame that
+    could not be sent at once, from `rest_at` to `rest_end`.
+
+    `virtio` is the length of the VIRTIO_NET before each frame: 10, or 0. `read_at` to `read_end` are the indices of
+    ARRIVED records that were read but not handed out; `first` is the address of those handed out last. `cutting` is
+    the LARGE_FRAME whose segments are handed out, in the ARRIVED records at `segments`. `rx` is the PIPE_END of the
+    pipe that frames come from, and `credit` how many of them may be taken. These frames wait for room in `queue_count`
+    receive queues, whose rows' addresses are at `queues`. The longest of them has `longest` bytes.
+
+    `bth`, `nbytes`, `peer`, `own` (the index of the own GID) and `ip`, `ip_bytes`, `version` are those of the packet
+    at hand.
+    """
+
+    tx: I64 = 0
+    replies: I64 = 8
+    thread: I64 = 16
+    fd: I64 = 24
+    reading: I64 = 32
+    mac: I64 = 40
+    gids: I64 = 48
+    gid_count: I64 = 56
+    egresses: I64 = 64
+    messages: I64 = 72
+    scratch: I64 = 80
+    vector: I64 = 88
+    arrived: I64 = 96
+    gone: I64 = 104
+    more: I64 = 112
+    position: I64 = 120
+    marked: I64 = 128
+    tx_dropped: I64 = 136
+    tx_frames: I64 = 144
+    tx_error: I64 = 152
+    bth: I64 = 160
+    nbytes: I64 = 168
+    peer_high: I64 = 176
+    peer_low: I64 = 184
+    own: I64 = 192
+    ip: I64 = 200
+    ip_bytes: I64 = 208
+    version: I64 = 216
+    sending: I64 = 224
+    buffer: I64 = 232
+    begin: I64 = 240
+    end: I64 = 248
+    rest: I64 = 256
+    rest_at: I64 = 264
+    rest_end: I64 = 272
+    promiscuous: I64 = 280
+    virtio: I64 = 288
+    read_at: I64 = 296
+    read_end: I64 = 304
+    first: I64 = 312
+    segments: I64 = 320
+    cutting: I64 = 328
+    rx: I64 = 336
+    queues: I64 = 344
+    queue_count: I64 = 352
+    longest: I64 = 360
+    credit: I64 = 368
+
+
+ETHERNET_WIRE = EthernetEnd.entry
+
+
+class OwnGid(Record, size=16):
+    """A GID of the port."""
+
+    high: I64 = 0
+    low: I64 = 8
+
+
+OWN_GID = OwnGid.entry
+
+
+class Egress(Record, size=64):
+    """How packets leave: addresses, and the MAC of the next hop.
+
+    How a packet leaves: the MAC that it goes to, and the GID and UDP port that it comes from. `version` is that of IP,
+    0 in a free row.
+    """
+
+    version: I64 = 0
+    mac: I64 = 8
+    gid_high: I64 = 16
+    gid_low: I64 = 24
+    port: I64 = 32
+
+
+EGRESS = Egress.entry
+
+
+class Arrived(Record, size=32):
+    """A frame that has arrived, and where it lies.
+
+    A frame that has arrived. `cut`: it did not fit into its buffer. `offload` is the work that remains to be done on
+    it (offloads.py); 0 means none.
+    """
+
+    frame: I64 = 0
+    nbytes: I64 = 8
+    cut: I64 = 16
+    offload: I64 = 24
+
+
+ARRIVED = Arrived.entry
+
+
+class SendSlot(Record, size=256):
+    """A frame that is sent: its headers and its pieces.
+
+    An outgoing frame: where it is in its pipe, up to three pieces for writev(2), of which only a stream uses the
+    first, and the headers of a packet.
+    """
+
+    position: I64 = 0
+    iov: Annotated[int, "i64[6]"] = 8
+    headers: Annotated[int, "raw[128]"] = 112
+
+
+SEND_SLOT = SendSlot.entry
 SENDING = 32  # frames per call of the kernel
 
 # What the MMSGHDR of a buffer points to.
@@ -148,24 +182,25 @@ AUXDATA = Entry("tpacket_auxdata", 20, """
 """)
 SOL_PACKET, PACKET_AUXDATA, STATUS_VLAN_VALID, STATUS_VLAN_TPID_VALID = 263, 8, 0x10, 0x40
 
-# linux/virtio_net.h: the work that a frame's sender leaves to the next stage, in the machine's byte order.
-VIRTIO_NET = Entry("virtio_net_hdr", 10, """
-    flags            0  u8
-    gso_type         1  u8
-    header_bytes     2  u16
-    gso_bytes        4  u16
-    checksum_start   6  u16
-    checksum_offset  8  u16
-""")
+
+class VirtioNet(Record, size=10):
+    """`struct virtio_net_hdr` (linux/virtio_net.h): checksums and segments that are left to the kernel or to the wire.
+
+    linux/virtio_net.h: the work that a frame's sender leaves to the next stage, in the machine's byte order.
+    """
+
+    flags: U8 = 0
+    gso_type: U8 = 1
+    header_bytes: U16 = 2
+    gso_bytes: U16 = 4
+    checksum_start: U16 = 6
+    checksum_offset: U16 = 8
+
+
+VIRTIO_NET = VirtioNet.entry
 NEEDS_CHECKSUM = 1  # flags: sum what is from `checksum_start` on, and store the sum at `checksum_offset`
 GSO_TCPV4, GSO_TCPV6, GSO_UDP, GSO_ECN = 1, 4, 5, 0x80  # gso_type: segments with `gso_bytes` of payload
 
-ethernet_wire_at: View = struct_view(ETHERNET_WIRE)
-own_gid_at: View = struct_view(OWN_GID)
-egress_at: View = struct_view(EGRESS)
-arrived_at: View = struct_view(ARRIVED)
-send_slot_at: View = struct_view(SEND_SLOT)
-virtio_net_at: View = struct_view(VIRTIO_NET)
 
 read: External = external("read", 32, 64, 64, ret=64)
 write: External = external("write", 32, 64, 64, ret=64)

@@ -23,9 +23,9 @@ from ..memory import HostMemory, round_up
 from .claims import close_after_fork
 from .ethernet_records import (
     ARRIVED, BATCH, CONTROL_ROOM, EGRESS, EGRESSES, ETHERNET_WIRE, FRAME_ROOM, FRAME_SLOT, FRAME_START, FRAME_STRIDE,
-    LENGTH, OWN_GID, READ_ROOM, SCRATCH, SEND_SLOT, SENDING, STREAM, VIRTIO_NET,
+    LENGTH, OWN_GID, READ_ROOM, SCRATCH, SENDING, SEND_SLOT, STREAM, VIRTIO_NET,
 )
-from .frames import ETHERNET_FRAME, PACKET, PIPE_END, commit, frame_at, pipe_end, pipe_size, publish, reserve
+from .frames import ETHERNET_FRAME, PACKET, PIPE_END, Frame, PipeEnd, commit, pipe_end, pipe_size, publish, reserve
 from .neighbours import Gid, Neighbours
 from .notifier import Notifier
 from .offloads import LARGE_FRAME
@@ -36,13 +36,12 @@ REST = LENGTH + SCRATCH + FRAME_ROOM  # bytes of an outgoing frame
 
 
 @engine_function
-def _put(end: int, frame: int, nbytes: int) -> int:
+def _put(end: PipeEnd, frame: int, nbytes: int) -> int:
     """Put a frame into the pipe. Return 1, or 0 if the pipe is full."""
-    place = reserve(end, nbytes)
+    place = Frame(reserve(end, nbytes))
     if place == 0:
         return 0
-    f = frame_at(place)
-    f.nbytes, f.reference = nbytes, ETHERNET_FRAME
+    place.nbytes, place.reference = nbytes, ETHERNET_FRAME
     copy(place + PACKET, frame, nbytes)
     commit(end)
     publish(end)
@@ -88,7 +87,7 @@ class EthernetWire:
                 undo.callback(end.close)
             self.record["thread"] = engine.fileno()
             undo.enter_context(contextlib.closing(engine))
-            self.neighbours = Neighbours(name, mac, gids, thread, self._send, self._look)
+            self.neighbours = Neighbours(name, mac, gids, thread, self.send, self._look)
             undo.callback(self.neighbours.join)
             undo.callback(engine.close)  # closing it ends the thread
             for end in (engine, thread):
@@ -147,7 +146,7 @@ class EthernetWire:
             self._memory.array[address : address + len(send_to)] = np.frombuffer(send_to, np.uint8)
             message["name"], message["name_length"] = at(address), len(send_to)
 
-    def _send(self, frame: bytes) -> None:
+    def send(self, frame: bytes) -> None:
         """Have the engine send a frame. It is lost if the pipe is full: the engine is paused, or the wire is slow."""
         with self._lock:  # threads that look for a neighbour may call this while the wire closes
             if self._closed:
@@ -186,11 +185,11 @@ class EthernetWire:
 
     # --- egresses --------------------------------------------------------------------------------------------------
 
-    def egress(self, gid: Gid, index: int, port: int, used: Container[int], settle: Callable[[], None]) -> int:
+    def egress(self, gid: Gid, index: int, port: int, used: Container[int], synchronize: Callable[[], None]) -> int:
         """Return the source for frames to the neighbour `gid`, from the GID with this index and this UDP port.
 
         Port 0 means RoCE's. If all sources are taken, one that is not in `used` is replaced, but never one for RoCE's
-        port, because address handles use those. `settle` must return only once no thread is in `transmit_frames`.
+        port, because address handles use those. `synchronize` must return only once no thread is in `transmit_frames`.
         NotFoundError if the neighbour's MAC was never learned: the caller resolves it first, because the NIC is locked
         now.
         """
@@ -205,7 +204,7 @@ class EthernetWire:
                 raise NoMemoryError(f"{self._name}: {EGRESSES} pairs of a peer and a UDP source port are in use")
             egress = self._egresses.pop(old)
             self._rows[egress]["version"] = 0
-            settle()
+            synchronize()
         row, own = self._rows[egress], self._gids[index]
         row["mac"], row["port"] = int.from_bytes(key[0], "little"), key[2]
         row["gid_high"], row["gid_low"] = np.frombuffer(own, np.int64)

@@ -6,64 +6,72 @@ the ICRC is computed. So while faults are injected, packets in pipes also have a
 
 from __future__ import annotations
 
+from typing import Annotated
 
 import numpy as np
 
+from ..formats.layout import I64, Record
 from ..jit.compile import device_function, engine_function
-from ..jit.ops import copy, ld8, st8, st32
-from ..jit.struct_view import View, struct_view
-from ..formats.layout import Entry
+from ..jit.ops import copy, ld8, st32, st8
 from ..memory import HostMemory
 from .faults import Faults
 from .frames import (
-    PACKET, RECALLED, commit, consume, frame_at, leads_to, next_frame, pipe_end, pipe_size, publish, recall, release,
-    reserve,
+    PACKET, RECALLED, Frame, PipeEnd, commit, consume, leads_to, next_frame, pipe_end, pipe_size, publish, recall,
+    release, reserve,
 )
 from .icrc import icrc
-from ..jit.struct_view import Struct
 
 CERTAIN = 1 << 32  # probabilities are in units of 2^-32
 HELD_BACK = 64  # frames on hold at most; further ones go out at once
 SLOT = 4608  # a frame of the largest MTU, with all headers
 HOLD_LIMIT_NS = 1_000_000  # a reordered frame goes out by then, even if no frame follows it
 
-FAULTS = Entry("faults", 384, """
-    loss           0  i64
-    duplication    8  i64
-    reordering    16  i64
-    corruption    24  i64
-    delay_ns      32  i64
-    state         40  i64
-    lost          48  i64
-    duplicated    56  i64
-    reordered     64  i64
-    corrupted     72  i64
-    passed        80  i64
-    held          88  i64
-    here_high     96  i64
-    here_low     104  i64
-    peer_high    112  i64
-    peer_low     120  i64
-    slots        128  i64
-    make_icrc    136  i64
-    sequence     144  i64
-    scratch      192  raw[64]
-    to_injector  256  raw[64]
-    to_wire      320  raw[64]
-""")
 
-# A frame held back: until `due`, or until `after` more frames have passed. Of frames that are due at the same time, the
-# one with the lowest `sequence` goes first.
-HELD = Entry("held", 64, """
-    due            0  i64
-    after          8  i64
-    nbytes        16  i64
-    corrupt       24  i64
-    sequence      32  i64
-""")
+class FaultInjector(Record, size=384):
+    """The fault injector of a wire."""
 
-faults_at: View = struct_view(FAULTS)
-held_at: View = struct_view(HELD)
+    loss: I64 = 0
+    duplication: I64 = 8
+    reordering: I64 = 16
+    corruption: I64 = 24
+    delay_ns: I64 = 32
+    state: I64 = 40
+    lost: I64 = 48
+    duplicated: I64 = 56
+    reordered: I64 = 64
+    corrupted: I64 = 72
+    passed: I64 = 80
+    held: I64 = 88
+    here_high: I64 = 96
+    here_low: I64 = 104
+    peer_high: I64 = 112
+    peer_low: I64 = 120
+    slots: I64 = 128
+    make_icrc: I64 = 136
+    sequence: I64 = 144
+    scratch: Annotated[int, "raw[64]"] = 192
+    to_injector: Annotated[int, "raw[64]"] = 256
+    to_wire: Annotated[int, "raw[64]"] = 320
+
+
+FAULTS = FaultInjector.entry
+
+
+class HeldFrame(Record, size=64):
+    """A frame that the fault injector holds back.
+
+    A frame held back: until `due`, or until `after` more frames have passed. Of frames that are due at the same time,
+    the one with the lowest `sequence` goes first.
+    """
+
+    due: I64 = 0
+    after: I64 = 8
+    nbytes: I64 = 16
+    corrupt: I64 = 24
+    sequence: I64 = 32
+
+
+HELD = HeldFrame.entry
 
 
 class Injector:
@@ -101,106 +109,103 @@ class Injector:
 
 
 @device_function
-def _draw(f: Struct) -> int:
+def _draw(faults: FaultInjector) -> int:
     """Return 32 random bits (xorshift64, Marsaglia 2003)."""
-    x = f.state
+    x = faults.state
     x ^= x << 13
     x ^= (x >> 7) & ((1 << 57) - 1)
     x ^= x << 17
-    f.state = x
+    faults.state = x
     return (x >> 31) & (CERTAIN - 1)
 
 
 @device_function
-def _happens(f: Struct, probability: int) -> bool:
-    return _draw(f) < probability
+def _happens(faults: FaultInjector, probability: int) -> bool:
+    return _draw(faults) < probability
 
 
 @engine_function
-def _pass_on(faults: int, packet: int, nbytes: int, header: int, corrupt: int) -> int:
-    """Put a packet on the wire. Return 1, or 0 if the wire is full. The addresses are those of the frame `header`."""
-    f = faults_at(faults)
-    frame = reserve(faults + FAULTS.to_wire, nbytes)
+def _pass_on(faults: FaultInjector, packet: int, nbytes: int, h: Frame, corrupt: int) -> int:
+    """Put a packet on the wire. Return 1, or 0 if the wire is full. The addresses are those of the frame `h`."""
+    frame = Frame(reserve(PipeEnd(faults + FAULTS.to_wire), nbytes))
     if frame == 0:
         return 0
-    g = frame_at(frame)
-    h = frame_at(header)
-    g.nbytes, g.peer_high, g.peer_low, g.source, g.corrupt = nbytes, h.peer_high, h.peer_low, h.source, corrupt
-    g.life, g.reference = h.life, h.reference
+    frame.nbytes, frame.peer_high, frame.peer_low = nbytes, h.peer_high, h.peer_low
+    frame.source, frame.corrupt = h.source, corrupt
+    frame.life, frame.reference = h.life, h.reference
     if corrupt:
-        f.corrupted += 1
+        faults.corrupted += 1
     copy(frame + PACKET, packet, nbytes)
-    if f.make_icrc:
-        g.icrc = 1
-        g.corrupt = 0
+    if faults.make_icrc:
+        frame.icrc = 1
+        frame.corrupt = 0
         check = icrc(
-            faults + FAULTS.scratch, packet, nbytes, 6, f.here_high, f.here_low, f.peer_high, f.peer_low, 0, 0
+            faults + FAULTS.scratch, packet, nbytes, 6, faults.here_high, faults.here_low,
+            faults.peer_high, faults.peer_low, 0, 0,
         )
         st32(frame + PACKET + nbytes, check)
         if corrupt:
             at = frame + PACKET + ((corrupt - 1) >> 3)
             st8(at, ld8(at) ^ 1 << ((corrupt - 1) & 7))
-    commit(faults + FAULTS.to_wire)
-    f.passed += 1
+    commit(PipeEnd(faults + FAULTS.to_wire))
+    faults.passed += 1
     return 1
 
 
 @device_function
-def _slot(f: Struct, i: int) -> int:
-    return f.slots + i * (HELD.size + SLOT)
+def _slot(faults: FaultInjector, i: int) -> int:
+    return faults.slots + i * (HELD.size + SLOT)
 
 
 @engine_function
-def _hold(faults: int, frame: int, due: int, after: int, corrupt: int) -> int:
+def _hold(faults: FaultInjector, frame: Frame, due: int, after: int, corrupt: int) -> int:
     """Keep a copy of the frame. Return 1, or 0 if there is no room."""
-    f = faults_at(faults)
-    nbytes = frame_at(frame).nbytes
+    nbytes = frame.nbytes
     if PACKET + nbytes > SLOT:
         return 0
     for i in range(HELD_BACK):
-        slot = _slot(f, i)
-        h = held_at(slot)
-        if h.due == 0:
-            h.due, h.after, h.nbytes, h.corrupt, h.sequence = due, after, nbytes, corrupt, f.sequence
-            f.sequence += 1
+        slot = HeldFrame(_slot(faults, i))
+        if slot.due == 0:
+            slot.due, slot.after, slot.nbytes = due, after, nbytes
+            slot.corrupt, slot.sequence = corrupt, faults.sequence
+            faults.sequence += 1
             copy(slot + HELD.size, frame, PACKET + nbytes)
-            f.held += 1
+            faults.held += 1
             return 1
     return 0
 
 
 @device_function
-def _oldest(f: Struct) -> int:
+def _oldest(faults: FaultInjector) -> int:
     """Return the held frame that is due first, or 0."""
     best = 0
     for i in range(HELD_BACK):
-        slot = _slot(f, i)
-        h = held_at(slot)
-        if h.due == 0:
+        slot = _slot(faults, i)
+        held = HeldFrame(slot)
+        if held.due == 0:
             continue
-        b = held_at(best if best != 0 else slot)
-        if best == 0 or h.due < b.due or (h.due == b.due and h.sequence < b.sequence):
+        b = HeldFrame(best if best != 0 else slot)
+        if best == 0 or held.due < b.due or (held.due == b.due and held.sequence < b.sequence):
             best = slot
     return best
 
 
 @engine_function
-def _let_go(faults: int, now: int, passed: int) -> None:
+def _let_go(faults: FaultInjector, now: int, passed: int) -> None:
     """Send the held frames that are due, the earliest first. `passed` more frames have gone by."""
-    f = faults_at(faults)
     for i in range(HELD_BACK if passed else 0):
-        h = held_at(_slot(f, i))
+        h = HeldFrame(_slot(faults, i))
         h.after -= passed
         if h.due != 0 and h.after < 0:
             h.due = 1
-    while f.held:
-        slot = _oldest(f)
-        h = held_at(slot)
-        kept = slot + HELD.size
+    while faults.held:
+        slot = HeldFrame(_oldest(faults))
+        h = slot
+        kept = Frame(slot + HELD.size)
         if h.due > now or _pass_on(faults, kept + PACKET, h.nbytes, kept, h.corrupt) == 0:
             break
         h.due = 0
-        f.held -= 1
+        faults.held -= 1
 
 
 @device_function
@@ -211,61 +216,59 @@ def _damage(draw: int, nbytes: int) -> int:
 
 
 @engine_function
-def inject(faults: int, now: int) -> int:
+def inject(faults: FaultInjector, now: int) -> int:
     """Pass on what the NIC has sent since the last call, with faults. Return how many frames were processed."""
-    f = faults_at(faults)
-    end = faults + FAULTS.to_injector
+    end = PipeEnd(faults + FAULTS.to_injector)
     done = 0
     while True:
-        frame = next_frame(end)
+        frame = Frame(next_frame(end))
         if frame <= 0:
             break
-        nbytes = frame_at(frame).nbytes
+        nbytes = frame.nbytes
         if nbytes == RECALLED:
             consume(end)
             done += 1
             continue
-        if reserve(faults + FAULTS.to_wire, nbytes) == 0 or (f.delay_ns != 0 and f.held == HELD_BACK):
+        is_full = faults.delay_ns != 0 and faults.held == HELD_BACK
+        if reserve(PipeEnd(faults + FAULTS.to_wire), nbytes) == 0 or is_full:
             break
         corrupt = 0
-        if _happens(f, f.corruption):
-            corrupt = _damage(_draw(f), nbytes)
-        if _happens(f, f.loss):
-            f.lost += 1
-        elif _happens(f, f.reordering) and _hold(
-            faults, frame, now + f.delay_ns + HOLD_LIMIT_NS, 1 + (_draw(f) & 7), corrupt
+        if _happens(faults, faults.corruption):
+            corrupt = _damage(_draw(faults), nbytes)
+        if _happens(faults, faults.loss):
+            faults.lost += 1
+        elif _happens(faults, faults.reordering) and _hold(
+            faults, frame, now + faults.delay_ns + HOLD_LIMIT_NS, 1 + (_draw(faults) & 7), corrupt
         ):
-            f.reordered += 1
-        elif f.delay_ns == 0 or _hold(faults, frame, now + f.delay_ns, CERTAIN, corrupt) == 0:
+            faults.reordered += 1
+        elif faults.delay_ns == 0 or _hold(faults, frame, now + faults.delay_ns, CERTAIN, corrupt) == 0:
             _pass_on(faults, frame + PACKET, nbytes, frame, corrupt)
-        if _happens(f, f.duplication) and (
-            _hold(faults, frame, now + f.delay_ns, CERTAIN, 0) if f.delay_ns
+        if _happens(faults, faults.duplication) and (
+            _hold(faults, frame, now + faults.delay_ns, CERTAIN, 0) if faults.delay_ns
             else _pass_on(faults, frame + PACKET, nbytes, frame, 0)
         ):
-            f.duplicated += 1
+            faults.duplicated += 1
         consume(end)
         done += 1
-        if f.held:
+        if faults.held:
             _let_go(faults, now, 1)
     if done:
         release(end)
-    if f.held:
+    if faults.held:
         _let_go(faults, now, 0)
-    publish(faults + FAULTS.to_wire)
+    publish(PipeEnd(faults + FAULTS.to_wire))
     return done
 
 
 @engine_function
-def recall_injected(faults: int, headers: int, qpn: int, peer_high: int, peer_low: int) -> None:
+def recall_injected(faults: FaultInjector, headers: int, qpn: int, peer_high: int, peer_low: int) -> None:
     """Recall the frames to a QP that have not left the injector. `headers` as in `leads_to`."""
-    f = faults_at(faults)
-    recall(faults + FAULTS.to_injector, headers, qpn, peer_high, peer_low)
+    recall(PipeEnd(faults + FAULTS.to_injector), headers, qpn, peer_high, peer_low)
     for i in range(HELD_BACK):
-        slot = _slot(f, i)
-        h = held_at(slot)
-        if h.due != 0 and leads_to(slot + HELD.size, headers, qpn, peer_high, peer_low):
-            h.due = 0
-            f.held -= 1
+        slot = HeldFrame(_slot(faults, i))
+        if slot.due != 0 and leads_to(Frame(slot + HELD.size), headers, qpn, peer_high, peer_low):
+            slot.due = 0
+            faults.held -= 1
 
 
 @device_function

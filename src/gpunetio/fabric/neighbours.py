@@ -55,18 +55,18 @@ def arp(operation: int, sender: tuple[bytes, bytes], target: tuple[bytes, bytes]
     )
 
 
-def _icmpv6_sum(source: Gid, destination: Gid, message: bytes) -> int:
+def icmpv6_sum(source: Gid, destination: Gid, message: bytes) -> int:
     """Return the checksum of an ICMPv6 message (RFC 8200 8.1), which is _INTACT if the message contains the right one.
     """
     pseudo = source + destination + len(message).to_bytes(4, "big") + IP_PROTOCOL_ICMPV6.to_bytes(4, "big")
     return internet_checksum(pseudo + message + bytes(len(message) & 1))
 
 
-def _discovery(ends: tuple[Gid, Gid], kind: int, flags: int, target: Gid, option: int, mac: bytes) -> bytes:
+def discovery(ends: tuple[Gid, Gid], kind: int, flags: int, target: Gid, option: int, mac: bytes) -> bytes:
     """Return the IPv6 packet of a solicitation or an advertisement, from and to `ends`, with a MAC as an option."""
     tail = bytes([option, 1]) + mac
     plain = NEIGHBOUR.pack(type=kind, flags=flags, target=target) + tail
-    checksum = _icmpv6_sum(*ends, plain)
+    checksum = icmpv6_sum(*ends, plain)
     message = NEIGHBOUR.pack(type=kind, checksum=checksum, flags=flags, target=target) + tail
     return IPV6.pack(
         version_class_flow=6 << 28, payload_length=len(message), next_header=IP_PROTOCOL_ICMPV6,
@@ -168,7 +168,7 @@ class Neighbours:
             question = arp(ARP_REQUEST, (self._mac, here[12:]), (bytes(6), gid[12:]))
             return ethernet(_BROADCAST, self._mac, ETHER_TYPE_ARP) + question
         group = _SOLICITED_NODE + gid[13:]
-        packet = _discovery((here, group), NEIGHBOUR_SOLICITATION, 0, gid, SOURCE_LINK_ADDRESS, self._mac)
+        packet = discovery((here, group), NEIGHBOUR_SOLICITATION, 0, gid, SOURCE_LINK_ADDRESS, self._mac)
         return ethernet(_multicast_mac(group), self._mac, ETHER_TYPE_IPV6) + packet
 
     def _own_for(self, gid: Gid) -> Gid:
@@ -229,7 +229,7 @@ class Neighbours:
         message = packet[IPV6.size : IPV6.size + int(ip["payload_length"])]
         if len(message) < NEIGHBOUR.size or ip["hop_limit"] != NEIGHBOUR_HOP_LIMIT:
             return
-        if _icmpv6_sum(source, destination, message) != _INTACT:
+        if icmpv6_sum(source, destination, message) != _INTACT:
             return
         n, options = NEIGHBOUR.at(message), message[NEIGHBOUR.size :]
         asks, target = n["type"] == NEIGHBOUR_SOLICITATION, n["target"].tobytes()
@@ -249,7 +249,7 @@ class Neighbours:
         if target in self._gids and (mac is not None or not somebody):
             to = source if somebody else _ALL_NODES
             flags = NEIGHBOUR_OVERRIDE | (NEIGHBOUR_SOLICITED if somebody else 0)
-            answer = _discovery((target, to), NEIGHBOUR_ADVERTISEMENT, flags, target, TARGET_LINK_ADDRESS, self._mac)
+            answer = discovery((target, to), NEIGHBOUR_ADVERTISEMENT, flags, target, TARGET_LINK_ADDRESS, self._mac)
             self._answer(mac if somebody and mac else _multicast_mac(to), tags, ETHER_TYPE_IPV6, answer)
 
     def _learn(self, gid: Gid, mac: bytes, tags: bytes) -> None:

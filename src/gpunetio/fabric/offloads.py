@@ -6,30 +6,35 @@ A large frame of TCP or UDP has the headers of its first segment. Segments of TS
 from __future__ import annotations
 
 from ..device.checksum import internet_sum, pseudo_sum, store_checksum
-from ..formats.layout import Entry
+from ..formats.layout import I64, Record
 from ..formats.packet import (
-    ETHER_TYPE_IPV4, ETHER_TYPE_IPV6, ETHERNET, IP_PROTOCOL_TCP,
-    IP_PROTOCOL_UDP, IPV4, IPV6, TCP, TCP_CWR, TCP_FIN, TCP_OFFSET_SHIFT, TCP_PSH, UDP,
+    ETHERNET, ETHER_TYPE_IPV4, ETHER_TYPE_IPV6, IPV4, IPV6, IP_PROTOCOL_TCP, IP_PROTOCOL_UDP, TCP, TCP_CWR, TCP_FIN,
+    TCP_OFFSET_SHIFT, TCP_PSH, UDP,
 )
 from ..jit.compile import device_function, engine_function
-from ..jit.ops import be16, be32, copy, ld8, ld16, ld32, ld64, st16, st32
-from ..jit.struct_view import View, struct_view
+from ..jit.ops import be16, be32, copy, ld16, ld32, ld64, ld8, st16, st32
 from .ethernet_records import GSO_ECN, GSO_TCPV4, GSO_TCPV6, GSO_UDP, NEEDS_CHECKSUM, VIRTIO_NET
 from .ip_headers import tag_bytes
 
-# Segments of the frame at `frame` are cut up to, but not including, number `next`. `l3`, `l4` and `head` are where its
-# IP header, its TCP or UDP header, and its payload begin; `gso_bytes` is the payload of a segment.
-LARGE_FRAME = Entry("large_frame", 64, """
-    frame            0  i64
-    next             8  i64
-    count           16  i64
-    l3              24  i64
-    l4              32  i64
-    head            40  i64
-    payload         48  i64
-    gso_bytes       56  i64
-""")
-large_frame_at: View = struct_view(LARGE_FRAME)
+
+class LargeFrame(Record, size=64):
+    """A frame that is cut into segments.
+
+    Segments of the frame at `frame` are cut up to, but not including, number `next`. `l3`, `l4` and `head` are where
+    its IP header, its TCP or UDP header, and its payload begin; `gso_bytes` is the payload of a segment.
+    """
+
+    frame: I64 = 0
+    next: I64 = 8
+    count: I64 = 16
+    l3: I64 = 24
+    l4: I64 = 32
+    head: I64 = 40
+    payload: I64 = 48
+    gso_bytes: I64 = 56
+
+
+LARGE_FRAME = LargeFrame.entry
 
 # Bounds on the segments of a frame: 65,000 segments of one byte would keep all other traffic of the NIC waiting. UDP
 # may have MOST_SEGMENTS (UDP_MAX_SEGMENTS of linux/udp.h). TCP may have more if each has LEAST_SEGMENT bytes, the
@@ -109,55 +114,54 @@ def set_tcp(tcp: int, offset: int, first: int, last: int) -> None:
 
 
 @engine_function
-def begin_cutting(large: int, frame: int, nbytes: int, offload: int) -> int:
+def begin_cutting(large: LargeFrame, frame: int, nbytes: int, offload: int) -> int:
     """Prepare a frame for `cut`. Return 0 if it cannot be cut, or would become too many segments."""
-    g = large_frame_at(large)
-    g.frame, g.next, g.count = frame, 0, 0
-    g.l3 = ETHERNET.size + tag_bytes(frame, nbytes)
-    g.l4, g.gso_bytes = offload >> _START_SHIFT & 0xFFFF, offload >> _GSO_BYTES_SHIFT & 0xFFFF
+    large.frame, large.next, large.count = frame, 0, 0
+    large.l3 = ETHERNET.size + tag_bytes(frame, nbytes)
+    large.l4, large.gso_bytes = offload >> _START_SHIFT & 0xFFFF, offload >> _GSO_BYTES_SHIFT & 0xFFFF
     kind = offload >> _GSO_SHIFT & 0xFF & ~GSO_ECN
-    if g.gso_bytes == 0 or g.l4 < g.l3 + IPV4.size or g.l4 + TCP.size > nbytes:
+    if large.gso_bytes == 0 or large.l4 < large.l3 + IPV4.size or large.l4 + TCP.size > nbytes:
         return 0
-    version = ld8(frame + g.l3) >> 4
-    if version != 4 and (version != 6 or g.l4 < g.l3 + IPV6.size):
+    version = ld8(frame + large.l3) >> 4
+    if version != 4 and (version != 6 or large.l4 < large.l3 + IPV6.size):
         return 0
     if kind == GSO_TCPV4 or kind == GSO_TCPV6:
-        g.head = g.l4 + (be16(ld16(frame + g.l4 + TCP.offset_flags)) >> TCP_OFFSET_SHIFT) * 4
-        if g.head < g.l4 + TCP.size:
+        large.head = large.l4 + (be16(ld16(frame + large.l4 + TCP.offset_flags)) >> TCP_OFFSET_SHIFT) * 4
+        if large.head < large.l4 + TCP.size:
             return 0
     elif kind == GSO_UDP:
-        g.head = g.l4 + UDP.size
+        large.head = large.l4 + UDP.size
     else:
         return 0
-    g.payload = nbytes - g.head
-    count = (g.payload + g.gso_bytes - 1) // g.gso_bytes
-    if g.payload <= 0 or (count > MOST_SEGMENTS and (kind == GSO_UDP or g.gso_bytes < LEAST_SEGMENT)):
+    large.payload = nbytes - large.head
+    count = (large.payload + large.gso_bytes - 1) // large.gso_bytes
+    if large.payload <= 0 or (count > MOST_SEGMENTS and (kind == GSO_UDP or large.gso_bytes < LEAST_SEGMENT)):
         return 0
-    g.count = count
+    large.count = count
     return 1
 
 
 @engine_function
-def cut(large: int, to: int) -> int:
+def cut(large: LargeFrame, to: int) -> int:
     """Write the next segment of a frame, with all its checksums, to an address. Return its length."""
-    g = large_frame_at(large)
-    offset = g.next * g.gso_bytes
-    part = min(g.payload - offset, g.gso_bytes)
-    nbytes = g.head + part
-    copy(to, g.frame, g.head)
-    copy(to + g.head, g.frame + g.head + offset, part)
-    set_length(to, g.l3, nbytes, g.next)
-    ip, l4 = to + g.l3, to + g.l4
+    offset = large.next * large.gso_bytes
+    part = min(large.payload - offset, large.gso_bytes)
+    nbytes = large.head + part
+    copy(to, large.frame, large.head)
+    copy(to + large.head, large.frame + large.head + offset, part)
+    set_length(to, large.l3, nbytes, large.next)
+    ip, l4 = to + large.l3, to + large.l4
     if ld8(ip) >> 4 == 4:
         st16(ip + IPV4.checksum, 0)
         st16(ip + IPV4.checksum, be16(internet_sum(ip, (ld8(ip) & 0xF) * 4) ^ 0xFFFF))
-    if g.head == g.l4 + UDP.size:
+    if large.head == large.l4 + UDP.size:
         protocol, checksum = IP_PROTOCOL_UDP, l4 + UDP.checksum
-        st16(l4 + UDP.length, be16(nbytes - g.l4))
+        st16(l4 + UDP.length, be16(nbytes - large.l4))
     else:
         protocol, checksum = IP_PROTOCOL_TCP, l4 + TCP.checksum
-        set_tcp(l4, offset, g.next == 0, g.next == g.count - 1)
+        set_tcp(l4, offset, large.next == 0, large.next == large.count - 1)
     st16(checksum, 0)
-    store_checksum(checksum, pseudo_sum(ip, protocol, nbytes - g.l4) + internet_sum(l4, nbytes - g.l4), protocol)
-    g.next += 1
+    total = pseudo_sum(ip, protocol, nbytes - large.l4) + internet_sum(l4, nbytes - large.l4)
+    store_checksum(checksum, total, protocol)
+    large.next += 1
     return nbytes

@@ -5,88 +5,89 @@ The file is read in pieces and not mapped: shortening a mapped file would kill t
 
 from __future__ import annotations
 
-
-from ..formats.layout import Entry
+from ..formats.layout import I64, Record
 from ..formats.packet import ETHERNET
 from ..jit.compile import device_function, engine_function
 from ..jit.ops import be32, copy, ld32
-from ..jit.struct_view import View, struct_view
 from ..memory import HostMemory
-from .frames import ETHERNET_FRAME, PACKET, commit, frame_at, publish, reserve
+from .frames import ETHERNET_FRAME, PACKET, Frame, PipeEnd, commit, publish, reserve
 from .pcap_reader import CUT_SHORT, LARGEST_RECORD, RECORD, PcapFile
-from ..jit.struct_view import Struct
 
 WHENEVER = (1 << 63) - 1  # as `until_ns`: ignore the time stamps
 _PIECE = 1 << 19  # bytes; a record of LARGEST_RECORD fits in
 _PUBLISH_EVERY = 32  # frames
 
-# A piece of a file: whole records from `begin` to `end`, with numbers in this machine's byte order unless `swapped`.
-# `unit` is the number of nanoseconds in one unit of a time stamp's fraction. `longest` is the longest frame so far.
-# `put` counts frames that were put into the pipe, `cut` truncated ones that were skipped. `first` is the time stamp of
-# the first frame. The frame that was looked at last is due `due` ns later.
-PCAP_PIECE = Entry("pcap_piece", 72, """
-    begin      0  i64
-    end        8  i64
-    swapped   16  i64
-    unit      24  i64
-    longest   32  i64
-    put       40  i64
-    cut       48  i64
-    first     56  i64
-    due       64  i64
-""")
-_piece_at: View = struct_view(PCAP_PIECE)
+
+class PcapPiece(Record, size=72):
+    """A piece of a capture file that is played.
+
+    A piece of a file: whole records from `begin` to `end`, with numbers in this machine's byte order unless `swapped`.
+    `unit` is the number of nanoseconds in one unit of a time stamp's fraction. `longest` is the longest frame so far.
+    `put` counts frames that were put into the pipe, `cut` truncated ones that were skipped. `first` is the time stamp
+    of the first frame. The frame that was looked at last is due `due` ns later.
+    """
+
+    begin: I64 = 0
+    end: I64 = 8
+    swapped: I64 = 16
+    unit: I64 = 24
+    longest: I64 = 32
+    put: I64 = 40
+    cut: I64 = 48
+    first: I64 = 56
+    due: I64 = 64
+
+
+PCAP_PIECE = PcapPiece.entry
 
 
 @device_function
-def _field(p: Struct, address: int) -> int:
-    return be32(ld32(address)) if p.swapped else ld32(address)
+def _field(piece: PcapPiece, address: int) -> int:
+    return be32(ld32(address)) if piece.swapped else ld32(address)
 
 
 @engine_function
-def _find_end(piece: int, end: int) -> None:
+def _find_end(piece: PcapPiece, end: int) -> None:
     """Find the end of the last whole record before `end`, and the longest record."""
-    p = _piece_at(piece)
-    at = p.begin
+    at = piece.begin
     while end - at >= RECORD.size:
-        captured = _field(p, at + RECORD.captured)
+        captured = _field(piece, at + RECORD.captured)
         if captured > LARGEST_RECORD or captured > end - at - RECORD.size:
             break
-        p.longest = max(p.longest, captured)
+        piece.longest = max(piece.longest, captured)
         at += RECORD.size + captured
-    p.end = at
+    piece.end = at
 
 
 @engine_function
-def _put_frames(piece: int, pipe: int, until: int) -> int:
+def _put_frames(piece: PcapPiece, end: PipeEnd, until: int) -> int:
     """Put frames that are due `until` ns after the first into the pipe, while there is room. Return how many."""
-    p = _piece_at(piece)
-    before = p.put
-    while p.begin < p.end:
-        record = p.begin
-        captured = _field(p, record + RECORD.captured)
-        if captured < _field(p, record + RECORD.whole) or captured < ETHERNET.size:
-            p.cut += 1
+    before = piece.put
+    while piece.begin < piece.end:
+        record = piece.begin
+        captured = _field(piece, record + RECORD.captured)
+        if captured < _field(piece, record + RECORD.whole) or captured < ETHERNET.size:
+            piece.cut += 1
         else:
-            time = _field(p, record + RECORD.seconds) * 1_000_000_000 + _field(p, record + RECORD.fraction) * p.unit
-            if p.put == 0:
-                p.first = time
-            p.due = time - p.first
-            if p.due > until:
+            time = _field(piece, record + RECORD.seconds) * 1_000_000_000
+            time += _field(piece, record + RECORD.fraction) * piece.unit
+            if piece.put == 0:
+                piece.first = time
+            piece.due = time - piece.first
+            if piece.due > until:
                 break
-            frame = reserve(pipe, captured)
+            frame = Frame(reserve(end, captured))
             if frame == 0:
                 break
-            f = frame_at(frame)
-            f.nbytes, f.reference = captured, ETHERNET_FRAME
+            frame.nbytes, frame.reference = captured, ETHERNET_FRAME
             copy(frame + PACKET, record + RECORD.size, captured)
-            commit(pipe)
-            p.put += 1
-            if p.put % _PUBLISH_EVERY == 0:
-                publish(pipe)
-        p.begin += RECORD.size + captured
-    publish(pipe)
-    return p.put - before
+            commit(end)
+            piece.put += 1
+            if piece.put % _PUBLISH_EVERY == 0:
+                publish(end)
+        piece.begin += RECORD.size + captured
+    publish(end)
+    return piece.put - before
 
 
 class PcapFrames:

@@ -183,7 +183,7 @@ class PcapFile:
     def __iter__(self) -> Iterator[Packet]:
         """Read the packets from the beginning."""
         take = _infiniband if self.infiniband else _roce
-        for time_ns, data, whole in self._records():
+        for time_ns, data, whole in self.raw_records():
             self.records += 1
             found = CUT_SHORT if len(data) < whole else take(time_ns, data)
             if isinstance(found, str):
@@ -191,7 +191,7 @@ class PcapFile:
             else:
                 yield found
 
-    def _records(self) -> Iterator[tuple[int, bytes, int]]:
+    def raw_records(self) -> Iterator[tuple[int, bytes, int]]:
         """Yield the time, the bytes, and the original length of each record."""
         at, source = self.rewind(), self._converted or self._file
         while header := source.read(RECORD.size):

@@ -7,25 +7,28 @@ This code uses no CPU-only features, so either end may be a GPU.
 
 from __future__ import annotations
 
-
+from ..formats.layout import I64, Record
 from ..jit.compile import device_function
 from ..jit.ops import cas_acq_rel_gpu64, ld64, ld_acquire64, pause, st_release64
-from ..jit.struct_view import View, struct_view
-from ..formats.layout import Entry
 
-# Head and tail count messages and sit in cache lines of their own; each end caches the other's counter.
-RING = Entry("ring", 192, """
-    head           0  i64
-    tail_seen      8  i64
-    tail          64  i64
-    head_seen     72  i64
-    slots        128  i64
-    slot_size    136  i64
-    capacity     144  i64
-    locked       152  i64
-""")
 
-ring_at: View = struct_view(RING)
+class RingState(Record, size=192):
+    """A ring of events.
+
+    Head and tail count messages and sit in cache lines of their own; each end caches the other's counter.
+    """
+
+    head: I64 = 0
+    tail_seen: I64 = 8
+    tail: I64 = 64
+    head_seen: I64 = 72
+    slots: I64 = 128
+    slot_size: I64 = 136
+    capacity: I64 = 144
+    locked: I64 = 152
+
+
+RING = RingState.entry
 
 
 @device_function
@@ -42,14 +45,13 @@ def unlock(ring: int) -> None:
 
 
 @device_function
-def next_free(ring: int) -> int:
+def next_free(ring: RingState) -> int:
     """Return the address of the slot to fill next, or 0 when the ring is full."""
-    r = ring_at(ring)
-    if r.head - r.tail_seen >= r.capacity:
-        r.tail_seen = ld_acquire64(ring + RING.tail)
-        if r.head - r.tail_seen >= r.capacity:
+    if ring.head - ring.tail_seen >= ring.capacity:
+        ring.tail_seen = ld_acquire64(ring + RING.tail)
+        if ring.head - ring.tail_seen >= ring.capacity:
             return 0
-    return r.slots + (r.head % r.capacity) * r.slot_size
+    return ring.slots + (ring.head % ring.capacity) * ring.slot_size
 
 
 @device_function
@@ -59,14 +61,13 @@ def publish(ring: int) -> None:
 
 
 @device_function
-def next_full(ring: int) -> int:
+def next_full(ring: RingState) -> int:
     """Return the address of the oldest message, or 0 when there is none."""
-    r = ring_at(ring)
-    if r.tail == r.head_seen:
-        r.head_seen = ld_acquire64(ring + RING.head)
-        if r.tail == r.head_seen:
+    if ring.tail == ring.head_seen:
+        ring.head_seen = ld_acquire64(ring + RING.head)
+        if ring.tail == ring.head_seen:
             return 0
-    return r.slots + (r.tail % r.capacity) * r.slot_size
+    return ring.slots + (ring.tail % ring.capacity) * ring.slot_size
 
 
 @device_function

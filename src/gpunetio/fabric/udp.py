@@ -117,11 +117,11 @@ class UdpWire:
         row["segments"], row["gso"] = (MAX_SEGMENTS, GSO_ON) if self._gso else (1, GSO_OFF)
         row["port"] = opened.getsockname()[1]
 
-    def egress(self, index: int, port: int, used: Container[int], settle: Callable[[], None]) -> int:
+    def egress(self, index: int, port: int, used: Container[int], synchronize: Callable[[], None]) -> int:
         """Return the source for frames from the address of GID `index` and this UDP port.
 
         Each such pair has a socket of its own. If all sources are taken, one that is not in `used` is replaced.
-        `settle` must return only once no thread is in `transmit`. InUseError if all sources are used, or the port is.
+        `synchronize` must return only once no thread is in `transmit`. InUseError if all sources or the port are used.
         """
         if port == ROCE_UDP_PORT:
             return index
@@ -136,7 +136,7 @@ class UdpWire:
         opened = _open(self.addresses[at], port, False)
         egress, row = unused[0], self._senders[unused[0] - GID_TABLE]
         self._socket_of[egress] = 0
-        settle()
+        synchronize()
         if egress in self._ports:
             self._ports[egress][2].close()
         self._describe(row, opened, self.addresses[at], index)

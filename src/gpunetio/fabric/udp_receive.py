@@ -11,113 +11,110 @@ counted.
 
 from __future__ import annotations
 
+from ..formats.packet import BTH, ICRC_SIZE
 from ..jit.compile import engine_function
 from ..jit.ops import be16, ld16, ld32, ld64
-from ..formats.packet import BTH, ICRC_SIZE
 from .icrc import header_crc, packet_icrc, solve_ip_id, with_ip_id
 from .udp_records import (
-    CMSGHDR, DATAGRAM, DATAGRAMS, EAGAIN, GRO_CONTROL, ICRC_FULL, ICRC_WEAK, ICRC_WRONG, MAPPED, MMSGHDR,
-    MSG_DONTWAIT, MSG_TRUNC, SOCKADDR_IN, SOCKADDR_IN6, SOL_UDP, SOURCE, SOURCES, UDP_GRO, UDP_SOCKET, datagram_at,
-    errno, iovec_at, mmsghdr_at, recvmmsg, source_at, udp_socket_at, udp_wire_at,
+    CMSGHDR, DATAGRAM, DATAGRAMS, EAGAIN, GRO_CONTROL, ICRC_FULL, ICRC_WEAK, ICRC_WRONG, MAPPED, MMSGHDR, MSG_DONTWAIT,
+    MSG_TRUNC, SOCKADDR_IN, SOCKADDR_IN6, SOL_UDP, SOURCE, SOURCES, UDP_GRO, UDP_SOCKET, Datagram, IoVec, MmsgHdr,
+    Source, UdpEnd, UdpSocket, errno, recvmmsg,
 )
 
 
 @engine_function
-def receive(wire: int, index: int) -> int:
+def receive(udp: UdpEnd, index: int) -> int:
     """Receive a batch of datagrams from socket `index`. Return how many DATAGRAM records are at `datagrams`.
 
     The records are valid until the next call. Datagrams that are no packets are dropped and counted.
     """
-    w = udp_wire_at(wire)
-    row = w.sockets + UDP_SOCKET.size * index
-    arrived = recvmmsg(udp_socket_at(row).fd, w.rx_vector, w.rx_share, MSG_DONTWAIT, 0)
+    socket = UdpSocket(udp.sockets + UDP_SOCKET.size * index)
+    arrived = recvmmsg(socket.fd, udp.rx_vector, udp.rx_share, MSG_DONTWAIT, 0)
     count = 0
     for i in range(arrived):  # -1 is EAGAIN, or the error of an earlier send
-        header = w.rx_vector + MMSGHDR.size * i
-        count = _split(wire, row, header, count)
-        h = mmsghdr_at(header)
-        h.name_length, h.control_length = SOCKADDR_IN6.size, GRO_CONTROL
-    w.rx_more = 1 if arrived == w.rx_share or (arrived < 0 and errno() != EAGAIN) else 0
-    w.rx_message = 0
-    w.rx_datagrams += count
+        header = MmsgHdr(udp.rx_vector + MMSGHDR.size * i)
+        count = _split(udp, socket, header, count)
+        header.name_length, header.control_length = SOCKADDR_IN6.size, GRO_CONTROL
+    udp.rx_more = 1 if arrived == udp.rx_share or (arrived < 0 and errno() != EAGAIN) else 0
+    udp.rx_message = 0
+    udp.rx_datagrams += count
     return count
 
 
 @engine_function
-def found_empty(wire: int) -> None:
+def found_empty(udp: UdpEnd) -> None:
     """Note that all sockets were found empty: datagrams from now on arrive after the last `mark`."""
-    w = udp_wire_at(wire)
-    if w.marked != 0:
-        w.marked = 0
-        w.position += w.capacity
+    if udp.marked != 0:
+        udp.marked = 0
+        udp.position += udp.capacity
 
 
 @engine_function
-def _split(wire: int, row: int, header: int, count: int) -> int:
+def _split(udp: UdpEnd, socket: UdpSocket, header: MmsgHdr, count: int) -> int:
     """Describe the packets of one message, after the `count` datagrams so far. Return the new count."""
-    w, s, h = udp_wire_at(wire), udp_socket_at(row), mmsghdr_at(header)
     total = ld32(header + MMSGHDR.nbytes)
-    w.position += total
+    udp.position += total
     size = total
-    if h.control_length >= CMSGHDR.size + 4:
-        if ld32(h.control + CMSGHDR.level) == SOL_UDP and ld32(h.control + CMSGHDR.type) == UDP_GRO:
-            size = ld32(h.control + CMSGHDR.size)
-    if total == 0 or size == 0 or h.flags & MSG_TRUNC != 0:
-        w.rx_malformed += 1
+    if header.control_length >= CMSGHDR.size + 4:
+        if ld32(header.control + CMSGHDR.level) == SOL_UDP and ld32(header.control + CMSGHDR.type) == UDP_GRO:
+            size = ld32(header.control + CMSGHDR.size)
+    if total == 0 or size == 0 or header.flags & MSG_TRUNC != 0:
+        udp.rx_malformed += 1
         return count
-    if s.version == 4:
-        high, low = 0, ld32(h.name + SOCKADDR_IN.address) << 32 | MAPPED
+    if socket.version == 4:
+        high, low = 0, ld32(header.name + SOCKADDR_IN.address) << 32 | MAPPED
     else:
-        high, low = ld64(h.name + SOCKADDR_IN6.high), ld64(h.name + SOCKADDR_IN6.low)
-    base = iovec_at(h.iov).base
+        high, low = ld64(header.name + SOCKADDR_IN6.high), ld64(header.name + SOCKADDR_IN6.low)
+    base = IoVec(header.iov).base
     k = -1
     for offset in range(0, total, size):
         k += 1
         nbytes = min(size, total - offset) - ICRC_SIZE
         if nbytes < BTH.size or count == DATAGRAMS:
-            w.rx_malformed += 1
+            udp.rx_malformed += 1
             continue
-        d = datagram_at(w.datagrams + DATAGRAM.size * count)
-        d.packet, d.nbytes, d.peer_high, d.peer_low = base + offset, nbytes, high, low
-        d.source, d.segment, d.message, d.socket = s.source, k, header, row
+        datagram = Datagram(udp.datagrams + DATAGRAM.size * count)
+        datagram.packet, datagram.nbytes, datagram.peer_high, datagram.peer_low = base + offset, nbytes, high, low
+        datagram.source, datagram.segment, datagram.message, datagram.socket = socket.source, k, header, socket
         count += 1
     return count
 
 
 @engine_function
-def check(wire: int, datagram: int) -> int:
+def check(udp: UdpEnd, datagram: Datagram) -> int:
     """Check the ICRC of a datagram of the last batch. Return ICRC_FULL, ICRC_WEAK, or ICRC_WRONG, which is counted."""
-    w, d = udp_wire_at(wire), datagram_at(datagram)
-    s = udp_socket_at(d.socket)
-    if d.message != w.rx_message or d.nbytes != w.rx_nbytes:
-        port = be16(ld16(mmsghdr_at(d.message).name + SOCKADDR_IN.port))
-        w.rx_crc = header_crc(
-            w.rx_scratch, s.version, d.peer_high, d.peer_low, s.gid_high, s.gid_low, port, d.nbytes
+    socket = UdpSocket(datagram.socket)
+    if datagram.message != udp.rx_message or datagram.nbytes != udp.rx_nbytes:
+        port = be16(ld16(MmsgHdr(datagram.message).name + SOCKADDR_IN.port))
+        udp.rx_crc = header_crc(
+            udp.rx_scratch, socket.version, datagram.peer_high, datagram.peer_low, socket.gid_high, socket.gid_low,
+            port, datagram.nbytes,
         )
-        w.rx_message, w.rx_nbytes = d.message, d.nbytes
-    if s.version == 4:
-        status = _check_ipv4(w.rx_crc, _sender(wire, d.peer_low), d.packet, d.nbytes, d.segment)
+        udp.rx_message, udp.rx_nbytes = datagram.message, datagram.nbytes
+    if socket.version == 4:
+        sender = _sender(udp, datagram.peer_low)
+        status = _check_ipv4(udp.rx_crc, sender, datagram.packet, datagram.nbytes, datagram.segment)
     else:
-        status = ICRC_FULL if packet_icrc(w.rx_crc, d.packet, d.nbytes) == ld32(d.packet + d.nbytes) else ICRC_WRONG
+        icrc = packet_icrc(udp.rx_crc, datagram.packet, datagram.nbytes)
+        status = ICRC_FULL if icrc == ld32(datagram.packet + datagram.nbytes) else ICRC_WRONG
     if status == ICRC_WRONG:
-        w.rx_icrc_encapsulated += 1
+        udp.rx_icrc_encapsulated += 1
     elif status == ICRC_WEAK:
-        w.weak_icrc += 1
+        udp.weak_icrc += 1
     return status
 
 
 @engine_function
-def _check_ipv4(crc: int, sender: int, packet: int, nbytes: int, k: int) -> int:
+def _check_ipv4(crc: int, source: Source, packet: int, nbytes: int, k: int) -> int:
     """Check the ICRC of segment `k` of a message, with the likely ids and then with any other.
 
     `crc` is that of the header with id 0.
     """
-    e = source_at(sender)
-    following = e.last + 1 & 0xFFFF
+    following = source.last + 1 & 0xFFFF
     if k > 0:
-        guess = e.last + e.step & 0xFFFF
+        guess = source.last + source.step & 0xFFFF
     else:
-        guess = 0 if e.start == 0 else following
+        guess = 0 if source.start == 0 else following
     difference = packet_icrc(with_ip_id(crc, guess), packet, nbytes) ^ ld32(packet + nbytes)
     ip_id = guess
     status = ICRC_FULL
@@ -129,18 +126,17 @@ def _check_ipv4(crc: int, sender: int, packet: int, nbytes: int, k: int) -> int:
         if ip_id != 0 and ip_id != k and ip_id != following:
             status = ICRC_WEAK
     if k == 0:
-        e.start = ip_id
+        source.start = ip_id
     else:
-        e.step = 0 if ip_id == e.last else 1
-    e.last = ip_id
+        source.step = 0 if ip_id == source.last else 1
+    source.last = ip_id
     return status
 
 
 @engine_function
-def _sender(wire: int, address: int) -> int:
+def _sender(udp: UdpEnd, address: int) -> int:
     """Return the row of a sender's ids. When two senders share a row, their ids are only guessed less well."""
-    row = udp_wire_at(wire).sources + SOURCE.size * ((address >> 56 ^ address >> 48) & (SOURCES - 1))
-    e = source_at(row)
-    if e.address != address:
-        e.address, e.last, e.start, e.step = address, 0xFFFF, 0, 1
-    return row
+    source = Source(udp.sources + SOURCE.size * ((address >> 56 ^ address >> 48) & (SOURCES - 1)))
+    if source.address != address:
+        source.address, source.last, source.start, source.step = address, 0xFFFF, 0, 1
+    return source

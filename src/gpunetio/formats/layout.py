@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from struct import Struct
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, get_origin
 
 import numpy as np
 
@@ -384,6 +384,8 @@ def kinds_of(record: type[Record]) -> dict[str, str]:
         raise TypeError(f"{record.__name__}: {error}; types of fields are I64, U32, BE16 …") from None
     kinds: dict[str, str] = {}
     for name, annotation in annotations.items():
+        if get_origin(annotation) is ClassVar:  # of all records of a class, and no field
+            continue
         where = f"{record.__name__}.{name}"
         kind = next((one for one in getattr(annotation, "__metadata__", ()) if isinstance(one, str)), None)
         if kind is None:

@@ -377,7 +377,7 @@ class _Watched:
         return False
 
 
-class _Watcher:
+class Watcher:
     """The thread that notices and reports the ends of kernels. It sleeps while none runs.
 
     One thread serves all launches: starting a thread would take longer than the rest of a launch.
@@ -419,13 +419,13 @@ class _Watcher:
             return False
 
 
-_watcher = _Watcher()
+_watcher = Watcher()
 
 
 def _after_fork() -> None:
     """In a forked child, forget the thread, which does not exist there, and the launches, which are the parent's."""
     global _watcher
-    _watcher = _Watcher()
+    _watcher = Watcher()
 
 
 os.register_at_fork(after_in_child=_after_fork)

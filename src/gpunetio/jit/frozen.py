@@ -288,7 +288,9 @@ class _Search:
         """Add the places of a record's fields."""
         for one in record.__mro__:
             if issubclass(one, Record) and one is not Record:
-                self._add(one.__name__, one.size, one.alignment, one.entry.dtype)
+                self._add(one.__name__)
+                if self._is_new(one):
+                    self._add(one.size, one.alignment, one.entry.dtype)
 
     def _array(self, array: np.ndarray, watched: bool) -> None:
         contents = array.tobytes()

@@ -1,4 +1,4 @@
-"""SMs that kernels must leave free for NICs that run on the GPU (nic/gpu/gpu_place.py).
+"""SMs that kernels must leave free for NICs that run on the GPU (nic/gpu/gpu_backend.py).
 
 If a kernel has blocks on all SMs, and they wait for such a NIC, the NIC never runs: a block does not make room for
 another one. Blocks are spread over all SMs before an SM gets a second one.

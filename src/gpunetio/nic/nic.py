@@ -29,11 +29,10 @@ from ..formats.events import EventType, PortSubtype
 from ..interrupts import deferred
 from ..jit.launch import observers
 from ..memory import HostMemory, round_up
-from .control.command import Call
+from .control.command import Call, Command
 from .control.components import Components
 from .control.control_path import ControlPath
 from .control.event_channels import MAX_CHANNELS
-from .control.guids import node_guid_of
 from .control.links.links import MAX_WIRES, Links
 from .control.links.paths import Destination
 from .control.objects import EventSources
@@ -46,7 +45,7 @@ from .control.regions.reach import Reach
 from .control.vport import longest_frame
 from .engine.hardware import Engine, Hardware
 from .engine.port import IPAddress, Port, PortConfig
-from .gpu.places import place_of
+from .gpu.slice_backends import slice_backend_of
 from .host.engine import ThreadEngine, default_workers, few_cores
 from .observe.publish import TABLES, Publication, copies
 from .observe.receivers import why_not_ready
@@ -176,8 +175,8 @@ class SoftNic:
         self.record = self.records[0]
         self._lay_out(spin_us, sleep_ms, budget)
         self.mkeys, self.umems = kept(mkey.new_table()), kept(umem.new_table())
-        place = kept(place_of(port.config)) if port.config.on_gpu else None
-        self.engine = ThreadEngine(name, self.records, self.control_address, (self.mkeys, self.umems), place)
+        backend = kept(slice_backend_of(port.config)) if port.config.on_gpu else None
+        self.engine = ThreadEngine(name, self.records, self.control_address, (self.mkeys, self.umems), backend)
         self._started = True
         hardware = Hardware(name, port, self.record, self.control_address, self.engine)
         self.components = Components(self.engine, self.records)
@@ -215,7 +214,7 @@ class SoftNic:
             self._control.array[i * WORKER.size :][: NIC.size] = self._control.array[: NIC.size]
         self.engine.start()
         if kind.ethernet:  # others look for the port's addresses from now on
-            self.links.to_others()
+            self.links.wire_to_others()
         self._publication = Publication(
             {table: getattr(self, table) for table in TABLES},
             (self._control, workers * WORKER.size, workers),
@@ -232,8 +231,8 @@ class SoftNic:
         self._lan_search = LanSearch(self.control_socket)
         outside.callback(self._lan_search.close)
         outside.callback(self.control_socket.close)
-        observers.append(self.engine.busy)
-        outside.callback(observers.remove, self.engine.busy)
+        observers.append(self.engine.count_kernels)
+        outside.callback(observers.remove, self.engine.count_kernels)
 
     def _lay_out(self, spin_us: int, sleep_ms: int, budget: int) -> None:
         """Give every part of the control memory its place, and tell the workers."""
@@ -278,7 +277,7 @@ class SoftNic:
 
     def _look(self) -> None:
         """Do what the report thread does once a second."""
-        self.starved.look()
+        self.starved.check()
         self._set_clock()
 
     # --- identity --------------------------------------------------------------------------------------------------
@@ -288,15 +287,6 @@ class SoftNic:
         """Return the port's MAC."""
         return self.port.mac
 
-    @property
-    def guid(self) -> int:
-        """Return the node GUID."""
-        return node_guid_of(self.port)
-
-    def gid(self, index: int) -> bytes:
-        """Return entry `index` of the GID table; zeros if it is empty."""
-        return self.control.gids.gid(index)
-
     def has_gid(self, gid: bytes) -> bool:
         """Return whether `gid` is one of this NIC's."""
         return self.control.gids.has(gid)
@@ -304,14 +294,6 @@ class SoftNic:
     def is_at(self, gid: bytes, lid: int) -> bool:
         """Return whether this NIC has a GID or, on InfiniBand, a LID."""
         return self.control.routes.is_here(gid, lid)
-
-    def mac_of(self, gid: bytes) -> bytes:
-        """Return the MAC behind a GID that can be reached."""
-        return self.control.routes.mac_of(gid)
-
-    def seek_mac(self, gid: bytes) -> bool:
-        """Return whether the MAC behind a GID is known, and have the neighbour asked if not (`Links.seek_mac`)."""
-        return self.control.routes.seek_mac(gid)
 
     def open_path(self, gid: bytes, lid: int, source: int) -> Destination:
         """Lay the path of an address handle (`Paths.open`)."""
@@ -338,7 +320,7 @@ class SoftNic:
     def wire_to_others(self) -> Wire:
         """Return the wire to all peers that have none of their own."""
         with self._guard():
-            return self.links.to_others()
+            return self.links.wire_to_others()
 
     def _connect(self, address: IPAddress, source: IPAddress) -> Link | None:
         return self.control_socket.connect(address, source=source)
@@ -390,22 +372,23 @@ class SoftNic:
     def _hear(self, link: Link, message: Body, fds: list[int]) -> None:
         try:
             with contextlib.suppress(BadStateError), self._guard():
-                self.grants.hear(link, message, fds)
+                self.grants.handle_message(link, message, fds)
         finally:
             for fd in fds:
                 os.close(fd)
 
     # --- objects: the calls of a driver ----------------------------------------------------------------------------
 
-    def execute(self, mailbox: bytes, out_size: int) -> tuple[bytes, str]:
+    def execute(self, mailbox: bytes, out_size: int, command: Command | None = None) -> tuple[bytes, str]:
         """Execute a command (`CommandInterpreter.execute`)."""
-        if command := self.control.interpreter.find(mailbox):
+        command = command or self.control.interpreter.find(mailbox)
+        if command:
             command.before()
         with self._guard():
-            answer = self.control.interpreter.execute(mailbox, out_size)
+            answer = self.control.interpreter.execute(mailbox, out_size, command)
             if command and command.call in (Call.MODIFY, Call.DESTROY) and self.reach.peers:
                 if qpn := command.named(mailbox).get("qpn"):
-                    self.reach.look_at(qpn)
+                    self.reach.update_queue(qpn)
             return answer
 
     def alloc_pd(self) -> int:
@@ -460,16 +443,12 @@ class SoftNic:
         queues = self.control.sqs if number in self.sqs else self.control.qps
         return queues.doorbell_line(number)
 
-    def near_register(self, register: int) -> int | None:
-        """Return where kernels ring a QP's doorbell register on the GPU that makes the NIC's turns; None elsewhere."""
-        return self.control.qps.near_register(register)
-
     def wake_at(self, cqn: int, word: int) -> None:
         """Wake the thread that naps at a word (device/waiting.py) for CQEs of a CQ. 0: the engine uses no word more."""
         with self._guard():
             self.cqs[cqn]["wakeup"] = word
             if not word:
-                self.engine.settle()  # it may be waking the thread
+                self.engine.synchronize()  # it may be waking the thread
 
     # --- events ----------------------------------------------------------------------------------------------------
 
@@ -494,24 +473,15 @@ class SoftNic:
                 queues, number = queue
                 queues.subscribe(number, channel, types, cookie)
 
-    def tell_all(self, kind: EventType, number: int = 0) -> None:
-        """Send an event of the port or of the device to all channels that have subscribed to those."""
-        with self._guard():
-            self.control.channels.tell_all(kind, number)
-
     def set_link(self, up: bool) -> None:
         """Plug the cable in, or pull it: then no packet comes or goes over any wire. This raises a port event."""
         with self._guard():
-            if up == self.link_up:
+            if up == self.control.hca.link_up:
                 return
             down = np.array([not up], np.int64)
             self.engine.post(EngineCommand.WRITE_ROW, self.control_address + WORKER.link_down, down)
-            self.tell_all(EventType.PORT_CHANGE, 1 << 8 | (PortSubtype.ACTIVE if up else PortSubtype.DOWN))
-
-    @property
-    def link_up(self) -> bool:
-        """Return whether the cable is plugged in."""
-        return self.control.hca.link_up
+            subtype = PortSubtype.ACTIVE if up else PortSubtype.DOWN
+            self.control.channels.broadcast(EventType.PORT_CHANGE, 1 << 8 | subtype)
 
     def fail(self) -> None:
         """Fail like a card whose firmware has crashed: nothing is executed any more, objects can only be destroyed.
@@ -521,7 +491,7 @@ class SoftNic:
         with self._guard():
             self.pause()
             self.control.interpreter.failed = True
-            self.tell_all(EventType.INTERNAL_ERROR)
+            self.control.channels.broadcast(EventType.INTERNAL_ERROR)
 
     # --- for tests and inspection ----------------------------------------------------------------------------------
 
@@ -553,7 +523,7 @@ class SoftNic:
                     self.engine.post(EngineCommand.WRITE_ROW, worker + WORKER.paused, np.ones(1, np.int64), worker=i)
             else:
                 self.components.gather()  # so that one worker counts them
-                self.engine.recall()
+                self.engine.write_back()
                 pause_at = np.array([int(self.counters.rows[0]["sq_wqes"]) + after], np.int64)
                 # Between two turns: the one at hand may already have looked.
                 self.engine.post(EngineCommand.WRITE_ROW, self.engine.workers[0] + WORKER.pause_at, pause_at)
@@ -574,7 +544,7 @@ class SoftNic:
         """
         self.records["spin_ns"] = _PATIENT_SPIN_NS
         self.records["nap_ns"] = self.records["trust"] = _NAP_NS if few_cores() else 0
-        self.engine.settle()  # from its next turn on, others may make turns
+        self.engine.synchronize()  # from its next turn on, others may make turns
 
     def to_help(self) -> int:
         """Return the address of the worker for which threads that poll may make turns (host/loop.py), or 0.

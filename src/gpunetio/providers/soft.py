@@ -26,9 +26,10 @@ from ..formats.wqe import AV_GRH, AV_SEG, AV_SGID_SHIFT
 from ..interrupts import allowed
 from ..limits import within_limits
 from ..memory import MappedMemory
-from ..nic.control.command import Call, Handlers, opcode_of
+from ..nic.control.command import Call, Command, Handlers, opcode_of
 from ..nic.control.flow.tables import MAX_LEVEL, FlowTables
 from ..nic.control.gids import UDP_SPORTS
+from ..nic.control.guids import node_guid_of
 from ..nic.control.links.paths import Destination
 from ..nic.control.objects import EventSources
 from ..nic.control.queues.cq import MAX_LOG_CQ
@@ -258,10 +259,10 @@ class SoftProvider:
         return f"<software NIC {self.name}{'' if self._open else ', closed'}>"
 
     def query_device(self) -> DeviceAttr:
-        nic = self.nic
+        nic, guid = self.nic, node_guid_of(self.nic.port)
         # A linked list of receives always keeps one entry, so an SRQ holds one receive less than its ring has entries.
         return DeviceAttr(
-            fw_ver="software", node_guid=nic.guid, sys_image_guid=nic.guid, vendor_id=0x02C9,
+            fw_ver="software", node_guid=guid, sys_image_guid=guid, vendor_id=0x02C9,
             vendor_part_id=nic.port.config.part_id, hw_ver=0,
             board_id="gpunetio-soft", phys_port_cnt=1, max_mr_size=1 << 47, max_qp=nic.qps.mask, max_qp_wr=_MAX_WR,
             max_sge=_MAX_SGE, max_cq=nic.cqs.mask, max_cqe=_MAX_CQE, max_mr=nic.mkeys.mask, max_pd=nic.pds.mask,
@@ -273,7 +274,7 @@ class SoftProvider:
     def query_port(self, port: int) -> PortAttr:
         self._check_port(port)
         return PortAttr(
-            state=PortState.ACTIVE if self.nic.link_up else PortState.DOWN,
+            state=PortState.ACTIVE if self.nic.control.hca.link_up else PortState.DOWN,
             max_mtu=4096, active_mtu=self.nic.port.active_mtu, sm_lid=0,
             lid=self.nic.port.lid, lmc=0, link_layer=self.nic.port.link_layer, gid_tbl_len=MAX_GID,
             **dict(zip(("active_width", "active_speed"), self.nic.port.rate, strict=True)),
@@ -281,7 +282,7 @@ class SoftProvider:
 
     def query_gid(self, port: int, index: int) -> bytes:
         self._check_port(port)
-        return self.nic.gid(index)
+        return self.nic.control.gids.gid(index)
 
     def gid_type(self, port: int, index: int) -> GidType:
         self._check_port(port)
@@ -355,16 +356,16 @@ class SoftProvider:
 
     def resolve_mac(self, port: int, sgid_index: int, dgid: bytes) -> bytes:
         self._check_port(port)
-        return self.nic.mac_of(dgid)
+        return self.nic.control.routes.mac_of(dgid)
 
     def seek_mac(self, port: int, dgid: bytes) -> bool:
         self._check_port(port)
-        return self.nic.seek_mac(dgid)
+        return self.nic.control.routes.seek_mac(dgid)
 
     def create_ah(self, pdn: int, port: int, route: Route) -> NewAh:
         self._check_port(port)
         ethernet = self.nic.port.link_layer == LinkLayer.ETHERNET
-        mac = self.nic.mac_of(route.dgid) if ethernet else bytes(6)
+        mac = self.nic.control.routes.mac_of(route.dgid) if ethernet else bytes(6)
         handle = next(self._address_handles)
         self._paths[handle] = self.nic.open_path(route.dgid, route.dlid, route.sgid_index)
         self._hold(self._release_path, handle)
@@ -380,7 +381,7 @@ class SoftProvider:
         command = self.nic.control.interpreter.find(mailbox)
         if command is not None and command.call is not Call.CREATE:
             raise InvalidValueError(f"{_name(mailbox)} creates no object")
-        out = self._execute(mailbox, out_size)  # raises an error if there is no such command
+        out = self._execute(mailbox, out_size, command)  # raises an error if there is no such command
         assert command is not None
         handle = next(self._handles)
         self._objects[handle] = _DevxObject(self.nic.control.kinds[command.opcode], command.named(mailbox, out))
@@ -388,12 +389,10 @@ class SoftProvider:
         return handle, out
 
     def devx_obj_modify(self, handle: int, mailbox: bytes, out_size: int) -> bytes:
-        self._check_object(handle, mailbox, Call.MODIFY)
-        return self._execute(mailbox, out_size)
+        return self._execute(mailbox, out_size, self._for_object(handle, mailbox, Call.MODIFY))
 
     def devx_obj_query(self, handle: int, mailbox: bytes, out_size: int) -> bytes:
-        self._check_object(handle, mailbox, Call.QUERY)
-        return self._execute(mailbox, out_size)
+        return self._execute(mailbox, out_size, self._for_object(handle, mailbox, Call.QUERY))
 
     def devx_objects(self) -> list[int]:
         return list(self._objects)
@@ -406,7 +405,7 @@ class SoftProvider:
         command = self.nic.control.interpreter.find(mailbox)
         if command is not None and command.call is not Call.GENERAL:
             raise InvalidValueError(f"{_name(mailbox)} concerns an object: use a devx_obj_… call")
-        return self._execute(mailbox, out_size)
+        return self._execute(mailbox, out_size, command)
 
     def attach_flow_table(self, table: int) -> int:
         if root := self.nic.control.flow_tables.root:
@@ -482,7 +481,7 @@ class SoftProvider:
         return self.nic.doorbell_line(qpn)
 
     def near_register(self, register: int, engine: str) -> int | None:
-        return self.nic.near_register(register) if engine == self.nic.port.config.engine_name else None
+        return self.nic.control.qps.near_register(register) if engine == self.nic.port.config.engine_name else None
 
     def doorbell_rung(self) -> None:
         """Wake the engine, which cannot see a doorbell while it sleeps."""
@@ -551,18 +550,22 @@ class SoftProvider:
             raise InvalidValueError(f"{self.name} has no DEVX object {handle}")
         return self._objects[handle]
 
-    def _check_object(self, handle: int, mailbox: bytes, call: Call) -> None:
-        """Raise InvalidValueError unless the mailbox is for this call and names this object, as DEVX does."""
+    def _for_object(self, handle: int, mailbox: bytes, call: Call) -> Command | None:
+        """Return the command of a mailbox, None if the NIC has no such command.
+
+        InvalidValueError unless the mailbox is for this call and names this object, as DEVX requires.
+        """
         named, command = self._object(handle), self.nic.control.interpreter.find(mailbox)
         if command is None:
-            return  # the device itself refuses it
+            return None  # the device itself refuses it
         if command.call is not call:
             raise InvalidValueError(f"{_name(mailbox)} is not for this call: use another devx_obj_… call")
         if (other := command.named(mailbox)) != named.named:
             raise InvalidValueError(f"the mailbox names {_words(other)}, but object {handle} is {named}")
+        return command
 
-    def _execute(self, mailbox: bytes, out_size: int) -> bytes:
-        out, refusal = self.nic.execute(bytes(mailbox), out_size)
+    def _execute(self, mailbox: bytes, out_size: int, command: Command | None = None) -> bytes:
+        out, refusal = self.nic.execute(bytes(mailbox), out_size, command)
         status, syndrome = cmd.OUT.get(out, "status"), cmd.OUT.get(out, "syndrome")
         if status != Status.OK:
             name = _name(mailbox)

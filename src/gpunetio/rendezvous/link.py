@@ -45,7 +45,7 @@ WHY_SECONDS = 2.0  # time for the reader to learn why something else has failed
 
 _MAGIC = b"GPNT"
 _ANY = "0.0.0.0"
-_MOST_CALLERS = 16  # callers that have not greeted yet
+MOST_CALLERS = 16  # callers that have not greeted yet
 _HEADER = struct.Struct(">4sHI")
 _MOST_WAITING = 64  # received messages that no call has taken yet
 _LOOK_SECONDS = 0.1
@@ -397,7 +397,7 @@ def listen(address: str, port: int) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((address, port))
-        listener.listen(_MOST_CALLERS)
+        listener.listen(MOST_CALLERS)
     except OSError as error:
         listener.close()
         cure = "is another server running? Choose another --port" if error.errno == errno.EADDRINUSE else "see --port"
@@ -471,7 +471,7 @@ class Callers:
     def _take(self) -> None:
         with contextlib.suppress(OSError):  # it disconnected first
             sock, address = self._listener.accept()
-            if len(self._deadlines) == _MOST_CALLERS:
+            if len(self._deadlines) == MOST_CALLERS:
                 self._hang_up(next(iter(self._deadlines)), "has sent nothing, and many others are connecting")
             # From now on, readable means that the greeting is complete or the caller has disconnected.
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, self._greeting.nbytes)

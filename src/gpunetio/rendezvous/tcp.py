@@ -13,7 +13,7 @@ from .group import TIMEOUT, Rendezvous
 from .link import MAX_BODY, Callers, Link, Message, PeerError, listen
 
 PORT = 18516  # next to the benchmarks' port
-_MOST_BYTES = MAX_BODY // 4  # in all values of one exchange, which are sent as hexadecimal digits
+MOST_BYTES = MAX_BODY // 4  # in all values of one exchange, which are sent as hexadecimal digits
 _LOOK_SECONDS = 0.05  # between two checks for handed-in values
 _RETRY_SECONDS = 0.1  # between two attempts to reach a rank 0 that does not listen yet
 
@@ -102,9 +102,9 @@ class TcpRendezvous(Rendezvous):
     # --- exchanges ---------------------------------------------------------------------------------------------------
 
     def _allgather(self, data: bytes) -> list[bytes]:
-        if len(data) > _MOST_BYTES // self.size:
+        if len(data) > MOST_BYTES // self.size:
             raise InvalidValueError(
-                f"a value of {len(data)} bytes: with {self.size} ranks, {_MOST_BYTES // self.size} is the limit"
+                f"a value of {len(data)} bytes: with {self.size} ranks, {MOST_BYTES // self.size} is the limit"
             )
         self._turn += 1
         if self.rank != 0:
@@ -113,7 +113,7 @@ class TcpRendezvous(Rendezvous):
             values = answer.parts("values", self.size)
             if len(values) != self.size:
                 raise answer.wrong("values", f"a list of {self.size} objects")
-            return [value.raw("data", _MOST_BYTES) for value in values]
+            return [value.raw("data", MOST_BYTES) for value in values]
         try:
             parts = self._gathered(data)
             values = [{"data": part.hex()} for part in parts]
@@ -140,7 +140,7 @@ class TcpRendezvous(Rendezvous):
                         raise failure from None
                     continue
                 value.integer("turn", self._turn, self._turn)
-                found[rank] = value.raw("data", _MOST_BYTES)
+                found[rank] = value.raw("data", MOST_BYTES)
             if len(found) > before:
                 continue
             if time.monotonic() > end:

@@ -52,18 +52,18 @@ ANSWERING = device, devx, events, memory, queues, ucma_addresses, ucma_connectio
 
 
 class Calls:
-    """The open files of this process, by number."""
+    """The open files of this process: `files` of devices, by number. `manager` answers the files of rdma_cm."""
 
     def __init__(self, ports: list[tuple[str, PortConfig]], end_help: Callable[[int], bool]):
         self._ports = ports  # of uverbs0, uverbs1, …
         self._end_help = end_help
-        self._files: dict[int, OpenFile] = {}
+        self.files: dict[int, OpenFile] = {}
         self._cm_files: dict[int, CmFile] = {}
         self._next = 1
         self._lock = threading.Lock()
         self._exiting = False
         self._counters = CounterFiles(Path(os.environ.get(FOLDER, os.devnull), "sys/class/infiniband"))
-        self._manager = Manager(Devices([name for name, _ in ports], self._open_for_cm))
+        self.manager = Manager(Devices([name for name, _ in ports], self._open_for_cm))
         atexit.register(self._exit)
 
     def _exit(self) -> None:
@@ -73,14 +73,14 @@ class Calls:
     def _open_for_cm(self, number: int) -> Context:
         """Open a device for the connection manager, which ends before the NIC."""
         opened = Context(soft.open_beside_others(*self._ports[number]))  # type: ignore[arg-type]
-        atexit.register(self._manager.close)
+        atexit.register(self.manager.close)
         return opened
 
     def open(self, name: bytes, descriptor: int) -> int:
         if name == CM_DEVICE:
             with self._lock:
                 self._next += 1
-                self._cm_files[self._next] = CmFile(self._manager, descriptor)
+                self._cm_files[self._next] = CmFile(self.manager, descriptor)
                 return self._next
         number = int(name.removeprefix(b"uverbs"))
         if number >= len(self._ports):
@@ -88,35 +88,35 @@ class Calls:
         file = OpenFile(*self._ports[number], partial(self._end_help, descriptor), self._counters)
         with self._lock:
             self._next += 1
-            self._files[self._next] = file
+            self.files[self._next] = file
             return self._next
 
     def write(self, file: int, address: int, nbytes: int) -> int:
         if (written := self._cm_files.get(file)) is None:
             raise Refused(errno.EBADF, "commands are written to rdma_cm only, while it is open")
-        return ucma.write(self._manager, written, address, nbytes)
+        return ucma.write(self.manager, written, address, nbytes)
 
     def control(self, file: int, header: int) -> int:
-        if file not in self._files:
+        if file not in self.files:
             raise Refused(errno.ENOTTY, "rdma_cm has no calls of ioctl")
         call = Call(header)
         if self._exiting:
-            self._files[file].bury(call)
+            self.files[file].bury(call)
             return 0
-        with self._files[file].whole_call():
-            execute(self._files[file], call)
+        with self.files[file].whole_call():
+            execute(self.files[file], call)
         return 0
 
     def map(self, file: int, offset: int, nbytes: int) -> int:
-        return device.map_page(self._files[file], offset, nbytes)
+        return device.map_page(self.files[file], offset, nbytes)
 
     def worker(self, file: int) -> int:
-        return self._files[file].worker if file in self._files else 0
+        return self.files[file].worker if file in self.files else 0
 
     def reach(self, file: int, attributes: int) -> int:
         """Lay the path for an address handle that is about to be made."""
-        with self._files[file].whole_call():
-            queues.reach(self._files[file], attributes)
+        with self.files[file].whole_call():
+            queues.reach(self.files[file], attributes)
         return 0
 
     def refresh(self) -> int:
@@ -128,7 +128,7 @@ class Calls:
         if self._exiting:
             return 0
         with self._lock:
-            closed = self._cm_files.pop(file) if file in self._cm_files else self._files.pop(file)
+            closed = self._cm_files.pop(file) if file in self._cm_files else self.files.pop(file)
         closed.close()
         return 0
 

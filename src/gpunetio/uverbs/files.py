@@ -100,6 +100,10 @@ class OpenFile:
         """Return the object that has this handle."""
         return self.held(kind, handle).what
 
+    def handles(self) -> list[int]:
+        """Return the handles of all objects, oldest first."""
+        return list(self._held)
+
     def anything(self, handle: int) -> Any:
         """Return the object of any kind that has this handle. Refused with EINVAL if there is none."""
         if handle not in self._held:

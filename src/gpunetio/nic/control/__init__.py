@@ -1,1 +1,1 @@
-"""The control path of the NIC: commands by object, and links to other NICs. control_path.py is where to begin."""
+"""The control path of the NIC: commands by object type, and links to other NICs. Start reading at control_path.py."""

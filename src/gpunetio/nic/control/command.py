@@ -1,4 +1,4 @@
-"""What a command is, and what modules with handlers have in common."""
+"""Commands, and the base class of the modules that handle them."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def _nothing() -> None: ...
 
 @dataclass(frozen=True)
 class Command:
-    """A command: the call that carries it, its opcode, its input mailbox, its handler, and the bytes that it answers.
+    """A command: its DEVX call, opcode, input mailbox, handler, and the size of its output in bytes.
 
-    If calls share an opcode, `op_mod` of the input says which one it is for. What takes long, such as to compile a part
-    of the engine, is done `before` the NIC is locked for the command.
+    If several commands share an opcode, `op_mod` of the input selects the command. `before` runs before the NIC is
+    locked for the command, for slow steps such as compiling a part of the engine.
 
-    The handler takes the input and returns the output. It raises CommandError before it changes anything.
+    The handler gets the input and returns the output. It raises CommandError before it changes anything.
     """
 
     call: Call
@@ -49,23 +49,23 @@ class Command:
     before: Callable[[], None] = _nothing
 
     def input_for(self, names: Mapping[str, int]) -> bytes:
-        """Return an input that has only the opcode and what names an object."""
+        """Return an input with only the opcode and the fields that name an object."""
         return bytes(self.mailbox.pack(opcode=self.opcode, **names))
 
     def named(self, request: bytes, answer: bytes = b"") -> dict[str, int]:
-        """Return what names the object of a command, which may be new (`Mailboxes.named`)."""
+        """Return the fields that name the command's object, which may be new (`Mailboxes.named`)."""
         return mailboxes(self.opcode).named(request, answer)
 
 
 class Handlers:
-    """The handlers of one module: commands that belong together, and the capabilities that they give to the device."""
+    """The handlers of one module: related commands, and the capabilities that announce them."""
 
     def commands(self) -> Iterable[Command]:
-        """Return the rows to register, one for each opcode."""
+        """Return the commands to register."""
         return ()
 
     def command(self, call: Call) -> Command:
-        """Return the command that creates or destroys an object."""
+        """Return the command for a call such as CREATE or DESTROY."""
         return next(command for command in self.commands() if command.call is call)
 
     def capabilities(self) -> Capabilities:
@@ -73,14 +73,14 @@ class Handlers:
         return {}
 
     def close(self) -> None:
-        """Free what belongs to the handlers. The engine must have stopped."""
+        """Free the handlers' memory. The engine must have stopped."""
 
 
 def opcode_of(mailbox: bytes) -> int:
-    """Return the opcode, with which every input begins."""
+    """Return the opcode of an input mailbox."""
     return int.from_bytes(mailbox[:2], "big")
 
 
 def op_mod_of(mailbox: bytes) -> int:
-    """Return the modifier of the opcode."""
+    """Return the opcode modifier (op_mod) of an input mailbox."""
     return int.from_bytes(mailbox[6:8], "big")

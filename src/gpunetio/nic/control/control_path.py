@@ -1,4 +1,4 @@
-"""The control path of a NIC: all kinds of objects, and the interpreter of the commands on them."""
+"""The control path of a NIC: its objects of all types, and the interpreter of the commands on them."""
 
 from __future__ import annotations
 
@@ -47,14 +47,13 @@ H = TypeVar("H", bound=Handlers)
 
 
 class ControlPath:
-    """The objects of a NIC by kind, and the commands on them. Callers hold the NIC's lock.
+    """The objects of a NIC by type, and the commands on them. Callers hold the NIC's lock.
 
-    `handlers` are all parts that have registered commands or capabilities. `kinds` are the kinds of objects that
-    mailboxes create, by the opcode that does so.
+    `handlers` are all parts that have registered commands or capabilities. `kinds` are the types of objects that
+    mailboxes create, by the opcode of the CREATE command.
 
-    `memory` are the tables of keys and UMEMs, which the engine knows. `connect` and `link_to_lan` lay links to NICs of
-    other processes.
-    `undo` closes everything, after the engine has stopped.
+    `memory` contains the tables of memory keys and UMEMs, which the engine reads. `connect` and `link_to_lan` create
+    links to NICs of other processes. `undo` closes everything, after the engine has stopped.
     """
 
     hca: Hca
@@ -95,7 +94,7 @@ class ControlPath:
             return handlers
 
         keys, umems = memory
-        # One row for each kind of object, in the order in which they refer to each other.
+        # One row per type of object. Each type comes after the types that it refers to.
         self.hca   = add(Hca(hardware))
         self.gids  = add(Gids(hardware))
         self.eqs   = add(EventQueues(hardware))
@@ -140,4 +139,4 @@ class ControlPath:
         undo.callback(self.channels.close)
         self.hca.packed = pack_capabilities(part.capabilities() for part in self.handlers)
         commands = [command for part in self.handlers for command in part.commands()]
-        self.interpreter = CommandInterpreter(commands, hardware.engine.recall)
+        self.interpreter = CommandInterpreter(commands, hardware.engine.write_back)

@@ -1,4 +1,4 @@
-"""The event channels of a NIC, and who has subscribed to the events of the port and of the device."""
+"""The event channels of a NIC, and their subscriptions to events of the port and of the device."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MAX_CHANNELS = 1024
 
 
 class EventChannels:
-    """The event channels of a NIC. `queues` are the kinds of objects that raise events."""
+    """The event channels of a NIC. `queues` are the types of objects that raise events."""
 
     def __init__(self, hardware: Hardware, queues: Sequence[EventSources]):
         self._owner, self._engine, self._queues = hardware.name, hardware.engine, queues
@@ -34,7 +34,7 @@ class EventChannels:
             channel.close()
 
     def create(self) -> EventChannel:
-        """Create a channel, which is not subscribed to anything yet."""
+        """Create a channel without subscriptions."""
         if len(self._open) == MAX_CHANNELS:
             raise NoMemoryError(f"{self._owner} has no free event channel: all {MAX_CHANNELS} are in use")
         channel = EventChannel()
@@ -42,11 +42,11 @@ class EventChannels:
         return channel
 
     def destroy(self, channel: EventChannel) -> None:
-        """Destroy a channel. It gets no more events, and the events in it are lost."""
+        """Destroy a channel. Its pending events are lost."""
         for queues in self._queues:
             queues.unsubscribe(channel)
         self._unaffiliated.pop(channel, None)
-        self._engine.settle()  # the engine may be writing to the channel's descriptor
+        self._engine.synchronize()  # the engine may be writing to the channel's descriptor
         self._open.discard(channel)
         channel.close()
 
@@ -54,8 +54,8 @@ class EventChannels:
         """Subscribe a channel to the events of the port and of the device."""
         self._unaffiliated[channel] = cookie
 
-    def tell_all(self, kind: EventType, number: int = 0) -> None:
-        """Send an event of the port or of the device to all channels that have subscribed to those."""
+    def broadcast(self, kind: EventType, number: int = 0) -> None:
+        """Send an event of the port or of the device to all channels that are subscribed to them."""
         for channel, cookie in self._unaffiliated.items():
             event = np.zeros((), EVENT.dtype)
             event["cookie"], event["type"], event["number"] = cookie, int(kind), number

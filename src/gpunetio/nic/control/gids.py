@@ -24,7 +24,7 @@ _GID_TABLE_CODE = (MAX_GID // 8).bit_length() - 1  # as the capability encodes i
 
 
 class Gids(Objects):
-    """The GIDs of a NIC's port, by index."""
+    """The GID table of a NIC's port."""
 
     def __init__(self, hardware: Hardware):
         port = hardware.port
@@ -53,13 +53,13 @@ class Gids(Objects):
         }
 
     def gid(self, index: int) -> bytes:
-        """Return entry `index`; zeros if it is empty."""
+        """Return entry `index` of the table; zeros if it is empty."""
         if not 0 <= index < MAX_GID:
             raise InvalidValueError(f"GID index {index} is outside the table of {MAX_GID}")
         return bytes(self.table.rows[index]["gid"])
 
     def has(self, gid: bytes) -> bool:
-        """Return whether `gid` is one of the table's."""
+        """Return whether the table contains `gid`."""
         return any(gid) and any(bytes(row["gid"]) == gid for row in self.table.rows)
 
     def need_index(self, index: int) -> None:

@@ -1,4 +1,4 @@
-"""GUIDs, by which peers and programs tell NICs and ports apart: EUI-64s."""
+"""GUIDs (EUI-64), which identify NICs and ports to peers and programs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from hashlib import blake2b
 from ..engine.port import Port
 
 _EUI_64 = 8  # bytes
-_GROUP_BIT, _LOCAL_BIT = 1 << 56, 1 << 57  # of an EUI-64 that nobody has assigned
+_GROUP_BIT, _LOCAL_BIT = 1 << 56, 1 << 57  # of a locally administered EUI-64
 
 
 def port_guid_of(port: Port) -> int:
@@ -16,10 +16,10 @@ def port_guid_of(port: Port) -> int:
 
 
 def node_guid_of(port: Port) -> int:
-    """Return the node GUID, which is also the system image GUID. No two NICs that may meet have the same.
+    """Return the node GUID, which is also the system image GUID. No two NICs that may communicate have the same.
 
-    It is the port GUID, unless the port's first address is IPv6: a MAC has only 4 of its 16 bytes. Peers tell the
-    connections of NICs apart by it (IBTA 12.7, Local CA GUID).
+    It is the port GUID, unless the port's first address is IPv6, because a MAC contains only 4 of the address's 16
+    bytes. Peers identify the NIC of a connection by this GUID (IBTA 12.7, Local CA GUID).
     """
     address = port.addresses[0]
     if address.version == 4:

@@ -1,4 +1,4 @@
-"""What the device says of itself: QUERY_HCA_CAP, and QUERY_HCA_VPORT_CONTEXT and QUERY_LAG for its only port."""
+"""The device's capabilities and its only port: QUERY_HCA_CAP, QUERY_HCA_VPORT_CONTEXT, QUERY_LAG."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .command import DONE, OUT_BYTES, Call, Capabilities, Command, Handlers
 from .guids import node_guid_of, port_guid_of
 from .syndromes import CommandError, CommandSyndrome
 
-CLOCK_KHZ = 1_000_000  # of timestamps: the engine's clock counts nanoseconds
+CLOCK_KHZ = 1_000_000  # frequency of timestamps: the engine's clock counts nanoseconds
 _CLASSES = {
     CapClass.GENERAL:   CMD_HCA_CAP,
     CapClass.ETHERNET_OFFLOADS: ETHERNET_OFFLOAD_CAPS,
@@ -29,7 +29,7 @@ _CLASS_BYTES = 4096
 
 
 def pack_capabilities(parts: Iterable[Capabilities]) -> dict[CapClass, bytes]:
-    """Return each class of capabilities as QUERY_HCA_CAP does, from the fields that all parts of the NIC announce."""
+    """Combine the capability fields of all parts of the NIC. Return each class as QUERY_HCA_CAP returns it."""
     packed = {kind: struct.pack() for kind, struct in _CLASSES.items()}
     for part in parts:
         for kind, fields in part.items():
@@ -38,7 +38,7 @@ def pack_capabilities(parts: Iterable[Capabilities]) -> dict[CapClass, bytes]:
 
 
 class Hca(Handlers):
-    """The device as a whole. `packed` is what QUERY_HCA_CAP answers, by class: `pack_capabilities` makes it."""
+    """The device as a whole. `packed` contains the answers of QUERY_HCA_CAP by class, from `pack_capabilities`."""
 
     packed: dict[CapClass, bytes]
 
@@ -66,7 +66,7 @@ class Hca(Handlers):
 
     @property
     def link_up(self) -> bool:
-        """Return whether the cable is plugged in."""
+        """Return whether the link is up."""
         return int(self._record["link_down"]) == 0
 
     def _query_cap(self, mailbox: bytes) -> bytes:
@@ -79,7 +79,7 @@ class Hca(Handlers):
         return DONE + capability
 
     def _query_lag(self, mailbox: bytes) -> bytes:
-        """Answer that ports are not aggregated. UCX 1.23 asks every device, and logs an error if it gets no answer."""
+        """Report that ports are not aggregated. UCX 1.23 queries every device, and logs an error if this fails."""
         return bytes(cmd.QUERY_LAG_OUT.pack(ctx={"lag_state": 0}))
 
     def _query_vport(self, mailbox: bytes) -> bytes:

@@ -1,7 +1,7 @@
-"""The command interpreter: it answers mailboxes as the firmware of a ConnectX does.
+"""The command interpreter, which executes mailboxes as the firmware of a ConnectX does.
 
-A handler checks everything before it changes anything. It prepares a table row aside, and the engine puts the row in
-place.
+A handler checks everything before it changes anything. It prepares a new row, which the engine then writes into the
+table.
 """
 
 from __future__ import annotations
@@ -16,35 +16,36 @@ from .syndromes import CommandError, CommandSyndrome
 
 
 class CommandInterpreter:
-    """Finds the handler of a mailbox. `failed` is set once the device has failed."""
+    """Executes mailboxes by calling their handlers. `failed` is set once the device has failed."""
 
-    def __init__(self, commands: Iterable[Command], recall: Callable[[], None]):
-        """`recall` is called before queries: see `Engine`."""
+    def __init__(self, commands: Iterable[Command], write_back: Callable[[], None]):
+        """`write_back` is `Engine.write_back`, which is called before queries."""
         self.failed = False
-        self._recall = recall
+        self._write_back = write_back
         self._commands = {(int(command.opcode), command.op_mod): command for command in commands}
         self._modified = {opcode for opcode, op_mod in self._commands if op_mod is not None}
 
     def find(self, mailbox: bytes) -> Command | None:
-        """Return the command that a mailbox is for, or None if there is no such command."""
+        """Return the command of a mailbox, or None if the NIC has no such command."""
         opcode = opcode_of(mailbox)
         return self._commands.get((opcode, op_mod_of(mailbox) if opcode in self._modified else None))
 
-    def execute(self, mailbox: bytes, out_size: int) -> tuple[bytes, str]:
-        """Execute a command. Return the output mailbox, and in words why the command was refused ("" if it was not).
+    def execute(self, mailbox: bytes, out_size: int, command: Command | None = None) -> tuple[bytes, str]:
+        """Execute a command. Return the output mailbox, and the reason for a refusal ("" if it was not refused).
 
-        A refusal has 16 bytes, whatever `out_size` is. Any other answer is cut or padded to `out_size`.
+        The output of a refused command has 16 bytes. Any other output is cut or padded to `out_size`. `command` is the
+        result of `find`, if the caller has already called it.
         """
         try:
-            return self._dispatch(mailbox, out_size).ljust(out_size, b"\0")[:out_size], ""
+            command = command or self.find(mailbox)
+            return self._dispatch(command, mailbox, out_size).ljust(out_size, b"\0")[:out_size], ""
         except CommandError as error:
             return bytes(cmd.OUT.pack(status=error.status, syndrome=error.syndrome)), error.detail
         except TimedOutError as error:
             out = cmd.OUT.pack(status=Status.INTERNAL_ERR, syndrome=CommandSyndrome.ENGINE_TIMEOUT)
             return bytes(out), str(error)
 
-    def _dispatch(self, mailbox: bytes, out_size: int) -> bytes:
-        command = self.find(mailbox)
+    def _dispatch(self, command: Command | None, mailbox: bytes, out_size: int) -> bytes:
         if command is None and opcode_of(mailbox) in self._modified:
             raise CommandError(
                 Status.BAD_PARAM, CommandSyndrome.UNKNOWN_OP_MOD,
@@ -69,5 +70,5 @@ class CommandInterpreter:
                 f"{name} answers {command.answer_bytes} bytes, the output has room for {out_size}",
             )
         if command.call is Call.QUERY:
-            self._recall()
+            self._write_back()
         return command.execute(mailbox)

@@ -1,6 +1,6 @@
-"""What the kinds of objects have in common: a table, numbers, users, and subscriptions to events.
+"""The base classes of object types: tables, numbers, users, and subscriptions to events.
 
-Each kind is a subclass in a module of its own, and one row of `ControlPath`.
+Each type of object is a subclass in its own module, and one row of `ControlPath`.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from .syndromes import CommandError, CommandSyndrome
 
 
 def log_of(count: int) -> int:
-    """Return the logarithm of a power of two."""
+    """Return the base-2 logarithm of a power of two."""
     return count.bit_length() - 1
 
 
 class Objects(Handlers):
-    """Objects of one kind. A command that names an object that does not exist gets the syndrome `no_such`."""
+    """Objects of one type. A command that names a missing object fails with the syndrome `no_such`."""
 
     table: Table
 
@@ -38,7 +38,7 @@ class Objects(Handlers):
 
     @property
     def log_max(self) -> int:
-        """Return the logarithm of the number of rows, as capabilities give it."""
+        """Return the base-2 logarithm of the number of rows, as capabilities report it."""
         return log_of(self.table.mask + 1)
 
     def need(self, number: int) -> int:
@@ -48,12 +48,12 @@ class Objects(Handlers):
         return self.table.row_address(number)
 
     def new_row(self) -> np.ndarray:
-        """Return a row of zeros to prepare. Posted as it is, it removes the object."""
+        """Return a row of zeros to fill in. Posted unchanged, the row removes the object."""
         return np.zeros((), self.table.entry.dtype)
 
 
 class CountedObjects(Objects):
-    """Objects that a driver allocates by calls. Their rows count the objects that use them.
+    """Objects that a driver allocates with calls, not mailboxes. Their rows count the objects that use them.
 
     `owner` is the NIC's name, for messages.
     """
@@ -63,17 +63,17 @@ class CountedObjects(Objects):
         self._owner = owner
 
     def hold(self, *numbers: int) -> None:
-        """Count one more user of each of these objects."""
+        """Increment the number of users of each of these objects."""
         for number in numbers:
             self.table[number]["users"] += 1
 
     def release(self, *numbers: int) -> None:
-        """Count one user less of each of these objects."""
+        """Decrement the number of users of each of these objects."""
         for number in numbers:
             self.table[number]["users"] -= 1
 
     def free_row(self) -> int:
-        """Return the number of a free row, whose users are counted from 0. NoMemoryError if all are in use."""
+        """Return the number of a free row, and set its number of users to 0. NoMemoryError if all are in use."""
         slot = self.table.free_slot()
         if slot is None:
             raise NoMemoryError(
@@ -92,7 +92,7 @@ class CountedObjects(Objects):
 
 
 class MailboxObjects(Objects):
-    """Objects that mailboxes create. They know the other objects that use them, by name."""
+    """Objects that mailboxes create. Each keeps the names of the objects that use it."""
 
     def __init__(self, table: Table, no_such: CommandSyndrome):
         super().__init__(table, no_such)
@@ -108,45 +108,45 @@ class MailboxObjects(Objects):
             )
         return slot
 
-    def named(self, number: int) -> str:
+    def name_of(self, number: int) -> str:
         """Return the name of an object, for messages."""
         return f"{self.table.name} {number:#x}"
 
     def hold(self, number: int, user: str) -> None:
-        """Note that an object uses this one, which then cannot be destroyed."""
+        """Add a user to an object, which then cannot be destroyed."""
         self._users.setdefault(number, []).append(user)
 
     def release(self, number: int, user: str) -> None:
-        """Note that an object no longer uses this one."""
+        """Remove a user from an object."""
         self._users[number].remove(user)
         if not self._users[number]:
             del self._users[number]
 
     def need_unused(self, number: int) -> None:
-        """Raise CommandError if another object uses this one."""
+        """Raise CommandError if another object uses the object."""
         if users := self._users.get(number):
             raise CommandError(
                 Status.RESOURCE_BUSY, CommandSyndrome.IN_USE,
-                f"{self.named(number)} is used by {', '.join(dict.fromkeys(users))}",
+                f"{self.name_of(number)} is used by {', '.join(dict.fromkeys(users))}",
             )
 
 
 @dataclass
 class Uses:
-    """What an object uses: `counted` objects know how many users they have, `named` objects know them by name."""
+    """The objects that an object uses: `counted` are CountedObjects, `named` are MailboxObjects."""
 
     counted: list[tuple[CountedObjects, int]] = field(default_factory=list)
     named: list[tuple[MailboxObjects, int]] = field(default_factory=list)
 
     def hold(self, user: str) -> None:
-        """Note that `user` uses all of them, which then cannot be destroyed."""
+        """Add `user` to all of the objects, which then cannot be destroyed."""
         for counted, number in self.counted:
             counted.hold(number)
         for named, number in self.named:
             named.hold(number, user)
 
     def release(self, user: str) -> None:
-        """Note that `user` no longer uses them."""
+        """Remove `user` from all of the objects."""
         for counted, number in self.counted:
             counted.release(number)
         for named, number in self.named:
@@ -159,21 +159,21 @@ class EventSources(Objects):
     def subscribe(self, number: int, channel: EventChannel, types: Iterable[EventType], cookie: int) -> None:
         """Subscribe a channel to events of a queue."""
         row = self.table[number]
-        row["cookie"] = cookie  # before the channel: the engine may look at any moment
+        row["cookie"] = cookie  # before the channel, because the engine may read the row at any moment
         row["channel"] = channel.address
 
     def unsubscribe(self, channel: EventChannel) -> None:
-        """Take all subscriptions back from a channel."""
+        """Remove all subscriptions of a channel."""
         for index in self.subscribed("channel", channel):
             self.table.rows[index]["channel"] = 0
 
     def subscribed(self, field: str, channel: EventChannel) -> list[int]:
-        """Return the indices of the rows that have the channel in a field."""
+        """Return the indices of the rows whose `field` contains the channel."""
         return np.flatnonzero(self.table.given[field] == channel.address).tolist()
 
 
 class ChosenEvents(EventSources):
-    """Queues that raise events of the types that were subscribed to. Their rows have a bit for each in `events`."""
+    """Queues that raise only the types of events subscribed to. Their rows have a bit for each type in `events`."""
 
     def subscribe(self, number: int, channel: EventChannel, types: Iterable[EventType], cookie: int) -> None:
         row = self.table[number]
@@ -183,7 +183,7 @@ class ChosenEvents(EventSources):
 
 
 class QueueObjects(EventSources, MailboxObjects):
-    """Queues of RDMA that mailboxes create."""
+    """Queues for RDMA that mailboxes create."""
 
     def __init__(self, name: str, entry: Entry, rows: int, no_such: CommandSyndrome):
         super().__init__(Table(name, entry, rows), no_such)

@@ -1,7 +1,7 @@
-"""Why the command interpreter refused a mailbox.
+"""The reasons why the command interpreter refuses a mailbox.
 
-The status byte is the PRM's. A real device's 32-bit syndrome is an undocumented firmware constant; ours is one of
-these numbers, and the error's detail explains it in words.
+The status byte is the PRM's. A card's 32-bit syndrome is an undocumented firmware constant; the software NIC's is one
+of these numbers, and the error's detail explains it in words.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class CommandSyndrome(IntEnum):
     NO_SUCH_SQ          = 0x5F0065
     NO_SUCH_RQ          = 0x5F0066
     NO_ETHERNET         = 0x5F0068  # a port without Ethernet has no Ethernet queues
-    UNSUPPORTED_FIELD   = 0x5F0069  # a field of a context that asks for what the software NIC does not have
+    UNSUPPORTED_FIELD   = 0x5F0069  # a context field that requests a feature that the software NIC lacks
     QUEUE_STATE         = 0x5F006A
     MODIFY_MASK         = 0x5F006B
     WQ_TYPE             = 0x5F006C

@@ -17,7 +17,7 @@ MAX_UAR = 512
 
 
 class UarPages(CountedObjects):
-    """The UAR pages of a NIC. The engine serves the registers of those that its record lists."""
+    """The UAR pages of a NIC. The engine serves the registers of the pages that its record lists."""
 
     def __init__(self, hardware: Hardware):
         super().__init__(hardware.name, Table("UAR page", UAR_ROW, MAX_UAR), CommandSyndrome.NO_SUCH_UAR)

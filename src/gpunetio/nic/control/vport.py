@@ -1,4 +1,4 @@
-"""The port as its Ethernet queues see it: QUERY_NIC_VPORT_CONTEXT."""
+"""The port as Ethernet queues use it: QUERY_NIC_VPORT_CONTEXT."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from .command import Call, Command, Handlers
 from .guids import node_guid_of, port_guid_of
 from .syndromes import CommandError, CommandSyndrome
 
-# What the 16 bits of nic_vport_context.mtu can say, which count the framing. A wire has room for one byte more.
+# The largest value of the 16 bits of nic_vport_context.mtu, which includes the framing. A wire has room for one more.
 _LARGEST_MTU = (1 << 16) - 1 - eth.VPORT_FRAMING
 
 
 def mtu_of(port: Port) -> int:
-    """Return the most bytes that a frame has behind its MAC header and VLAN tags."""
+    """Return the maximum size of a frame's payload in bytes, after the MAC header and VLAN tags."""
     return min(port.link_mtu, _LARGEST_MTU)
 
 
 def longest_frame(port: Port) -> int:
-    """Return the bytes of the longest frame that the port takes, without VLAN tags.
+    """Return the maximum length in bytes of a frame that the port accepts, without VLAN tags.
 
-    A capture file has frames of any length, also those whose MTU no command can say.
+    A capture file has frames of any length, even with an MTU that no command can report.
     """
     kind = port.config.wire_kind
     return LARGEST_RECORD if kind.ethernet and kind.file and not port.config.mtu else ETHERNET.size + mtu_of(port)

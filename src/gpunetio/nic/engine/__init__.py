@@ -1,1 +1,1 @@
-"""What the control path acts on, whatever makes the turns: an engine, its place, a port."""
+"""The interfaces below the control path: the engine, its backend for slices, and the port."""

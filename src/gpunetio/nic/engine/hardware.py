@@ -1,4 +1,4 @@
-"""What the control path of a NIC acts on."""
+"""The engine's interface to the control path, and the hardware of a NIC: its port, engine and record."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from ..turn.commands import EngineCommand
 from .port import Port
 
 
-CUDA = "cuda"  # of `Engine.sharing`
+CUDA = "cuda"  # a value of `Engine.sharing`
 
 
-class Opened(Protocol):
-    """Memory of another process that is mapped here until `close`."""
+class SharedMapping(Protocol):
+    """Memory of another process, mapped into this process until `close`."""
 
     address: int
     nbytes: int
@@ -30,9 +30,9 @@ class Opened(Protocol):
 
 
 class Engine(ABC):
-    """What executes WQEs and moves packets, from `start` to `stop`: threads of the host (host/engine.py).
+    """Executes WQEs and moves packets from `start` to `stop`, on threads of the host (host/engine.py).
 
-    It works on the NIC's record and tables, which only it writes while it runs.
+    The engine works on the NIC's record and tables. While the engine runs, nothing else writes them.
     """
 
     @abstractmethod
@@ -41,99 +41,99 @@ class Engine(ABC):
 
     @abstractmethod
     def stop(self) -> None:
-        """Stop. Afterwards the engine touches no memory.
+        """Stop the engine, which then touches no more memory.
 
-        TimedOutError if it does not stop. Then nothing may be freed, and `stop` can be called again.
+        TimedOutError if the engine does not stop. Then free none of its memory; `stop` can be called again.
         """
 
     @property
     @abstractmethod
     def running(self) -> bool:
-        """Return whether the engine serves the NIC, and may touch any memory that its tables name."""
+        """Return whether the engine runs. While it runs, it may touch any memory that its tables name."""
 
     @abstractmethod
     def post(
         self, op: int, row: int, prepared: Row | None = None, state: int = 0, timeout: float = 10.0,
         worker: int = 0,
     ) -> None:
-        """Have the worker that serves a row execute `op` (turn/commands.py) on `row` between two WQEs.
+        """Execute `op` (turn/commands.py) on `row` between two WQEs, in the worker that serves the row.
 
-        `prepared` is the row's new content. This returns once the command is done. From then on, the engine touches
-        nothing that the old row named. BadStateError if the row has left `state` meanwhile; FullError if a ring is too
+        `prepared` is the row's new content. Return once the command has completed; then the engine no longer touches
+        memory that the old row named. BadStateError if the row has left `state` meanwhile; FullError if a ring is too
         small; TimedOutError if the engine does not answer within `timeout` seconds.
         """
 
     @abstractmethod
     def post_alone(self, *commands: tuple[int, int, Row], timeout: float = 10.0) -> None:
-        """Have the first worker execute commands (op, row, prepared) while no other worker looks at any table.
+        """Execute commands (op, row, prepared) in the first worker while all other workers are held.
 
-        For what several workers read, and for what goes from one worker to another. Errors as for `post`.
+        Use this for rows that several workers read, and to move queues between workers. Errors as for `post`.
         """
 
     def reaches(self, address: int, nbytes: int) -> bool:
-        """Return whether queues and payload may lie in a range that the CPU does not reach."""
+        """Return whether the engine can use a range that the CPU cannot access, for queues and payload."""
         return False
 
     @property
     def sharing(self) -> str:
-        """Return how engines of two processes share memory that `reaches` names; "" if they do not."""
+        """Return how engines of two processes share memory that `reaches` accepts; "" if they cannot share it."""
         return ""
 
     def share(self, address: int, nbytes: int) -> tuple[int, int, str, int | None] | None:
-        """Return address and size of the allocation that contains a range, its handle, and a new descriptor.
+        """Return the address and size of the allocation that contains a range, its handle, and a new descriptor.
 
-        `open_shared` takes both in another process. None if that memory cannot be shared.
+        Another process passes the handle and the descriptor to `open_shared`. None if the memory cannot be shared.
         """
         raise NotSupportedError("this engine shares no memory with those of other processes")
 
-    def open_shared(self, nbytes: int, handle: object, fds: list[int]) -> Opened:
-        """Map memory that the engine of another process shares in the same way. InvalidValueError if that fails."""
+    def open_shared(self, nbytes: int, handle: object, fds: list[int]) -> SharedMapping:
+        """Map memory that the engine of another process shares (`share`). InvalidValueError if that fails."""
         raise NotSupportedError("this engine shares no memory with those of other processes")
 
     def is_near(self, address: int, nbytes: int) -> bool:
-        """Return whether a range is memory of the GPU that makes the turns: a fence of that GPU orders stores there."""
+        """Return whether a range is memory of the GPU that makes the turns, where a fence of that GPU orders stores."""
         return False
 
-    def lines(self, lines: HostMemory) -> int:
-        """Return the address of the doorbell lines that the engine looks at, for lines in host memory.
+    def doorbell_lines(self, lines: HostMemory) -> int:
+        """Return the address of the doorbell lines that the engine polls, given the lines in host memory.
 
-        They are others if kernels ring nearer to the engine than the CPU does.
+        The two differ if kernels ring lines in memory nearer to the engine than host memory.
         """
         return lines.address
 
     def map(self, address: int, nbytes: int) -> None:
-        """Let the engine reach host memory, for a region or a UMEM. `unmap` undoes it."""
+        """Make host memory of a region or a UMEM accessible to the engine, until `unmap`."""
         return
 
     def unmap(self, address: int, nbytes: int) -> None:
-        """Undo a `map`. The engine touches the memory no more."""
+        """Undo `map`. The engine must no longer touch the memory."""
         return
 
-    def recall(self) -> None:
-        """Have all rows be as turns have left them. A slice may work on copies (gpu/borrowed.py)."""
+    def write_back(self) -> None:
+        """Write the engine's copies of rows back to the tables. A slice may work on copies (gpu/row_cache.py)."""
         return
 
     def read(self, address: int, nbytes: int) -> bytes:
-        """Return what a queue's memory contains, which may be out of the CPU's reach. At most a line, by `post`."""
+        """Read memory of a queue, which the CPU may be unable to access. Up to a cache line if read through `post`."""
         return ctypes.string_at(address, nbytes)
 
     @property
     @abstractmethod
     def workers(self) -> list[int]:
-        """Return the addresses of the workers' records. Each worker serves some of the queues; the first, all wires."""
+        """Return the addresses of the workers' records. Each worker serves some queues; the first serves all wires."""
 
     @abstractmethod
-    def settle(self) -> None:
-        """Wait until the engine's current turn is over, and until it has sent what it sends after a turn."""
+    def synchronize(self) -> None:
+        """Wait until the engine has ended its current turn and sent the notifications that follow a turn."""
 
     @property
     @abstractmethod
     def kick_fd(self) -> int:
-        """Return the descriptor by which NICs with a wire to this NIC wake the engine."""
+        """Return the descriptor with which NICs that have a wire to this NIC wake the engine."""
 
     @abstractmethod
     def watch(self, events: Sequence[int], sockets: Sequence[int]) -> None:
-        """Let these descriptors wake the engine as well: `events` of notifiers, and sockets when they are readable."""
+        """Set the descriptors that wake the engine when they are readable: `events` of notifiers, and `sockets`."""
 
     @abstractmethod
     def kick(self) -> None:
@@ -141,16 +141,16 @@ class Engine(ABC):
 
     @abstractmethod
     def doorbell_rung(self) -> None:
-        """Wake the engine if it sleeps: a thread of this process has rung a doorbell."""
+        """Wake the engine if it sleeps, after a thread of this process has rung a doorbell."""
 
     @abstractmethod
-    def busy(self, change: int) -> None:
-        """Count kernels that were launched (+1) or have ended (-1). The engine does not sleep while any runs."""
+    def count_kernels(self, change: int) -> None:
+        """Count kernels that were launched (+1) or have ended (-1). While any runs, the engine does not sleep."""
 
 
 @dataclass(frozen=True)
 class Hardware:
-    """The port and the engine of the NIC `name`, and the engine's record, which lies at `address`."""
+    """The port and the engine of the NIC `name`, and the engine's first WORKER record, which lies at `address`."""
 
     name: str
     port: Port
@@ -159,5 +159,5 @@ class Hardware:
     engine: Engine
 
     def write(self, address: int, *words: int) -> None:
-        """Have the engine write words of 64 bits between two WQEs."""
+        """Write 64-bit words at an address; the engine does so between two WQEs."""
         self.engine.post(EngineCommand.WRITE_ROW, address, np.array(words, np.int64))

@@ -32,11 +32,11 @@ _IFREQ_SIZE, _MAX_INTERFACES = 40, 1024
 _LAST_UNICAST_LID = 0xBFFF  # IBTA 4.1.3
 _LAST_PART_ID = 0xFFFF
 MAX_GID = 16  # entries of the GID table
-MOST_ADDRESSES = MAX_GID - 1  # beside the link-local GID
+MOST_ADDRESSES = MAX_GID - 1  # in addition to the link-local GID
 MOST_WORKERS = 16
 MOST_COPIERS = 31
 CPU, TWIN = "cpu", "twin"
-ENGINES = (CPU, TWIN, "gpu", "gpuN")  # as people write them
+ENGINES = (CPU, TWIN, "gpu", "gpuN")  # the values in help texts and messages
 _GPU = re.compile(r"gpu(\d*)")
 _DEFAULT_LINK_MTU = 1500
 _NOMINAL_SPEED = 10_000  # Mbit/s
@@ -49,12 +49,13 @@ _SMALLEST_LINK_MTU, _LARGEST_LINK_MTU = MAX_HEADERS + MTUS[-1], 65536
 
 @dataclass(frozen=True)
 class WireKind:
-    """How a port reaches its peers.
+    """A type of wire: how a port reaches its peers.
 
-    `neighbours`: NICs of this host by shared memory. `module` of nic/wires: all others, also on InfiniBand ports if
-    `infiniband`. `routed`: they are in the networks of this machine, whose addresses the port has. `ethernet`: the wire
-    carries Ethernet frames, and the port has a MAC and addresses of its own there. `argument`: what follows the name
-    and a colon; `interface`: that is the name of a network interface. `file`: a program replays a capture file there.
+    `module` is the module in nic/wires that implements the wire. With `neighbours`, the port reaches NICs of this host
+    through shared memory, and uses the wire for all others. `infiniband`: InfiniBand ports can use the wire. `routed`:
+    the peers are in the IP networks of this machine, and the port has addresses of this machine. `ethernet`: the wire
+    carries Ethernet frames, and the port has its own MAC and addresses there. `argument` describes the text after the
+    name and a colon; with `interface`, that text names a network interface. `file`: a capture file is replayed there.
     """
 
     module: str
@@ -80,8 +81,8 @@ WIRES = {
 _INTERFACE = re.compile(r"[^\s/:%]{1,15}")  # what the kernel takes for a name (dev_valid_name); % is for patterns
 
 
-def spell(name: str) -> str:
-    """Return how to spell a wire of a kind: its name, and what follows."""
+def wire_syntax(name: str) -> str:
+    """Return the syntax of a type of wire: its name, and the argument after a colon if it has one."""
     argument = WIRES[name].argument
     return f"{name}:{argument}" if argument else name
 
@@ -90,9 +91,9 @@ def check_wire(wire: str) -> None:
     """Raise InvalidValueError unless `wire` can be a PortConfig's."""
     name, colon, argument = wire.partition(":")
     if name not in WIRES or (colon and not WIRES[name].argument):
-        raise InvalidValueError(f"wire = {wire!r}: it must be one of {', '.join(map(spell, WIRES))}")
+        raise InvalidValueError(f"wire = {wire!r}: it must be one of {', '.join(map(wire_syntax, WIRES))}")
     if WIRES[name].argument and not argument:
-        raise InvalidValueError(f"wire = {wire!r}: it lacks what it leads to: {spell(name)}")
+        raise InvalidValueError(f"wire = {wire!r}: it lacks what it leads to: {wire_syntax(name)}")
     if WIRES[name].interface and (not _INTERFACE.fullmatch(argument) or argument in (".", "..")):
         raise InvalidValueError(
             f"wire = {wire!r}: {argument!r} cannot be the name of a network interface, which has 1 to 15 characters "
@@ -111,30 +112,30 @@ class PortConfig:
     """How a software NIC is connected.
 
     `addresses`    IPv4 and IPv6 addresses of this machine to bind to, or a single one; stored as a tuple. By default,
-                   soft n has 127.0.0.(n+1). On a wire that carries Ethernet, the NIC's own addresses, which nobody
-                   else may have
+                   soft n has 127.0.0.(n+1). On a wire that carries Ethernet, the NIC's own addresses, which no other
+                   host may have
     `wire`         "auto": shared memory to NICs of this host, UDP to others; "udp": UDP to every NIC but itself;
                    "replay": only to the packets of a capture file (nic/wires/replay.py);
-                   "packet:INTERFACE": Ethernet, by a network interface of this machine; "tap:NAME": Ethernet, by a TAP
-                   device, which is made if there is none of this name; "unix:PATH": Ethernet, to one other NIC or to a
-                   virtual machine, by a stream socket; "dgram:LOCAL,REMOTE": the same, by datagrams between two paths;
-                   "pcap:FILE": Ethernet, whose frames come from a capture file (nic/wires/pcap.py)
+                   "packet:INTERFACE": Ethernet, through a network interface of this machine; "tap:NAME": Ethernet,
+                   through a TAP device, which is created if it does not exist; "unix:PATH": Ethernet, to one other NIC
+                   or to a virtual machine, through a stream socket; "dgram:LOCAL,REMOTE": the same, with datagrams
+                   between two paths; "pcap:FILE": Ethernet, with frames from a capture file (nic/wires/pcap.py)
     `mtu`          MTU of the link in bytes (the path MTU is smaller); 0 means the MTU of the addresses' interface
     `link_layer`   ETHERNET (RoCE v2), or INFINIBAND, which reaches only software NICs of this host
     `lid`          LID of an InfiniBand port; 0 means the last 16 bits of its first address
-    `faults`       faults to inject into outgoing frames, or None; stored as Faults. A string as for `--faults` will do:
-                   "loss=0.01,seed=7"
-    `capture`      a pcap file that receives every packet sent or received, for Wireshark, or None; if it is a folder, a
-                   new file there, NIC-PID.pcap, each time the NIC is opened
-    `workers`      threads that serve the NIC's queues; 0 means one for each four cores, and four at most
-    `promiscuous`  whether flow rules decide about Ethernet frames to any MAC, or only about those to the port's MAC and
-                   to groups
+    `faults`       faults to inject into outgoing frames, or None; stored as Faults. A string as for `--faults` is
+                   accepted: "loss=0.01,seed=7"
+    `capture`      a pcap file, for Wireshark, to which every packet sent or received is written, or None; for a folder,
+                   a new file there, NIC-PID.pcap, each time the NIC is opened
+    `workers`      number of threads that serve the NIC's queues; 0 means one per four cores, at most four
+    `promiscuous`  whether flow rules apply to Ethernet frames to any MAC, or only to frames to the port's MAC and to
+                   group addresses
     `send_scheduling`  whether Ethernet send queues may wait for a time (a card's ACCURATE_TX_SCHEDULER)
-    `engine`       where the NIC's turns are made: "cpu"; "gpu" or "gpuN", the first GPU or the one of this ordinal; or
+    `engine`       where the NIC's turns are made: "cpu"; "gpu" or "gpuN", the first GPU or the GPU with ordinal N; or
                    "twin", the twin of a GPU (jit/twin.py). Except with "cpu", queues and payload may lie in memory that
-                   the CPU does not reach
-    `copiers`      SMs that only copy payload, for each worker, where a GPU makes the turns: a queue pair's writes of
-                   a megabyte then go at the speed of all of them
+                   the CPU cannot access
+    `copiers`      with a GPU engine, number of SMs per worker that only copy payload: together they copy a queue pair's
+                   large writes (about a megabyte)
     `part_id`      the vendor_part_id that the device reports: a ConnectX-7's, or 0 for a device of its own kind
     """
 
@@ -191,7 +192,7 @@ class PortConfig:
         self._check_wire_kind()
 
     def _set(self, name: str, value: object) -> None:
-        object.__setattr__(self, name, value)  # the way of a frozen dataclass
+        object.__setattr__(self, name, value)  # a frozen dataclass allows no other assignment
 
     def _check_copiers(self) -> None:
         if not 0 <= self.copiers <= MOST_COPIERS:
@@ -214,7 +215,7 @@ class PortConfig:
 
     @property
     def on_gpu(self) -> bool:
-        """Whether the NIC makes its turns where memory may be out of the CPU's reach."""
+        """Whether a GPU or its twin makes the NIC's turns, so that memory may be inaccessible to the CPU."""
         return self.engine != CPU
 
     @property
@@ -225,27 +226,27 @@ class PortConfig:
 
     @property
     def on_cuda(self) -> bool:
-        """Whether a CUDA device makes the NIC's turns, by a clock that the CPU does not read."""
+        """Whether a CUDA device makes the NIC's turns. The CPU cannot read its clock."""
         return self.engine not in (CPU, TWIN)
 
     @property
     def engine_name(self) -> str:
-        """The engine, with the ordinal of its GPU if it is on one."""
+        """The engine, with the ordinal if it is on a GPU."""
         return f"gpu{self.gpu}" if _GPU.fullmatch(self.engine) else self.engine
 
     @property
     def wire_kind(self) -> WireKind:
-        """How the port reaches its peers."""
+        """The type of the port's wire."""
         return WIRES[self.wire.partition(":")[0]]
 
     @property
     def wire_argument(self) -> str:
-        """What the wire leads to: the name of an interface; "" for wires that need none."""
+        """The text after the colon in `wire`, such as the name of an interface; "" without one."""
         return self.wire.partition(":")[2]
 
 
 class Port:
-    """The port that `config` describes; `default` is its address if the configuration names none."""
+    """The port that `config` describes. `default` is its address if the configuration names none."""
 
     addresses: tuple[IPAddress, ...]
     link_layer: LinkLayer
@@ -266,7 +267,7 @@ class Port:
         self.active_mtu = next((mtu for mtu in MTUS if mtu + MAX_HEADERS <= self.link_mtu), MTUS[-1])
 
     def _check_addresses(self) -> None:
-        """Refuse addresses that no Ethernet carries."""
+        """Refuse addresses that cannot be used on an Ethernet: loopback, unspecified and multicast."""
         for address in self.addresses:
             if address.is_loopback or address.is_unspecified or address.is_multicast:
                 raise InvalidValueError(
@@ -275,9 +276,9 @@ class Port:
                 )
 
     def _link_mtu(self) -> int:
-        """Return the MTU of the interface that the port uses. A TAP device that is to be made has Ethernet's.
+        """Return the MTU of the interface that the port uses, or Ethernet's for a TAP device that does not exist yet.
 
-        A capture file has frames of any length.
+        A capture file has frames of any length, so its MTU is the largest.
         """
         if not self.config.wire_kind.ethernet:
             return min(map(link_mtu_of, self.addresses))
@@ -319,7 +320,7 @@ class Port:
     def rate(self) -> tuple[int, int]:
         """Return libibverbs' codes for the width and speed of the slowest interface that has an address of the port.
 
-        They are read once, as the MTU is.
+        Like the MTU, they are read only once.
         """
         return _rate(min(map(speed_of, self.addresses)))
 
@@ -329,12 +330,12 @@ class Port:
         if self.infiniband:
             return "the port's link layer is InfiniBand"
         kind = self.config.wire_kind
-        if not kind.ethernet and not kind.neighbours:  # between NICs of this host, memory carries frames
+        if not kind.ethernet and not kind.neighbours:  # shared memory carries frames between NICs of this host
             return f"the port's wire is {self.config.wire!r}, which carries no Ethernet frames"
         return ""
 
     def source_address(self, index: int) -> IPAddress:
-        """Return the address of entry `index` of the GID table. The link-local GID has the first address."""
+        """Return the IP address of entry `index` of the GID table; for the link-local GID, the first address."""
         return self.control_addresses[max(0, index - 1)]
 
     def is_link_local(self, index: int) -> bool:
@@ -343,7 +344,7 @@ class Port:
 
     @property
     def control_addresses(self) -> tuple[IPAddress, ...]:
-        """Return the addresses at which NICs of this host find this one. On InfiniBand they know only the LID."""
+        """Return the addresses at which NICs of this host find this NIC. On InfiniBand they know only its LID."""
         return (self.address_of_lid(self.lid),) if self.infiniband else self.addresses
 
     def address_of_lid(self, lid: int) -> IPAddress:
@@ -356,7 +357,7 @@ class Port:
 
 
 def _addresses(given: object) -> tuple[str, ...]:
-    """Return the addresses of a port as text, in one form and each of them once."""
+    """Return the addresses of a port as text, in canonical form and without duplicates."""
     if isinstance(given, str | IPAddress):
         given = (given,)
     if not isinstance(given, Iterable) or isinstance(given, bytes | bytearray):
@@ -392,7 +393,7 @@ def gid_of(address: IPAddress) -> bytes:
 
 
 def address_of(gid: bytes) -> IPAddress:
-    """Return the address behind a GID: the IPv4 address for a link-local GID that comes from `mac_of`."""
+    """Return the IP address of a GID. A link-local GID derived from a MAC of `mac_of` yields the IPv4 address."""
     if gid.startswith(IPV4_MAPPED):
         return IPv4Address(gid[12:])
     if gid.startswith(LINK_LOCAL + b"\0\0") and gid[11:13] == b"\xff\xfe":
@@ -412,18 +413,18 @@ def can_reach(address: IPAddress) -> bool:
 
 
 def mac_of(address: IPAddress) -> bytes:
-    """Return the MAC of a software NIC with this first address."""
+    """Return the MAC of a software NIC whose first address is `address`."""
     return b"\x02\x00" + address.packed[-4:]
 
 
 def link_mtu_of(address: IPAddress) -> int:
-    """Return the MTU of the interface that has the address, or Ethernet's if none has it."""
+    """Return the MTU of the interface that has the address, or Ethernet's MTU if no interface has it."""
     name = interface_of(address)
     return _DEFAULT_LINK_MTU if name is None else interface.mtu_of(name)
 
 
 def speed_of(address: IPAddress) -> int:
-    """Return the Mbit/s that the driver reports for the interface of the address, or else what a veth reports."""
+    """Return the speed in Mbit/s that the driver of the address's interface reports, or the speed of a veth."""
     with contextlib.suppress(OSError, ValueError):
         if (name := interface_of(address)) and (speed := int(Path(f"/sys/class/net/{name}/speed").read_text())) > 0:
             return speed
@@ -444,7 +445,7 @@ def interface_of(address: IPAddress) -> str | None:
 
 
 def _interface4(sock: socket.socket, address: IPv4Address) -> str | None:
-    if address.is_loopback:  # lo has all of 127.0.0.0/8 but lists one address
+    if address.is_loopback:  # lo has all of 127.0.0.0/8, but lists only one address
         return "lo"
     # struct ifconf {int; char *}, filled with struct ifreq {char name[16]; struct sockaddr_in; pad to 40 bytes}
     entries = array.array("B", bytes(_IFREQ_SIZE * _MAX_INTERFACES))

@@ -1,11 +1,12 @@
-"""Host memory that slices on GPUs reach: registered with CUDA, where it has the same addresses as on the CPU.
+"""Host memory that slices on GPUs access: registered with CUDA, at the same addresses as on the CPU.
 
-While any NIC makes its turns on a GPU, all host memory of ours is registered, because queues, tables and pipes lie in
-it. Memory of the program is registered with its region or UMEM. CUDA registers each page once, so overlapping ranges
-share pieces.
+While any NIC makes its turns on a GPU, all of gpunetio's own host memory is registered, because queues, tables and
+pipes are in it. Memory of the program is registered with its region or UMEM. CUDA registers each page once, so
+overlapping ranges share pieces.
 
-To end a registration, CUDA waits for all running kernels. So memory of ours stays until none of this process runs, or
-until the last NIC closes. Memory of the program cannot stay, as other memory may get its addresses.
+To unregister memory, CUDA waits for all running kernels. So gpunetio's own memory stays registered until no kernel of
+this process runs, or until the last NIC closes. Memory of the program cannot stay registered, because other memory may
+get its addresses.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from ...jit.launch import running
 from ...memory import PAGE, live, watchers
 from ..memory.cuda_driver import CudaDriver
 
-_MANY = 64  # pieces of memory that have been left
+_MANY = 64  # closed pieces of memory that are still registered
 _IN_PART = 1, 712  # CUresult: INVALID_VALUE, HOST_MEMORY_ALREADY_REGISTERED
 _PORTABLE, _DEVICE_MAP = 1, 2  # CU_MEMHOSTREGISTER_*
 
@@ -31,19 +32,19 @@ class Pinned:
     """Ranges of host memory that are registered, by page, each for its number of users."""
 
     def __init__(self, driver: CudaDriver, current: Callable[[], AbstractContextManager[None]]):
-        """`current` makes a CUDA context current, as memory comes and goes on any thread."""
+        """`current` makes a CUDA context current: any thread may allocate and free memory."""
         self._driver, self._current = driver, current
         self._lock = threading.Lock()
         self._pieces: dict[int, list[int]] = {}  # start → end, users
         self._starts: list[int] = []
-        self._left: deque[tuple[int, int, object]] = deque()  # closed memory of ours: address, bytes, and itself
-        self._places = 0
+        self._left: deque[tuple[int, int, object]] = deque()  # closed memory of gpunetio: address, bytes, the memory
+        self._nics = 0
 
     def open(self) -> None:
-        """Count a NIC on a GPU. With the first one, register all memory of ours; from then on, also what is new."""
+        """Count a NIC on a GPU. The first one registers all of gpunetio's memory, and from then on new memory too."""
         with self._lock:
-            self._places += 1
-            first = self._places == 1
+            self._nics += 1
+            first = self._nics == 1
         if first:
             watchers.append(self)
             try:
@@ -54,10 +55,10 @@ class Pinned:
                 raise
 
     def close(self) -> None:
-        """Count a NIC that has closed. With the last one, all ends."""
+        """Count a NIC that has closed. The last one ends all registrations."""
         with self._lock:
-            self._places -= 1
-            last = self._places == 0
+            self._nics -= 1
+            last = self._nics == 0
         if last:
             watchers.remove(self)
             with self._lock:
@@ -68,7 +69,7 @@ class Pinned:
                 self._left.clear()
 
     def add(self, address: int, nbytes: int) -> None:
-        """Register the pages of a range, or count another user of those that are registered already."""
+        """Register the pages of a range, or count another user of pages that are already registered."""
         begin, end = address & -PAGE, -(-(address + nbytes) // PAGE) * PAGE
         with self._lock, ExitStack() as undo:
             self._remove_left()
@@ -87,9 +88,9 @@ class Pinned:
             self._remove(address, nbytes)
 
     def leave(self, address: int, nbytes: int, memory: object) -> None:
-        """Undo an `add` of memory of ours, now or later. `memory` is what keeps it mapped.
+        """Undo an `add` of gpunetio's own memory, now or later. `memory` keeps it mapped.
 
-        Finalizers call this, and they run anywhere: also in a thread that has the lock.
+        Finalizers call this. They run on any thread, even on one that holds the lock.
         """
         self._left.append((address, nbytes, memory))
         if len(self._left) >= _MANY and self._lock.acquire(blocking=False):
@@ -99,10 +100,10 @@ class Pinned:
                 self._lock.release()
 
     def _remove_left(self) -> None:
-        """Undo the `add` of memory that was left, if there is much and CUDA would not have to wait."""
+        """Undo the `add` of closed memory, if there are _MANY pieces and no kernel runs for which CUDA would wait."""
         if len(self._left) >= _MANY and running() == 0:
             while self._left:
-                address, nbytes, _ = self._left.popleft()  # which keeps it mapped until it is removed
+                address, nbytes, _ = self._left.popleft()  # the third value keeps the memory mapped until it is removed
                 self._remove(address, nbytes)
 
     def _remove(self, address: int, nbytes: int) -> None:
@@ -113,7 +114,7 @@ class Pinned:
                 self._forget(start)
 
     def _within(self, begin: int, end: int) -> list[int]:
-        """Return where the pieces start that overlap a range."""
+        """Return the starts of the pieces that overlap a range."""
         at = max(0, bisect_right(self._starts, begin) - 1)
         found = []
         for start in self._starts[at:]:
@@ -132,9 +133,9 @@ class Pinned:
             yield begin, end
 
     def _register(self, address: int, nbytes: int) -> list[tuple[int, int]]:
-        """Register a range, but for pages that others have pinned, which slices reach as they are.
+        """Register a range, except pages that others have already pinned, which slices can access.
 
-        Return what is registered: starts and ends.
+        Return the starts and ends of what is registered.
         """
         if self._driver.is_pinned(address) or not self._try(address, nbytes):
             pages = range(address, address + nbytes, PAGE)
@@ -143,10 +144,10 @@ class Pinned:
 
     def _try(self, address: int, nbytes: int) -> bool:
         """Register a range. Return False if a part of it is registered already."""
-        place, size = ctypes.c_uint64(address), ctypes.c_size_t(nbytes)
+        start, size = ctypes.c_uint64(address), ctypes.c_size_t(nbytes)
         try:
             with self._current():
-                self._driver.call("cuMemHostRegister_v2", place, size, _PORTABLE | _DEVICE_MAP)
+                self._driver.call("cuMemHostRegister_v2", start, size, _PORTABLE | _DEVICE_MAP)
         except DriverError as error:
             if error.status not in _IN_PART:
                 raise

@@ -1,4 +1,4 @@
-"""Compile the kernel of slices for GPUs that need not be here, and keep the cubins with all compiled code.
+"""Compile the kernel of slices for GPUs that need not be installed, and store the cubins with the compiled code.
 
     python -m gpunetio.nic.gpu.slice_cubins 9.0 10.0
 """

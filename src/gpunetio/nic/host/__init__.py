@@ -1,1 +1,1 @@
-"""Turns on threads of the CPU."""
+"""The engine on CPU threads: the threads make the NIC's turns."""

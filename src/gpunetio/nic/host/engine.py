@@ -1,4 +1,4 @@
-"""The engine: the threads that are the NIC. They repeat `step` without the GIL, and sleep when there is no work."""
+"""The engine on CPU threads. The threads make the NIC's turns without the GIL, and sleep when there is no work."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from ...jit.compile import engine_function
 from ...jit.ops import exchange64, fence_sys, futex_wait, ld_acquire64, ld_relaxed64, pause, st_release64
 from ...memory import HostMemory
 from ...service import STOP_TIMEOUT, ServiceThread
-from ..engine.hardware import Engine, Opened
-from ..engine.place import Place
+from ..engine.hardware import Engine, SharedMapping
+from ..engine.slice_backend import SliceBackend
 from ..memory import lost_memory
 from ..state import extensions
 from ..state.ethernet_queues import SQ_ROW
@@ -33,9 +33,9 @@ CORES_PER_WORKER, MOST_BY_DEFAULT = 4, 4
 MAX_POLLED = 80  # descriptors: one per wire, the UDP sockets, and the engine's notifier
 POLLFD = np.dtype([("fd", "<i4"), ("events", "<i2"), ("revents", "<i2")])
 _PR_SET_TIMERSLACK = 29
-_LOOKS = 50  # of a thread that waits for a command, before it sleeps
+_SPINS = 50  # checks by a thread that waits for a command, before it sleeps
 _LONGEST_SLEEP_NS = 10_000_000
-_FUTEX_BITS = (1 << 32) - 1  # of the word, which has 64
+_FUTEX_BITS = (1 << 32) - 1  # a futex compares the low 32 bits of the 64-bit word
 
 
 @engine_function
@@ -47,26 +47,26 @@ def post_command(worker: WorkerState, op: int, row: int, source: int, nbytes: in
 
 @engine_function
 def count_kernels(worker: WorkerState, change: int) -> bool:
-    """Count kernels that were launched or have ended. Return whether the worker sleeps, or is about to.
+    """Count kernels that were launched or have ended. Return whether the worker sleeps or is about to sleep.
 
-    The worker announces its sleep before it looks whether kernels run (`loop._set_asleep`). This counts before it looks
-    for the announcement, with the same fences in between. So one of both sees the other's store.
+    The worker announces its sleep before it checks for running kernels (`loop._set_asleep`). This function counts
+    before it checks for the announcement. Both have a fence in between, so at least one sees the other's store.
     """
     running = worker.busy + change
-    exchange64(worker + WORKER.busy, running if running > 0 else 0)  # kernels from before it opened may end
+    exchange64(worker + WORKER.busy, running if running > 0 else 0)  # kernels launched before the NIC opened may end
     fence_sys()
     return ld_relaxed64(worker + WORKER.asleep) != 0
 
 
 @engine_function
 def await_command(worker: WorkerState, nanos: int) -> bool:
-    """Wait until the command that was posted is executed, for about `nanos` at most. Return whether it is.
+    """Wait about `nanos` nanoseconds at most for the posted command to complete. Return whether it has completed.
 
-    The thread sleeps: if it yielded instead, it would get the core back only after all others, spinning engines too.
-    An engine that has executed the command before `awaited` was set does not wake it, but then this sees that.
+    The thread sleeps. If it yielded, it would get the core back only after all other threads, even spinning engines.
+    An engine that executes the command before `awaited` is set does not wake the thread; the check after that sees it.
     """
     posted = ld_relaxed64(worker + WORKER.command_seq)
-    for _ in range(_LOOKS):
+    for _ in range(_SPINS):
         if ld_acquire64(worker + WORKER.command_done) == posted:
             return True
         pause()
@@ -79,29 +79,29 @@ def await_command(worker: WorkerState, nanos: int) -> bool:
 
 
 def few_cores() -> bool:
-    """Return whether engines have to share their cores with threads that wait for them."""
+    """Return whether there are so few cores that engines share them with the threads that wait for the engines."""
     return len(os.sched_getaffinity(0)) < FEW_CORES
 
 
 def yield_every() -> int:
-    """Return how many idle turns an engine takes before it yields the core.
+    """Return how many idle turns an engine makes before it yields the core.
 
-    Two processes with an engine and a kernel each are four threads. If they share few cores, a message makes progress
-    only when a waiting thread yields: 2 turns instead of 16 took 40 % off its latency over UDP.
+    Two processes with an engine and a kernel each have four threads. If these share few cores, a message makes progress
+    only when a waiting thread yields: 2 turns instead of 16 reduced the latency over UDP by 40 %.
     """
     return 2 if few_cores() else 16
 
 
 def default_workers() -> int:
-    """Return how many threads an engine has unless the port says so: one for each four cores, and four at most.
+    """Return the default number of threads of an engine: one per four cores, at most four.
 
-    Kernels and the program need cores, too, and one thread saturates the memory of a small machine.
+    Kernels and the program also need cores, and one thread saturates the memory of a small machine.
     """
     return min(max(1, len(os.sched_getaffinity(0)) // CORES_PER_WORKER), MOST_BY_DEFAULT)
 
 
 def compile_engine() -> None:
-    """Compile what each engine runs, or load it from the cache."""
+    """Compile the functions that every engine runs, or load them from the cache."""
     run.compile()
     post_command.compile()
     await_command.compile()
@@ -110,15 +110,15 @@ def compile_engine() -> None:
 
 
 def compile_extensions() -> None:
-    """Compile what some engines run besides, or load it from the cache."""
+    """Compile the optional functions that only some engines run, or load them from the cache."""
     for extension in extensions.ALL:
         extension.load()
 
 
 class Worker:
-    """A thread that runs `serve`, its WORKER record at `address`, and the way in which commands reach it.
+    """A thread that runs `serve`, its WORKER record at `address`, and the memory through which it gets commands.
 
-    `number` counts from 0 in the engine of the NIC `nic`.
+    `nic` is the NIC's name. `number` is the worker's number in the NIC's engine, from 0.
     """
 
     def __init__(self, nic: str, number: int, record: np.void, address: int, serve: Callable[[int], None]):
@@ -150,13 +150,13 @@ class Worker:
 
     @property
     def has_queues(self) -> bool:
-        """Return whether the worker serves any queue. If it has not answered a command, it may."""
+        """Return whether the worker may serve a queue: it serves one, or a command that can add one is pending."""
         r = self.record
         return bool(r["active_count"] or r["cq_count"] or r["command_done"] != r["command_seq"])
 
     @property
     def pollfds(self) -> int:
-        """Return the address of the descriptors that wake the thread; the first is its notifier's."""
+        """Return the address of the descriptors that wake the thread (struct pollfd). The first is the notifier's."""
         return self._pollfds.address
 
     def kick(self) -> None:
@@ -166,28 +166,31 @@ class Worker:
                 self._notifier.notify()
 
     def wake(self) -> None:
-        """Wake the thread for what is posted to queues, if it has any. The first one is woken in any case."""
+        """Wake the thread to serve its queues. A worker without queues is not woken, except the first worker."""
         if self._is_first or self.has_queues:
             self.kick()
 
-    def busy(self, change: int) -> bool:
-        """Count kernels that were launched or have ended. Return whether the thread may sleep."""
+    def count_kernels(self, change: int) -> bool:
+        """Count kernels that were launched or have ended. Return whether the thread sleeps or is about to sleep."""
         with self._kick_lock:
             return self._notifier is not None and bool(count_kernels(self.address, change))
 
-    def begin(self, op: int, row: int, prepared: Row | None, state: int) -> None:
-        """Post a command. The one before must have been executed."""
+    def post(self, op: int, row: int, prepared: Row | None, state: int) -> None:
+        """Post a command. The previous command must have completed."""
         data = b"" if prepared is None else prepared.tobytes()
         self._staging.array[: len(data)] = np.frombuffer(data, np.uint8)
         post_command(self.address, op, row, self._staging.address, len(data), state)
         self.kick()
 
-    def prepared(self, nbytes: int) -> bytes:
-        """Return what lies where a command's row was prepared."""
+    def read_staging(self, nbytes: int) -> bytes:
+        """Return `nbytes` of the staging memory, which holds the row of the last command."""
         return self._staging.array[:nbytes].tobytes()
 
     def wait(self, end: float, timeout: float) -> None:
-        """Wait until the command is executed, or until the monotonic clock is at `end`, the end of `timeout`."""
+        """Wait until the command has completed. TimedOutError when the monotonic clock reaches `end`.
+
+        `timeout` is the whole time in seconds, for the message.
+        """
         while not await_command(self.address, _LONGEST_SLEEP_NS):
             if time.monotonic() > end:
                 raise TimedOutError(
@@ -196,12 +199,12 @@ class Worker:
                 )
 
     def ask_to_stop(self) -> None:
-        """Have the thread end."""
+        """Request the thread to end. Does not wait for it."""
         self.record["stop"] = 1
         self.kick()
 
     def stop(self) -> None:
-        """Stop the thread. Afterwards it touches no memory. TimedOutError if it does not stop."""
+        """Stop the thread, which then touches no more memory. TimedOutError if it does not stop."""
         self.ask_to_stop()
         if not self._thread.join():
             raise TimedOutError(
@@ -210,7 +213,7 @@ class Worker:
             )
 
     def close(self) -> None:
-        """Free what belongs to the thread, which has stopped."""
+        """Free the memory and the notifier of the thread, which must have stopped."""
         with self._kick_lock:
             notifier, self._notifier = self._notifier, None
             if notifier is not None:
@@ -220,16 +223,16 @@ class Worker:
 
 
 class ThreadEngine(Engine):
-    """An engine of threads of the host: one for each of `records`, of which the first lies at `address`.
+    """An engine on threads of the host: one thread per record in `records`. The first record lies at `address`.
 
-    `memory` are the tables of keys and UMEMs, which name the memory that the engine touches. With a `place`, the
-    threads make their turns there, in slices: queues and payload may lie in memory that only slices reach.
+    `memory` contains the tables of memory keys and UMEMs, which name the memory that the engine touches. If there is a
+    `backend`, it makes the turns in slices, so queues and payload may lie in memory that only slices reach.
     """
 
     def __init__(
-        self, name: str, records: np.ndarray, address: int, memory: tuple[Table, Table], place: Place | None
+        self, name: str, records: np.ndarray, address: int, memory: tuple[Table, Table], backend: SliceBackend | None
     ):
-        self._name, self._memory, self._place = name, memory, place
+        self._name, self._memory, self._backend = name, memory, backend
         self._lock = threading.RLock()  # one command at a time
         compile_engine()
         self._workers: list[Worker] = []
@@ -239,8 +242,8 @@ class ThreadEngine(Engine):
                 undo.callback(worker.close)
                 record["next"] = address + (i + 1) * WORKER.size if i + 1 < len(records) else 0
                 record["yield_every"] = yield_every()
-                if place:
-                    place.add(record, worker.address)
+                if backend:
+                    backend.add(record, worker.address)
                 self._workers.append(worker)
             undo.pop_all()
 
@@ -250,39 +253,39 @@ class ThreadEngine(Engine):
 
     def _run(self, address: int) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
-        with lost_memory.named(self._name, address + WORKER.helper, *self._memory):
+        with lost_memory.reporting(self._name, address + WORKER.helper, *self._memory):
             run(address)
 
     def reaches(self, address: int, nbytes: int) -> bool:
-        return self._place is not None and self._place.contains(address, nbytes)
+        return self._backend is not None and self._backend.contains(address, nbytes)
 
     @property
     def sharing(self) -> str:
-        return self._place.sharing if self._place else ""
+        return self._backend.sharing if self._backend else ""
 
     def share(self, address: int, nbytes: int) -> tuple[int, int, str, int | None] | None:
-        return self._place.share(address, nbytes) if self._place else None
+        return self._backend.share(address, nbytes) if self._backend else None
 
-    def open_shared(self, nbytes: int, handle: object, fds: list[int]) -> Opened:
-        assert self._place
-        return self._place.open_shared(nbytes, handle, fds)
+    def open_shared(self, nbytes: int, handle: object, fds: list[int]) -> SharedMapping:
+        assert self._backend
+        return self._backend.open_shared(nbytes, handle, fds)
 
     def is_near(self, address: int, nbytes: int) -> bool:
-        return self._place is not None and self._place.is_near(address, nbytes)
+        return self._backend is not None and self._backend.is_near(address, nbytes)
 
-    def lines(self, lines: HostMemory) -> int:
-        return self._place.lines(lines) if self._place else lines.address
+    def doorbell_lines(self, lines: HostMemory) -> int:
+        return self._backend.doorbell_lines(lines) if self._backend else lines.address
 
     def map(self, address: int, nbytes: int) -> None:
-        if self._place and not self._place.contains(address, nbytes):
-            self._place.map(address, nbytes)
+        if self._backend and not self._backend.contains(address, nbytes):
+            self._backend.map(address, nbytes)
 
     def unmap(self, address: int, nbytes: int) -> None:
-        if self._place and not self._place.contains(address, nbytes):
-            self._place.unmap(address, nbytes)
+        if self._backend and not self._backend.contains(address, nbytes):
+            self._backend.unmap(address, nbytes)
 
-    def recall(self) -> None:
-        if self._place:
+    def write_back(self) -> None:
+        if self._backend:
             for i, worker in enumerate(self._workers):
                 self.post(EngineCommand.WRITE_ROW, worker.address, worker=i)
 
@@ -291,7 +294,7 @@ class ThreadEngine(Engine):
             return super().read(address, nbytes)
         with self._lock:
             self.post(EngineCommand.READ_ROW, address, np.zeros(nbytes, np.uint8))
-            return self._workers[0].prepared(nbytes)
+            return self._workers[0].read_staging(nbytes)
 
     @property
     def workers(self) -> list[int]:
@@ -314,22 +317,22 @@ class ThreadEngine(Engine):
             worker.kick()
 
     def doorbell_rung(self) -> None:
-        """Wake the workers that sleep and have queues: a thread of this process has rung a doorbell.
+        """Wake the sleeping workers that have queues, after a thread of this process has rung a doorbell.
 
-        If this misses a worker that is about to sleep, the worker finds the doorbell when it wakes by itself. A thread
-        that releases a lock after ringing misses none if the release is a full fence, as on x86.
+        This can miss a worker that is about to sleep; that worker finds the doorbell when its sleep times out. A thread
+        that releases a lock after ringing misses no worker if the release is a full fence, as on x86.
         """
         for worker in self._workers:
             if worker.record["asleep"]:
                 worker.wake()
 
-    def busy(self, change: int) -> None:
-        """Count kernels. A launch wakes the workers that sleep and have queues, and an end wakes none.
+    def count_kernels(self, change: int) -> None:
+        """Count kernels. A launch wakes the sleeping workers that have queues. The end of a kernel wakes no worker.
 
-        To wake a worker costs a system call, and a worker that spins sees for itself when the last kernel has ended.
+        Waking a worker costs a system call, and a spinning worker notices without it that the last kernel has ended.
         """
         for worker in self._workers:
-            asleep = worker.busy(change)
+            asleep = worker.count_kernels(change)
             if change > 0 and asleep:
                 worker.wake()
 
@@ -342,7 +345,7 @@ class ThreadEngine(Engine):
             end = time.monotonic() + timeout
             self._check(to)
             to.wait(end, timeout)
-            to.begin(op, row, prepared, state)
+            to.post(op, row, prepared, state)
             self._await(to, end, timeout)
             if int(to.record["command_result"]) == Result.WRONG_STATE:
                 raise BadStateError("the queue has changed its state meanwhile: it is in ERR")
@@ -350,8 +353,8 @@ class ThreadEngine(Engine):
                 raise FullError("the queue holds more entries than the old ring or the new ring has room for")
 
     def _check(self, worker: Worker) -> None:
-        """DriverError if the worker makes no turns any more."""
-        if why := self._place.why_failed(worker.record) if self._place else "":
+        """Raise DriverError if the worker can make no more turns."""
+        if why := self._backend.why_failed(worker.record) if self._backend else "":
             raise DriverError(f"{self._name} makes no turns any more: {why}; start a new process")
 
     def _await(self, worker: Worker, end: float, timeout: float) -> None:
@@ -364,18 +367,18 @@ class ThreadEngine(Engine):
     def post_alone(self, *commands: tuple[int, int, Row], timeout: float = 10.0) -> None:
         with self._lock:
             first, *others = self._workers
-            # The rest look at no table. But one that gets a queue must wake, and not before it has all of them.
+            # Workers without queues read no table. A worker that gets queues must wake only once it has all of them.
             moves = any(op == EngineCommand.MOVE_QP for op, *_ in commands)
             held = [worker for worker in others if moves or worker.has_queues]
             if held:
-                held.append(first)  # so that the commands do not have to wait for a turn of it
+                held.append(first)  # a held worker makes no turns, so the commands do not wait for one
             end = time.monotonic() + timeout
             try:
                 for worker in held:
                     worker.wait(end, timeout)
                 for worker in held:
                     worker.record["hold"] = 1
-                    worker.begin(EngineCommand.WRITE_ROW, worker.address, None, 0)  # no bytes: done after the turn
+                    worker.post(EngineCommand.WRITE_ROW, worker.address, None, 0)  # writes nothing: waits for a turn
                 for worker in held:
                     worker.wait(end, timeout)
                 for command in commands:
@@ -384,8 +387,8 @@ class ThreadEngine(Engine):
                 for worker in held:
                     worker.record["hold"] = 0
 
-    def settle(self) -> None:
-        for _ in range(2):  # the current turn may still execute the first
+    def synchronize(self) -> None:
+        for _ in range(2):  # the current turn may execute the first command, but not the second
             for i, worker in enumerate(self._workers):
                 self.post(EngineCommand.WRITE_ROW, worker.address, worker=i)
 

@@ -1,9 +1,8 @@
-"""The C function by which a thread of the program makes turns in the place of an engine's thread (loop.py)."""
+"""The C function with which an application thread makes turns in place of the engine's thread (loop.py)."""
 
 from __future__ import annotations
 
 import functools
-
 
 from ...jit.c_function import c_function
 from .loop import help_out
@@ -11,5 +10,5 @@ from .loop import help_out
 
 @functools.cache
 def address() -> int:
-    """Return the address of `void help_out(int64_t nic, int64_t posted)`, which is there as long as the process."""
+    """Return the address of `void help_out(int64_t nic, int64_t posted)`, which is valid until the process ends."""
     return c_function(help_out, 64, 64)

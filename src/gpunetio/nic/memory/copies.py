@@ -1,12 +1,12 @@
-"""Payload inside one NIC: copied by one thread on the host, and on a GPU by as many lanes and warps as are worth it.
+"""Copies of payload inside one NIC: by one thread on the host, by many lanes and warps on a GPU.
 
-A slice on a GPU has warps that do nothing but copy (`help_copying`). They wait for copies in the block's shared memory,
-where a question and its answer take a tenth of a microsecond. Copies are cut into chunks, which a warp moves with one
-load and one store of each lane in flight eight times; the warps take chunks in turn.
+A slice on a GPU has warps that only copy (`run_copy_warp`). Copies are posted to them in the block's shared memory,
+where a round trip takes a tenth of a microsecond. Copies are cut into chunks. A warp has eight loads and stores per
+lane in flight for a chunk, and the warps take chunks in turn.
 
-A slice may have more blocks, on other SMs, that only copy (PortConfig.copiers). They find large copies on a board in
-global memory, where a question and its answer take microseconds. All warps, those of the slice's first block too, take
-units from there. So a block that runs late, because kernels of the program fill the GPU, holds nobody up.
+A slice may have more blocks, on other SMs, that only copy (PortConfig.copiers). Large copies are posted to them on a
+board in global memory, where a round trip takes microseconds. All warps, including those of the slice's first block,
+take units from the board. So a block that starts late, because kernels of the program fill the GPU, delays no copy.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from ...jit.ops import (
     st_release_cta64, sum_up_to, sync_lanes,
 )
 from ..state.board import BOARD, Board
-from ..state.near import NEAR, near_at
+from ..state.slice_shared import SLICE_SHARED, shared_at
 from ..state.worker import WorkerState
 
-HELPERS = 12  # warps of a slice that copy
+COPY_WARPS = 12  # warps of a slice that only copy
 SMALL = 64  # bytes that one lane copies
 _LINE = 16
 CHUNK = 32 * 8 * _LINE  # bytes
@@ -56,14 +56,14 @@ def copy_chunk(target: int, source: int, nbytes: int) -> None:
 
 @device_function
 def copy_part(target: int, source: int, nbytes: int, warp: int, warps: int) -> None:
-    """Copy the chunks of one warp of so many."""
+    """Copy every chunk that belongs to warp `warp` of `warps`."""
     for at in range(warp * CHUNK, nbytes, warps * CHUNK):
         copy_chunk(target + at, source + at, min(CHUNK, nbytes - at))
 
 
 @engine_function
 def _copy_by_lane(target: int, source: int, nbytes: int) -> None:
-    """Copy as `copy` does, out of the way of what runs most often."""
+    """Copy as `copy` does, out of line, so that the common case stays small."""
     copy(target, source, nbytes)
 
 
@@ -82,44 +82,44 @@ def copy_by_lane(target: int, source: int, nbytes: int) -> None:
 
 
 @device_function
-def _put_job(near: int, job: int, target: int, source: int, nbytes: int, end: int) -> None:
-    """Enter a copy into the list. `end` counts the chunks of all up to this one."""
-    at = near + 8 * job
-    st64(at + NEAR.targets, target)
-    st64(at + NEAR.sources, source)
-    st64(at + NEAR.sizes, nbytes)
-    st64(at + NEAR.ends, end)
+def _add_job(shared: int, job: int, target: int, source: int, nbytes: int, end: int) -> None:
+    """Add a copy to the list. `end` counts the chunks of all copies up to this one."""
+    at = shared + 8 * job
+    st64(at + SLICE_SHARED.targets, target)
+    st64(at + SLICE_SHARED.sources, source)
+    st64(at + SLICE_SHARED.sizes, nbytes)
+    st64(at + SLICE_SHARED.ends, end)
 
 
 @engine_function
-def _make_part(worker: WorkerState, jobs: int, warp: int, warps: int) -> None:
-    """Copy the chunks of one warp, of all copies in the list."""
+def _copy_share(worker: WorkerState, jobs: int, warp: int, warps: int) -> None:
+    """Copy the chunks of all copies in the list that belong to one warp."""
     begin = 0
     chunk = warp
     for job in range(jobs):
         at = worker + 8 * job
-        end = ld64(at + NEAR.ends)
+        end = ld64(at + SLICE_SHARED.ends)
         while chunk < end:
             offset = (chunk - begin) * CHUNK
-            nbytes = min(CHUNK, ld64(at + NEAR.sizes) - offset)
-            copy_chunk(ld64(at + NEAR.targets) + offset, ld64(at + NEAR.sources) + offset, nbytes)
+            nbytes = min(CHUNK, ld64(at + SLICE_SHARED.sizes) - offset)
+            copy_chunk(ld64(at + SLICE_SHARED.targets) + offset, ld64(at + SLICE_SHARED.sources) + offset, nbytes)
             chunk += warps
         begin = end
 
 
 @device_function
-def _ask(near: int, jobs: int, first: int, warps: int) -> int:
-    """Ask the helpers for the copies in the list. Return how many answers there will have been when they are made."""
-    n = near_at(near)
-    asked = n.asked + 1
+def _post_copies(shared: int, jobs: int, first: int, warps: int) -> int:
+    """Post the list of copies to the copy warps. Return the value of `finished` once the list is copied."""
+    n = shared_at(shared)
+    posted = n.posted + 1
     n.jobs, n.first, n.warps = jobs, first, warps
-    st_release_cta64(near + NEAR.asked, asked)
-    return asked * HELPERS
+    st_release_cta64(shared + SLICE_SHARED.posted, posted)
+    return posted * COPY_WARPS
 
 
 @device_function
-def _await_helpers(near: int, answers: int) -> None:
-    while ld_acquire_cta64(near + NEAR.answers) != answers:
+def _await_copy_warps(shared: int, finished: int) -> None:
+    while ld_acquire_cta64(shared + SLICE_SHARED.finished) != finished:
         pass
 
 
@@ -134,9 +134,9 @@ def first_list(number: int) -> int:
 
 @engine_function
 def _take_units(board: int, number: int) -> int:
-    """Copy units of list `number`, and of those that follow it meanwhile, until none is left. Return the last number.
+    """Copy units of list `number`, and of lists posted meanwhile, until none is left. Return the last list's number.
 
-    Each lane keeps a row of the list.
+    Each lane holds one row of the list.
     """
     lane = 8 * lane_or_0()
     end = target = source = nbytes = total = 0
@@ -164,7 +164,7 @@ def _take_units(board: int, number: int) -> int:
 
 @device_function
 def _copy_unit(unit: int, end: int, target: int, source: int, nbytes: int) -> None:
-    """Copy a unit of the list whose rows the lanes have."""
+    """Copy a unit of the list whose rows the lanes hold."""
     job = count_lanes(lanes_where(1 if end <= unit else 0))
     before, target, source = from_lane(end, max(job - 1, 0)), from_lane(target, job), from_lane(source, job)
     offset = (unit - (before if job != 0 else 0)) * UNIT
@@ -185,32 +185,32 @@ def _copy_by_board(
     st64(board + BOARD.sizes + lane, nbytes)
     st64(board + BOARD.ends + lane, end)
     total = from_lane(end, lanes_here() - 1)
-    near = near_at(worker)
-    number = near.list + 1
-    answers = 0
+    shared = shared_at(worker)
+    number = shared.list + 1
+    finished = 0
     sync_lanes(ALL_LANES)
     if lane == 0:
-        near.list, board.total, board.done = number, total, 0
+        shared.list, board.total, board.done = number, total, 0
         exchange_gpu64(board + BOARD.next, number << _UNIT_BITS)
-        exchange_gpu64(board + BOARD.asked, number)
-        answers = _ask(worker, _ON_BOARD, 0, 0)
+        exchange_gpu64(board + BOARD.posted, number)
+        finished = _post_copies(worker, _ON_BOARD, 0, 0)
     _take_units(board, number)
     if lane == 0:
         while ld_acquire64(board + BOARD.done) != total:
             pass
-        _await_helpers(worker, answers)
+        _await_copy_warps(worker, finished)
     sync_lanes(ALL_LANES)
 
 
 @engine_function
 def copy_from_board(board: int, number: int) -> None:
-    """Be a warp of a block that only copies, until slice `number` is over."""
+    """Run a warp of a block that only copies, until slice `number` is over."""
     finished = 0
     over = False
     while not over:
-        asked = from_lane(ld_acquire64(board + BOARD.asked), 0)
-        if asked >> _LIST_BITS == number & _SLICES and asked != finished:
-            finished = _take_units(board, asked)
+        posted = from_lane(ld_acquire64(board + BOARD.posted), 0)
+        if posted >> _LIST_BITS == number & _SLICES and posted != finished:
+            finished = _take_units(board, posted)
         else:
             over = from_lane(ld_acquire64(board + BOARD.over), 0) == number
             pause()
@@ -221,7 +221,7 @@ def copy_from_board(board: int, number: int) -> None:
 
 @engine_function
 def copy_together(worker: WorkerState, mine: int, target: int, source: int, nbytes: int) -> None:
-    """Make the copies of all lanes where `mine`, all lanes and those that help together."""
+    """Make the copies of all lanes where `mine`, by all lanes of this warp and the copy warps together."""
     board = Board(worker.board)
     units = sum_up_to((nbytes + UNIT - 1) // UNIT if mine else 0)
     if on_host():
@@ -234,30 +234,30 @@ def copy_together(worker: WorkerState, mine: int, target: int, source: int, nbyt
         chunks = (nbytes + CHUNK - 1) // CHUNK if mine else 0
         end = sum_up_to(chunks)
         if mine:
-            _put_job(worker, rank_among(lanes), target, source, nbytes, end)
+            _add_job(worker, rank_among(lanes), target, source, nbytes, end)
         sync_lanes(ALL_LANES)
         jobs = count_lanes(lanes)
         if from_lane(end, 31) == 1:
-            _make_part(worker, jobs, 0, 1)
+            _copy_share(worker, jobs, 0, 1)
         else:
-            answers = 0
+            finished = 0
             if lane_or_0() == 0:
-                answers = _ask(worker, jobs, 1, 1 + HELPERS)
-            _make_part(worker, jobs, 0, 1 + HELPERS)
+                finished = _post_copies(worker, jobs, 1, 1 + COPY_WARPS)
+            _copy_share(worker, jobs, 0, 1 + COPY_WARPS)
             if lane_or_0() == 0:
-                _await_helpers(worker, answers)
+                _await_copy_warps(worker, finished)
         sync_lanes(ALL_LANES)
 
 
 @engine_function
-def _copy_with_help(worker: WorkerState, target: int, source: int, nbytes: int) -> None:
-    """Copy on a GPU, by one thread, or by helpers if there are any."""
+def _copy_on_gpu(worker: WorkerState, target: int, source: int, nbytes: int) -> None:
+    """Copy on a GPU, by one thread, or by the copy warps if there are any and the copy is large."""
     if worker.slices == 0 or nbytes <= _ALONE:
         copy(target, source, nbytes)
     else:
-        near = dynamic_shared()
-        _put_job(near, 0, target, source, nbytes, (nbytes + CHUNK - 1) // CHUNK)
-        _await_helpers(near, _ask(near, 1, 0, HELPERS))
+        shared = dynamic_shared()
+        _add_job(shared, 0, target, source, nbytes, (nbytes + CHUNK - 1) // CHUNK)
+        _await_copy_warps(shared, _post_copies(shared, 1, 0, COPY_WARPS))
 
 
 @device_function
@@ -266,25 +266,25 @@ def copy_payload(worker: WorkerState, target: int, source: int, nbytes: int) -> 
     if on_host():
         copy(target, source, nbytes)
     else:
-        _copy_with_help(worker, target, source, nbytes)
+        _copy_on_gpu(worker, target, source, nbytes)
 
 
 @engine_function
-def help_copying(worker: WorkerState, helper: int) -> None:
-    """Make the parts of copies that are this warp's, until the slice is over. All lanes call this."""
-    answered = 0
+def run_copy_warp(worker: WorkerState, warp: int) -> None:
+    """Run a copy warp: copy its share of posted copies, until the slice is over. All lanes call this."""
+    served = 0
     over = False
     while not over:
-        if ld_acquire_cta64(worker + NEAR.asked) == answered:
-            over = ld_acquire_cta64(worker + NEAR.over) != 0
+        if ld_acquire_cta64(worker + SLICE_SHARED.posted) == served:
+            over = ld_acquire_cta64(worker + SLICE_SHARED.over) != 0
             pause()
         else:
-            answered += 1
-            n = near_at(worker)
+            served += 1
+            n = shared_at(worker)
             if n.jobs == _ON_BOARD:
                 _take_units(worker.board, n.list)
             else:
-                _make_part(worker, n.jobs, n.first + helper, n.warps)
+                _copy_share(worker, n.jobs, n.first + warp, n.warps)
             sync_lanes(ALL_LANES)
             if lane_or_0() == 0:
-                fetch_add_acq_rel_cta64(worker + NEAR.answers, 1)
+                fetch_add_acq_rel_cta64(worker + SLICE_SHARED.finished, 1)

@@ -195,7 +195,7 @@ class CudaCopyDevice:
         return memory.value or 0
 
     def close(self) -> None:
-        """Wait for the stream and free everything. What a hung GPU or a driver that is gone holds stays allocated."""
+        """Wait for the stream and free everything. What a hung GPU or an unloaded driver holds stays allocated."""
         lib = self._driver._lib
         if lib.cuCtxPushCurrent_v2(self._context) != 0:
             return

@@ -1,4 +1,4 @@
-"""Memory keys: whether a PD may access these bytes, and where they are (IBTA 10.6, memory management)."""
+"""Memory keys: check whether a PD may access a range, and translate its address (IBTA 10.6, memory management)."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from ..state.worker import WorkerState
 
 @device_function
 def find_in(mkey: MkeyRow, key: int, pdn: int, addr: int, nbytes: int, right: int) -> int:
-    """Do what `find` does, with the key's row at an address.
+    """Do what `find` does, given the key's row.
 
-    A CPU predicts each check (a sum of all costs it a tenth of its rate), and a GPU waits at each.
+    A CPU predicts each check, and one combined check would cost it a tenth of its message rate. A GPU waits at each
+    check, so there the checks are combined.
     """
     offset, room = addr - mkey.iova, mkey.nbytes - nbytes
     if on_host():
@@ -35,7 +36,7 @@ def find(worker: WorkerState, key: int, pdn: int, addr: int, nbytes: int, right:
 
 @engine_function
 def reference(worker: WorkerState, wire: WireState, key: int, address: int) -> int:
-    """Return the reference to `address` in a region's memory on this wire, or 0 if the peer cannot read it there."""
+    """Return the reference to `address` in a granted region on this wire, or 0 if the peer has not mapped the grant."""
     mkey = MkeyRow(worker.mkeys + ((key >> 8) & worker.mkey_mask) * MKEY_ROW.size)
     if mkey.granted == 0 or mkey.key != key or worker.capture != 0:
         return 0
@@ -46,7 +47,7 @@ def reference(worker: WorkerState, wire: WireState, key: int, address: int) -> i
 
 @device_function
 def translate(worker: WorkerState, key: int, pdn: int, addr: int, nbytes: int, right: int, unknown: int) -> int:
-    """Return what `find` does, or minus the reason: `unknown`, which is Reason.?KEY_UNKNOWN, or one after it."""
+    """Return what `find` returns, or minus the reason: `unknown`, which is Reason.?KEY_UNKNOWN, or one after it."""
     address = find(worker, key, pdn, addr, nbytes, right)
     return address if address >= 0 else _refuse(worker, key, pdn, addr, nbytes, right, unknown)
 

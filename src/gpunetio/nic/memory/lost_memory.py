@@ -1,8 +1,8 @@
-"""What a process prints before it dies because the memory of a region is gone.
+"""Print a message before the process dies because the memory of a region was unmapped.
 
-A handler of SIGSEGV and SIGBUS checks whether an engine's thread has faulted. If so, it names the NIC and the region on
-stderr. Then, as for any other thread, it passes the signal on to the previous handler: faulthandler, or the system,
-which ends the process. It does no more on purpose: docs/decisions/lost-memory.md says why.
+A handler of SIGSEGV and SIGBUS checks whether an engine's thread has faulted. If so, it prints the NIC and the region
+to stderr. Then, as for any other thread, it passes the signal on to the previous handler: faulthandler, or the system,
+which ends the process. It deliberately does no more: docs/decisions/lost-memory.md says why.
 
 The handler is compiled, because it runs without Python. It calls only functions that signal-safety(7) lists.
 """
@@ -28,7 +28,7 @@ from ...once import once
 from ..state.objects import MKEY_ROW, UMEM_ROW, MkeyRow
 from ..state.tables import Table
 
-MOST = 64  # engines known at a time
+MOST = 64  # engines registered at a time
 _MR_TEXT = (
     "gpunetio: {name} found no memory at 0x{0}: MR 0x{1} [0x{2}, +0x{3}) was unmapped, or its file truncated, while it "
     "was registered. Close an MR before you free its memory.\n"
@@ -41,10 +41,10 @@ _ADDRESS, _KEY = "#" * 16, "#" * 8  # replaced by hexadecimal digits
 _TEXT_BYTES = 320
 
 # An engine: its thread, the address of the word with that of a helper (host/loop.py), its tables, and the messages for
-# a region and a UMEM. `told`: a message was printed.
+# a region and a UMEM. `reported`: a message was printed.
 ENGINE = Entry("known_engine", 64 + 2 * _TEXT_BYTES, """
     thread           0  i64
-    told             8  i64
+    reported         8  i64
     mkeys           16  i64
     mkey_mask       24  i64
     umems           32  i64
@@ -68,7 +68,7 @@ _HASH, _ZERO, _TEN = ord("#"), ord("0"), ord("a") - 10
 
 @engine_function
 def _fill(at: int, value: int) -> int:
-    """Write `value` in hexadecimal over the next run of # in a text. Return the address behind it."""
+    """Write `value` in hexadecimal over the next sequence of # in a text. Return the address after it."""
     while ld8(at) != _HASH:
         at += 1
     end = at
@@ -84,7 +84,7 @@ def _fill(at: int, value: int) -> int:
 
 
 @engine_function
-def _say(text: int, address: int, number: int, start: int, nbytes: int) -> None:
+def _print_message(text: int, address: int, number: int, start: int, nbytes: int) -> None:
     at = _fill(_fill(_fill(_fill(text, address), number), start), nbytes)
     while ld8(at) != 0:
         at += 1
@@ -92,25 +92,25 @@ def _say(text: int, address: int, number: int, start: int, nbytes: int) -> None:
 
 
 @engine_function
-def _tell(engine: int, address: int) -> None:
+def _report(engine: int, address: int) -> None:
     """Print a message about the region, or else the UMEM, in which an address lies."""
     e = _engine_at(engine)
     for i in range(e.mkey_mask + 1):
         mkey = MkeyRow(e.mkeys + i * MKEY_ROW.size)
         start = mkey.iova + mkey.delta
         if mkey.key != 0 and start <= address and address < start + mkey.nbytes:
-            _say(engine + _MR_TEXT_AT, address, mkey.key, start, mkey.nbytes)
+            _print_message(engine + _MR_TEXT_AT, address, mkey.key, start, mkey.nbytes)
             return
     for i in range(e.umem_mask + 1):
         u = _umem_row_at(e.umems + i * UMEM_ROW.size)
         if u.umem_id != 0 and u.addr <= address and address < u.addr + u.nbytes:
-            _say(engine + _UMEM_TEXT_AT, address, u.umem_id, u.addr, u.nbytes)
+            _print_message(engine + _UMEM_TEXT_AT, address, u.umem_id, u.addr, u.nbytes)
             return
 
 
 @engine_function
 def _own_engine() -> int:
-    """Return the engine whose turn this thread makes, or 0."""
+    """Return the engine whose turn this thread is making, or 0."""
     thread = _pthread_self()
     for i in range(MOST):
         engine = _state_address() + _ENGINES_AT + i * ENGINE.size
@@ -123,10 +123,10 @@ def _own_engine() -> int:
 @engine_function
 def _handle(number: int, info: int, context: int) -> None:
     engine = _own_engine()
-    if engine != 0 and by_fault(info) and ld64(engine + ENGINE.told) == 0:
-        st64(engine + ENGINE.told, 1)
-        _tell(engine, address_of(info))
-    if engine != 0 and not by_fault(info) and ld64(engine + ENGINE.told) + ld64(engine + ENGINE.raised) == 0:
+    if engine != 0 and by_fault(info) and ld64(engine + ENGINE.reported) == 0:
+        st64(engine + ENGINE.reported, 1)
+        _report(engine, address_of(info))
+    if engine != 0 and not by_fault(info) and ld64(engine + ENGINE.reported) + ld64(engine + ENGINE.raised) == 0:
         # Another handler took the fault first, and raised the signal again. Return, and the fault occurs again.
         st64(engine + ENGINE.raised, 1)
         return
@@ -140,7 +140,7 @@ _lock = threading.Lock()
 
 
 def _after_fork() -> None:
-    """Forget the engines in a forked child: they are the parent's, and other threads may get their numbers."""
+    """Forget the engines in a forked child: they are the parent's, and other threads may get the same thread IDs."""
     global _lock
     _lock = threading.Lock()
     _engines[:] = np.zeros((), ENGINE.dtype)
@@ -156,10 +156,10 @@ def handler() -> FaultHandler:
 
 
 @contextlib.contextmanager
-def named(name: str, helper: int, mkeys: Table, umems: Table) -> Iterator[None]:
-    """Name what this engine's thread faults on, if it lies in these tables; and a helper, whose word is at `helper`.
+def reporting(name: str, helper: int, mkeys: Table, umems: Table) -> Iterator[None]:
+    """Report faults of this engine's thread in memory of these tables, and of a helper, whose word is at `helper`.
 
-    Engines beyond MOST name nothing.
+    Faults of engines beyond MOST are not reported.
     """
     with _lock:
         free = np.flatnonzero(_engines["thread"] == 0)
@@ -181,9 +181,9 @@ def _enter(place: int, name: str, helper: int, mkeys: Table, umems: Table) -> No
     engine = _engines[place]
     start = _ENGINES_AT + place * ENGINE.size
     for at, text in ((_MR_TEXT_AT, _MR_TEXT), (_UMEM_TEXT_AT, _UMEM_TEXT)):
-        said = text.format(_ADDRESS, _KEY, _ADDRESS, _ADDRESS, name=name[:32]).encode()
-        _state[start + at : start + at + len(said) + 1] = said + b"\0"
-    engine["told"] = engine["raised"] = 0
+        message = text.format(_ADDRESS, _KEY, _ADDRESS, _ADDRESS, name=name[:32]).encode()
+        _state[start + at : start + at + len(message) + 1] = message + b"\0"
+    engine["reported"] = engine["raised"] = 0
     engine["helper"] = helper
     engine["mkeys"], engine["mkey_mask"] = mkeys.address, mkeys.mask
     engine["umems"], engine["umem_mask"] = umems.address, umems.mask

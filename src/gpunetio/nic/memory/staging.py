@@ -1,8 +1,8 @@
-"""Staging of bytes in device memory for a wire: they are fetched ahead, in large pieces, into slots of pinned memory.
+"""Staging of payload in device memory for a wire: prefetch it, in large pieces, into slots of pinned memory.
 
 Packets are filled from a slot as from any host memory. A QP waits until its slot is filled, and while it sends from one
 slot, the next is fetched. A retransmission fetches the bytes again unless they are still in a slot. If a QP does not
-use its slot for a while, because its window is full or its peer is silent, another QP may take it.
+use its slot for a while, because its window is full or its peer is silent, another QP may claim it.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from ..state.dma_stream import SLOT, DmaStream, Slot
 from ..state.message import MESSAGE, Message
 from ..state.qp import QpRow
 from ..state.worker import WorkerState
-from .streams import copy_failed, device_of, ended, move_device, on_gpu
+from .streams import copy_failed, copy_status, device_of, on_gpu, start_device_copy
 
 SLOTS = 32
 SLOT_BYTES = 256 << 10
-ABANDONED = -1  # the tag of a slot whose bytes nobody needs, while it is being filled
-IDLE_NS = 1_000_000  # a slot unused for so long may be taken by another QP
+ABANDONED = -1  # the tag of a slot whose bytes are no longer needed, while it is being filled
+IDLE_NS = 1_000_000  # another QP may claim a slot that was unused for this long
 
 
 @device_function
@@ -50,14 +50,14 @@ def _slot_of(worker: WorkerState, qp: QpRow, tag: int, offset: int) -> int:
 
 @engine_function
 def _claim(worker: WorkerState, patient: int) -> int:
-    """Return a slot for a new piece, or 0. With `patient`, take only a slot without an owner."""
+    """Return a slot for a new piece, or 0. With `patient`, return only a slot without an owner."""
     best = 0
     for i in range(SLOTS):
         slot = worker.slots + i * SLOT.size
         s = Slot(slot)
         if s.row == 0:
             return slot
-        state = 1 if s.filled != 0 else ended(DmaStream(s.stream), s.fence, s.failures)
+        state = 1 if s.filled != 0 else copy_status(DmaStream(s.stream), s.fence, s.failures)
         if s.tag == ABANDONED and state != 0:
             return slot
         if s.filled == 0 and state > 0:  # its owner has not used it yet
@@ -89,7 +89,7 @@ def _fetch(worker: WorkerState, qp: QpRow, slot: Slot, tag: int, message: Messag
         if device_of(source) == 0:
             copy(target, source, part)
         else:
-            reason = move_device(worker, target, source, part, 1)
+            reason = start_device_copy(worker, target, source, part, 1)
             if reason != 0:
                 slot.row = 0
                 return reason
@@ -106,7 +106,7 @@ def _fetch(worker: WorkerState, qp: QpRow, slot: Slot, tag: int, message: Messag
 
 
 @engine_function
-def staged(worker: WorkerState, qp: QpRow, tag: int, message: Message, offset: int, total: int) -> int:
+def staged_slot(worker: WorkerState, qp: QpRow, tag: int, message: Message, offset: int, total: int) -> int:
     """Return the slot with bytes from `offset` on of a message of `total` bytes.
 
     Return 0 if the slot is not filled yet, or minus a reason.
@@ -127,7 +127,7 @@ def staged(worker: WorkerState, qp: QpRow, tag: int, message: Message, offset: i
         if ahead != 0:  # a failure here occurs again when the piece is due
             _fetch(worker, qp, ahead, tag, message, s.end, min(s.end + SLOT_BYTES, total))
     if s.filled == 0:
-        state = ended(DmaStream(s.stream), s.fence, s.failures)
+        state = copy_status(DmaStream(s.stream), s.fence, s.failures)
         if state == 0:
             return 0
         if state < 0:
@@ -139,15 +139,15 @@ def staged(worker: WorkerState, qp: QpRow, tag: int, message: Message, offset: i
 
 
 @device_function
-def leave(slot: Slot, sent: int) -> None:
+def free_if_sent(slot: Slot, sent: int) -> None:
     """Free a slot if the message has been sent up to the slot's end."""
     if sent >= slot.end:
         slot.row = 0
 
 
 @device_function
-def _give_up(slot: Slot) -> None:
-    """Give up a slot whose bytes nobody needs any more."""
+def _abandon(slot: Slot) -> None:
+    """Free a slot whose bytes are no longer needed, once it is filled."""
     if slot.filled != 0:
         slot.row = 0
     else:
@@ -155,31 +155,31 @@ def _give_up(slot: Slot) -> None:
 
 
 @engine_function
-def drop(worker: WorkerState, qp: QpRow, tag: int) -> None:
-    """Give up the slots of a message that is no longer sent."""
+def abandon_slots(worker: WorkerState, qp: QpRow, tag: int) -> None:
+    """Abandon the slots of a message that is no longer sent."""
     if on_gpu():
         return
     for i in range(SLOTS):
         slot = Slot(worker.slots + i * SLOT.size)
         if slot.row == qp and slot.tag == tag:
-            _give_up(slot)
+            _abandon(slot)
 
 
 @engine_function
-def drop_acknowledged(worker: WorkerState, qp: QpRow) -> None:
-    """Give up the slots below `tx_psn`: what the QP was to retransmit has arrived after all."""
+def abandon_acknowledged(worker: WorkerState, qp: QpRow) -> None:
+    """Abandon the slots below `tx_psn`: their packets need no retransmission, because they were acknowledged."""
     if on_gpu():
         return
     for i in range(SLOTS):
         slot = Slot(worker.slots + i * SLOT.size)
         is_mine = slot.row == qp and _is_request(slot.tag)
         if is_mine and (slot.tag >> 1) + (slot.end + qp.mtu - 1) // qp.mtu <= qp.tx_psn:
-            _give_up(slot)
+            _abandon(slot)
 
 
 @engine_function
 def free_slots(worker: WorkerState, qp: QpRow) -> int:
-    """Free the slots of a QP that sends no more: return whether no copy into them is still running."""
+    """Free the slots of a QP that no longer sends. Return whether no copy into them is in flight."""
     if worker.stream_count == 0:
         return True
     still = True
@@ -187,7 +187,7 @@ def free_slots(worker: WorkerState, qp: QpRow) -> int:
         slot = Slot(worker.slots + i * SLOT.size)
         if slot.row != qp:
             continue
-        if slot.filled != 0 or ended(DmaStream(slot.stream), slot.fence, slot.failures) != 0:
+        if slot.filled != 0 or copy_status(DmaStream(slot.stream), slot.fence, slot.failures) != 0:
             slot.row = 0
         else:
             still = False

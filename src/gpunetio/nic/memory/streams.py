@@ -1,13 +1,13 @@
-"""DMA streams: copies to and from memory that the engine cannot touch, made by a GPU's copy engines, many at a time.
+"""DMA streams: copies to and from memory that the engine cannot access, made by a GPU's copy engines, many at a time.
 
-Such memory is called device memory. Translated addresses there carry the number of the DMA stream in their upper bits.
+Such memory is called device memory. Translated addresses in it carry the number of the DMA stream in their upper bits.
 A DMA stream is a stream of the CUDA driver, called through the C function pointers in its row. Positions count all
-bytes that it was ever given: those up to `issued` are given to it, those up to `done` are in place. After each batch,
-an event marks the position that is reached when it occurs (`record`). Nobody waits for a single copy.
+bytes ever issued to the stream: bytes up to `issued` are issued, bytes up to `done` are copied. After each batch, a
+CUDA event marks a position of the stream (`record`). Nothing waits for a single copy.
 
-CUDA copies from and to pinned host memory directly. Other bytes go through the stream's staging ring. On their way to
-device memory, the engine copies them into the ring, and adjacent ones become one piece. From device memory, they land
-in the ring, and the engine copies them out once their event has occurred.
+CUDA copies from and to pinned host memory directly. Other bytes go through the stream's staging ring. For copies to
+device memory, the engine writes the bytes to the ring, and adjacent pieces are merged. Bytes from device memory land in
+the ring, and the engine copies them out once their event has occurred.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MAX_STREAMS = 31
 
 STAGING = 8 << 20  # bytes of the ring
 PIECE = 256 << 10  # bytes of one copy through it, at most
-RECORD_EVERY = 4 << 20  # bytes, so that completions do not all wait for the end of the turn
+RECORD_EVERY = 4 << 20  # bytes between events, so that completions do not all wait for the end of the turn
 MARKS, LANDINGS = 64, 1024
 
 # Values of CUresult, CUpointer_attribute and CUmemorytype.
@@ -40,7 +40,7 @@ TIMED_OUT = -1  # in place of a CUresult: the stream's deadline has passed
 
 @device_function
 def on_gpu() -> bool:
-    """Return whether the engine runs on a GPU. It reaches all memory by itself there, and DMA streams fold away."""
+    """Return whether the engine runs on a GPU. There it accesses all memory itself, without DMA streams."""
     return on_host() == 0
 
 
@@ -56,12 +56,12 @@ def stream_of(worker: WorkerState, number: int) -> int:
     return worker.streams + number * DMA_STREAM.size
 
 
-# --- giving copies to the stream -----------------------------------------------------------------------------------
+# --- issuing copies ------------------------------------------------------------------------------------------------
 
 
 @engine_function
 def _fail(stream: DmaStream, error: int) -> None:
-    """Note a failed call. What became of the copies in flight is unknown from now on."""
+    """Record a failed call. From now on, the outcome of the copies in flight is unknown."""
     stream.failures += 1
     stream.fail_from = stream.done
     stream.error = error
@@ -82,7 +82,7 @@ def _enter(worker: WorkerState, stream: DmaStream) -> int:
 
 @engine_function
 def _issue(worker: WorkerState, stream: DmaStream, target: int, source: int, nbytes: int) -> int:
-    """Give one copy to the stream. Return a CUresult."""
+    """Issue one copy to the stream. Return a CUresult."""
     error = _enter(worker, stream)
     if error != 0:
         return error
@@ -98,7 +98,7 @@ def _issue(worker: WorkerState, stream: DmaStream, target: int, source: int, nby
 
 @engine_function
 def _close_piece(worker: WorkerState, stream: DmaStream) -> int:
-    """Give the piece that was growing to the stream. Return 0, or a CUresult, which is then noted."""
+    """Issue the open piece, to which bytes were being added. Return 0, or a CUresult, which is recorded."""
     if stream.open_nbytes == 0:
         return 0
     error = _issue(worker, stream, stream.open_target, stream.open_source, stream.open_nbytes)
@@ -110,7 +110,7 @@ def _close_piece(worker: WorkerState, stream: DmaStream) -> int:
 
 @engine_function
 def record(worker: WorkerState, stream: DmaStream) -> None:
-    """Record an event behind all copies that the stream was given so far."""
+    """Record an event after all copies issued so far."""
     if on_gpu():
         return
     _close_piece(worker, stream)
@@ -133,7 +133,7 @@ def record(worker: WorkerState, stream: DmaStream) -> None:
 
 
 @device_function
-def _given(worker: WorkerState, stream: DmaStream, nbytes: int) -> None:
+def _count_issued(worker: WorkerState, stream: DmaStream, nbytes: int) -> None:
     if on_gpu():
         return
     stream.issued += nbytes
@@ -141,12 +141,12 @@ def _given(worker: WorkerState, stream: DmaStream, nbytes: int) -> None:
         record(worker, stream)
 
 
-# --- learning what has ended ---------------------------------------------------------------------------------------
+# --- polling for completion ----------------------------------------------------------------------------------------
 
 
 @engine_function
-def _land(stream: DmaStream, position: int) -> None:
-    """Copy bytes that have landed in the staging ring to where they belong."""
+def _copy_landed(stream: DmaStream, position: int) -> None:
+    """Copy bytes that have landed in the staging ring to their targets."""
     while stream.landing_tail < position:
         landing = Landing(stream.landings + (stream.landing_tail & (LANDINGS - 1)) * LANDING.size)
         copy(landing.target, landing.source, landing.nbytes)
@@ -155,7 +155,7 @@ def _land(stream: DmaStream, position: int) -> None:
 
 @engine_function
 def poll(stream: DmaStream) -> int:
-    """Query the events. Return how many have occurred. If none does for `timeout_ns`, the stream has failed."""
+    """Query the events. Return how many have occurred. If none occurs for `timeout_ns`, the stream has failed."""
     if on_gpu():
         return 0
     done = 0
@@ -173,7 +173,7 @@ def poll(stream: DmaStream) -> int:
             stream.stuck = FOR_EVER
             stream.mark_tail = stream.mark_head
             return done + 1
-        _land(stream, mark.landing)
+        _copy_landed(stream, mark.landing)
         stream.done = max(stream.done, mark.issued)
         stream.room_tail = mark.room
         stream.progress_at = clock_ns()
@@ -186,18 +186,18 @@ def poll(stream: DmaStream) -> int:
 
 @device_function
 def _advance(worker: WorkerState, stream: DmaStream) -> None:
-    """Make progress with the stream's copies. A loop around this ends by the stream's deadline."""
+    """Make progress with the stream's copies. The stream's deadline ends any loop around this."""
     record(worker, stream)
     if poll(stream) == 0:
         pause()
 
 
 @engine_function
-def ended(stream: DmaStream, fence: int, failures: int) -> int:
-    """Return what became of the copies up to `fence`: 1 done, 0 not yet, -1 failed.
+def copy_status(stream: DmaStream, fence: int, failures: int) -> int:
+    """Return the status of the copies up to `fence`: 1 done, 0 in flight, -1 failed.
 
-    `failures` is the stream's count from when they began. `fail_from` belongs to the latest failure alone. After
-    several failures, nobody knows which copies an earlier one gave up.
+    `failures` is the stream's count of failures from before these copies. `fail_from` describes only the latest
+    failure: after several failures, it is unknown which copies an earlier one gave up.
     """
     if on_gpu():
         return 1
@@ -217,7 +217,7 @@ def _await(worker: WorkerState, stream: DmaStream, fence: int) -> None:
 
 
 @engine_function
-def serve_streams(worker: WorkerState) -> int:
+def poll_streams(worker: WorkerState) -> int:
     """Query the events of all streams. Return how many have occurred."""
     if on_gpu():
         return 0
@@ -232,8 +232,8 @@ def serve_streams(worker: WorkerState) -> int:
 
 
 @engine_function
-def start_streams(worker: WorkerState) -> None:
-    """End the turn: what each stream was given in it becomes one batch."""
+def record_streams(worker: WorkerState) -> None:
+    """End the turn: the copies that the turn issued to a stream become one batch."""
     if on_gpu():
         return
     for number in range(1, worker.stream_count + 1):
@@ -243,8 +243,8 @@ def start_streams(worker: WorkerState) -> None:
 
 
 @engine_function
-def at_work(worker: WorkerState) -> bool:
-    """Return whether copies are in flight. Those of a stuck stream do not count: nobody waits for them."""
+def copies_in_flight(worker: WorkerState) -> bool:
+    """Return whether copies are in flight. Copies of a stuck stream do not count: nothing waits for them."""
     if on_gpu():
         return False
     for number in range(1, worker.stream_count + 1):
@@ -259,7 +259,7 @@ def at_work(worker: WorkerState) -> bool:
 
 
 @engine_function
-def _room(worker: WorkerState, stream: DmaStream, nbytes: int) -> int:
+def _reserve(worker: WorkerState, stream: DmaStream, nbytes: int) -> int:
     """Reserve room for a piece in the staging ring. Return its address, or 0 if the stream is stuck."""
     at = stream.room_head & (STAGING - 1)
     if at + nbytes > STAGING:
@@ -269,7 +269,7 @@ def _room(worker: WorkerState, stream: DmaStream, nbytes: int) -> int:
         if stream.stuck != 0:
             return 0
         if stream.mark_head == stream.mark_tail and stream.recorded == stream.issued:
-            stream.room_tail = stream.room_head  # taken by copies that CUDA has refused
+            stream.room_tail = stream.room_head  # the room was reserved for copies that CUDA has refused
         else:
             _advance(worker, stream)
     stream.room_head += nbytes
@@ -278,7 +278,7 @@ def _room(worker: WorkerState, stream: DmaStream, nbytes: int) -> int:
 
 @engine_function
 def is_pinned(worker: WorkerState, stream: DmaStream, address: int, nbytes: int) -> bool:
-    """Return whether CUDA reaches host memory by itself. Ask the driver: memory is pinned and unpinned at any time."""
+    """Ask the driver whether CUDA can access host memory. Memory may be pinned and unpinned at any time."""
     if on_gpu():
         return False
     if _enter(worker, stream) != 0 or call_c(stream.attributes, 3, stream.names, stream.answers, address) != 0:
@@ -291,11 +291,11 @@ def is_pinned(worker: WorkerState, stream: DmaStream, address: int, nbytes: int)
 
 
 @engine_function
-def _carry_in(worker: WorkerState, stream: DmaStream, target: int, source: int, nbytes: int) -> int:
+def _stage_in(worker: WorkerState, stream: DmaStream, target: int, source: int, nbytes: int) -> int:
     """Copy unpinned host memory to device memory. Return a CUresult. The bytes are read at once."""
     while nbytes > 0:
         part = min(nbytes, PIECE)
-        at = _room(worker, stream, part)
+        at = _reserve(worker, stream, part)
         if at == 0:
             return stream.error
         copy(at, source, part)
@@ -310,7 +310,7 @@ def _carry_in(worker: WorkerState, stream: DmaStream, target: int, source: int, 
             if error != 0:
                 return error
             stream.open_target, stream.open_source, stream.open_nbytes = target, at, part
-        _given(worker, stream, part)
+        _count_issued(worker, stream, part)
         if stream.open_nbytes >= PIECE:
             error = _close_piece(worker, stream)
             if error != 0:
@@ -322,12 +322,12 @@ def _carry_in(worker: WorkerState, stream: DmaStream, target: int, source: int, 
 
 
 @engine_function
-def _carry_out(worker: WorkerState, stream: DmaStream, target: int, source: int, nbytes: int) -> int:
+def _stage_out(worker: WorkerState, stream: DmaStream, target: int, source: int, nbytes: int) -> int:
     """Copy device memory to unpinned host memory. Return a CUresult."""
     error = _close_piece(worker, stream)
     while nbytes > 0 and error == 0:
         part = min(nbytes, PIECE)
-        at = _room(worker, stream, part)
+        at = _reserve(worker, stream, part)
         while stream.landing_head - stream.landing_tail == LANDINGS and stream.stuck == 0:
             _advance(worker, stream)
         if at == 0 or stream.stuck != 0:
@@ -337,7 +337,7 @@ def _carry_out(worker: WorkerState, stream: DmaStream, target: int, source: int,
             landing = Landing(stream.landings + (stream.landing_head & (LANDINGS - 1)) * LANDING.size)
             landing.target, landing.source, landing.nbytes = target, at, part
             stream.landing_head += 1
-            _given(worker, stream, part)
+            _count_issued(worker, stream, part)
         target += part
         source += part
         nbytes -= part
@@ -345,13 +345,13 @@ def _carry_out(worker: WorkerState, stream: DmaStream, target: int, source: int,
 
 
 @device_function
-def _carry_through(worker: WorkerState, stream: DmaStream, target: int, source: int, nbytes: int) -> int:
-    """Copy between memories that CUDA reaches by itself. Return a CUresult."""
+def _copy_direct(worker: WorkerState, stream: DmaStream, target: int, source: int, nbytes: int) -> int:
+    """Copy between memories that CUDA can access. Return a CUresult."""
     error = _close_piece(worker, stream)
     if error == 0:
         error = _issue(worker, stream, target, source, nbytes)
     if error == 0:
-        _given(worker, stream, nbytes)
+        _count_issued(worker, stream, nbytes)
     return error
 
 
@@ -360,7 +360,7 @@ def _carry_through(worker: WorkerState, stream: DmaStream, target: int, source: 
 
 @engine_function
 def copy_failed(worker: WorkerState, stream: DmaStream, address: int, nbytes: int) -> int:
-    """Refuse what a DMA stream did not copy: leave its latest failure for the error record, and return the reason."""
+    """Refuse a request that a DMA stream failed to copy: save the failure for the error record, return the reason."""
     return refuse.copy_failed(worker, address & DEVICE_ADDRESS, nbytes, stream.error, stream.timeout_ns)
 
 
@@ -368,7 +368,7 @@ def copy_failed(worker: WorkerState, stream: DmaStream, address: int, nbytes: in
 def _refuse(worker: WorkerState, stream: DmaStream, address: int, nbytes: int, error: int) -> int:
     """Report a copy that CUDA has refused, and return the reason.
 
-    Earlier copies end first: nothing touches a request's memory after its error.
+    Earlier copies end first: no copy accesses a request's memory after its error.
     """
     stream.error = error
     _await(worker, stream, stream.issued)
@@ -377,8 +377,8 @@ def _refuse(worker: WorkerState, stream: DmaStream, address: int, nbytes: int, e
 
 
 @engine_function
-def move_device(worker: WorkerState, target: int, source: int, nbytes: int, pinned: int) -> int:
-    """Have a DMA stream copy from or to device memory. Return 0, or a reason. `pinned`: the host side surely is."""
+def start_device_copy(worker: WorkerState, target: int, source: int, nbytes: int, pinned: int) -> int:
+    """Have a DMA stream copy from or to device memory. Return 0, or a reason. `pinned`: the host side is pinned."""
     if on_gpu():
         return Reason.COPY_FAILED
     into, out_of = device_of(target), device_of(source)
@@ -391,72 +391,72 @@ def move_device(worker: WorkerState, target: int, source: int, nbytes: int, pinn
         if worker.touched != 0:  # a request for two GPUs: its fence covers the second stream alone
             fence = DmaStream(worker.touched).issued
             _await(worker, DmaStream(worker.touched), fence)
-            if ended(DmaStream(worker.touched), fence, worker.failures) < 0:
+            if copy_status(DmaStream(worker.touched), fence, worker.failures) < 0:
                 return copy_failed(worker, DmaStream(worker.touched), address, nbytes)
         worker.touched, worker.failures = stream, m.failures
     error = INVALID_VALUE
     if into != 0 and out_of != 0:
-        error = _carry_through(worker, DmaStream(stream), target, source, nbytes)
+        error = _copy_direct(worker, DmaStream(stream), target, source, nbytes)
         return 0 if error == 0 else _refuse(worker, DmaStream(stream), address, nbytes, error)
     if pinned != 0 or is_pinned(worker, DmaStream(stream), source if into != 0 else target, nbytes):
-        error = _carry_through(worker, DmaStream(stream), target, source, nbytes)
+        error = _copy_direct(worker, DmaStream(stream), target, source, nbytes)
     if error == INVALID_VALUE:  # not all of it is pinned
         if into != 0:
-            error = _carry_in(worker, DmaStream(stream), target, source, nbytes)
+            error = _stage_in(worker, DmaStream(stream), target, source, nbytes)
         else:
-            error = _carry_out(worker, DmaStream(stream), target, source, nbytes)
+            error = _stage_out(worker, DmaStream(stream), target, source, nbytes)
             worker.landed = 1
     return 0 if error == 0 else _refuse(worker, DmaStream(stream), address, nbytes, error)
 
 
 @device_function
-def move(worker: WorkerState, target: int, source: int, nbytes: int) -> int:
-    """Copy bytes: in host memory at once, else by a DMA stream, then in `WORKER.touched`. Return 0, or a reason."""
+def start_copy(worker: WorkerState, target: int, source: int, nbytes: int) -> int:
+    """Copy host memory at once, or start a copy by a DMA stream and set `WORKER.touched`. Return 0, or a reason."""
     if (target | source) >> DEVICE_SHIFT == 0:
         copy_payload(worker, target, source, nbytes)
         return 0
-    return move_device(worker, target, source, nbytes, 0)
+    return start_device_copy(worker, target, source, nbytes, 0)
 
 
 @engine_function
-def _move_device_now(worker: WorkerState, target: int, source: int, nbytes: int) -> int:
+def _copy_device_and_wait(worker: WorkerState, target: int, source: int, nbytes: int) -> int:
     if on_gpu():
         return Reason.COPY_FAILED
     worker.touched = 0
-    reason = move_device(worker, target, source, nbytes, 0)
+    reason = start_device_copy(worker, target, source, nbytes, 0)
     stream, worker.touched = worker.touched, 0
     if reason != 0:
         return reason
     fence = DmaStream(stream).issued
     _await(worker, DmaStream(stream), fence)
-    if ended(DmaStream(stream), fence, worker.failures) > 0:
+    if copy_status(DmaStream(stream), fence, worker.failures) > 0:
         return 0
     return copy_failed(worker, DmaStream(stream), source, nbytes)
 
 
 @device_function
-def move_now(worker: WorkerState, target: int, source: int, nbytes: int) -> int:
-    """Copy bytes as `move` does, and wait until they are in place. Return 0, or a reason."""
+def copy_and_wait(worker: WorkerState, target: int, source: int, nbytes: int) -> int:
+    """Copy bytes as `start_copy` does, and wait until the copy is done. Return 0, or a reason."""
     if (target | source) >> DEVICE_SHIFT == 0:
         copy_payload(worker, target, source, nbytes)
         return 0
-    return _move_device_now(worker, target, source, nbytes)
+    return _copy_device_and_wait(worker, target, source, nbytes)
 
 
 # --- bytes that come over a wire -----------------------------------------------------------------------------------
 
 
 @engine_function
-def await_moved(worker: WorkerState, qp: QpRow) -> int:
-    """Wait for a QP's copies in flight, so that something may follow them. Return 0, or a reason.
+def await_copies(worker: WorkerState, qp: QpRow) -> int:
+    """Wait for a QP's copies in flight, so that later bytes may follow. Return 0, or a reason.
 
-    An RC QP whose copies have failed keeps its stream until it has told its peer (transport/responder.py).
+    An RC QP whose copies have failed keeps its stream until it has sent the NAK to its peer (transport/responder.py).
     """
     if on_gpu():
         return 0
     stream = DmaStream(qp.stream)
     _await(worker, stream, qp.fence)
-    moved = ended(stream, qp.fence, qp.failures) > 0
+    moved = copy_status(stream, qp.fence, qp.failures) > 0
     if moved or qp.service != ServiceType.RC:
         qp.stream = 0
     if moved:
@@ -465,8 +465,8 @@ def await_moved(worker: WorkerState, qp: QpRow) -> int:
 
 
 @engine_function
-def let_arrive(worker: WorkerState, qp: QpRow) -> None:
-    """Wait for copies in flight of a message that fails: nothing touches its memory after the error."""
+def drain_copies(worker: WorkerState, qp: QpRow) -> None:
+    """Wait for the copies in flight of a message that fails: no copy accesses its memory after the error."""
     if on_gpu():
         return
     if qp.wire == 0 and worker.touched != 0:
@@ -476,18 +476,18 @@ def let_arrive(worker: WorkerState, qp: QpRow) -> None:
 
 
 @engine_function
-def _place_device(worker: WorkerState, qp: QpRow, target: int, source: int, nbytes: int) -> int:
+def _write_payload_device(worker: WorkerState, qp: QpRow, target: int, source: int, nbytes: int) -> int:
     if on_gpu():
         return Reason.COPY_FAILED
     if qp.stream != 0 and (device_of(target) == 0 or stream_of(worker, device_of(target)) != qp.stream):
-        reason = await_moved(worker, qp)
+        reason = await_copies(worker, qp)
         if reason != 0:
             return reason
     if device_of(target) == 0:
         copy(target, source, nbytes)
         return 0
     worker.touched = 0
-    reason = move_device(worker, target, source, nbytes, 0)
+    reason = start_device_copy(worker, target, source, nbytes, 0)
     if reason == 0:
         if qp.stream == 0:
             qp.stream, qp.failures, qp.fence_psn = worker.touched, worker.failures, qp.expect_psn
@@ -496,9 +496,9 @@ def _place_device(worker: WorkerState, qp: QpRow, target: int, source: int, nbyt
 
 
 @device_function
-def place(worker: WorkerState, qp: QpRow, target: int, source: int, nbytes: int) -> int:
-    """Copy bytes of a packet to where they belong, after all earlier bytes for the QP. Return 0, or a reason."""
+def write_payload(worker: WorkerState, qp: QpRow, target: int, source: int, nbytes: int) -> int:
+    """Write payload of a packet to its target, after all earlier payload for the QP. Return 0, or a reason."""
     if qp.stream == 0 and device_of(target) == 0:
         copy_payload(worker, target, source, nbytes)
         return 0
-    return _place_device(worker, qp, target, source, nbytes)
+    return _write_payload_device(worker, qp, target, source, nbytes)

@@ -1,1 +1,1 @@
-"""What a running NIC tells: counters, reasons, reports."""
+"""Observe a running NIC: its tables, counters and flow rules, and reports of refusals."""

@@ -1,4 +1,4 @@
-"""The kinds of objects that a NIC shows, and the tables in which it has them."""
+"""The types of objects that `gpunetio show` lists, and the table of the NIC that contains each."""
 
 from __future__ import annotations
 

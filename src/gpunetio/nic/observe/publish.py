@@ -1,6 +1,6 @@
-"""Publish a NIC's tables and counters to other processes of its user, read-only.
+"""Publish a NIC's tables and counters, read-only, to other processes of the same user.
 
-A `fabric.control_socket.ControlSocket` hands a `Publication` to each process that asks; running.py asks.
+A `fabric.control_socket.ControlSocket` sends a `Publication` to each process that requests it (running.py).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ..state.wire import WIRE
 
 # Attributes of a NIC.
 TABLES = ("qps", "cqs", "srqs", "mkeys", "pds", "umems", "uar_pages", "eqs", "gids", "sqs", "rqs")
-_USED = {"gids": "gid"}  # the field that marks a row in use, if not the number
+_USED = {"gids": "gid"}  # the field that marks a row as in use, where it is not the number
 
 
 @functools.cache
@@ -35,7 +35,7 @@ def describe_dtype(dtype: np.dtype) -> dict[str, object]:
 
 
 def _describe(name: str, fd: int, address: int, offset: int, dtype: np.dtype, rows: int) -> dict[str, object]:
-    """Describe a table: the number of its descriptor, and its offset in memory that the NIC has at an address."""
+    """Describe a table: index of its descriptor, offset in that memory, and address in the NIC's process."""
     number = dtype.names[0] if dtype.names and name != "counters" else None
     return {
         "fd": fd, "offset": offset, "rows": rows, "dtype": describe_dtype(dtype), "address": address + offset,
@@ -44,21 +44,21 @@ def _describe(name: str, fd: int, address: int, offset: int, dtype: np.dtype, ro
 
 
 def _read_only(memory: HostMemory) -> int:
-    """Return a new descriptor of shared memory, which does not allow writing."""
+    """Return a new read-only descriptor of shared memory."""
     return os.open(f"/proc/thread-self/fd/{memory.fd}", os.O_RDONLY | os.O_CLOEXEC)
 
 
 def copies(tables: Mapping[str, np.ndarray]) -> tuple[Body, list[int]]:
-    """Return a description like a `Publication`'s of copies of tables, and the descriptor of their memory.
+    """Copy tables. Return a description like a `Publication`'s, and the descriptor of the copies' memory.
 
-    The descriptor is the caller's, and the memory ends with the last that has it.
+    The caller owns the descriptor. The memory is freed when its last descriptor is closed.
     """
     described: dict[str, dict[str, object]] = {}
     memory = HostMemory(sum(max(len(rows), 1) * rows.dtype.itemsize for rows in tables.values()), shared=True)
     try:
         offset = 0
         for name, rows in tables.items():
-            count = max(len(rows), 1)  # an empty table has one row, which is not in use
+            count = max(len(rows), 1)  # an empty table gets one row, marked as not in use
             memory.view(rows.dtype, offset, count)[: len(rows)] = rows
             described[name] = _describe(name, 0, 0, offset, rows.dtype, count)
             offset += count * rows.dtype.itemsize
@@ -70,7 +70,7 @@ def copies(tables: Mapping[str, np.ndarray]) -> tuple[Body, list[int]]:
 class Publication:
     """The description of a NIC's `tables`, `wires` and `counters`, all in shared memory.
 
-    `counters` is a memory, the byte offset of the first record of counters in it, and how many there are. Calling the
+    `counters` is a memory, the byte offset of the first counters record in it, and the number of records. Calling the
     object returns the description and read-only file descriptors, which the object still owns.
     """
 

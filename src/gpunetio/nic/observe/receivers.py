@@ -1,4 +1,4 @@
-"""Why a peer has no receive for a SEND, as far as its sender's NIC can tell."""
+"""The likely cause why a peer has no receive for a SEND, from what the sender's NIC knows."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ _NO_QUEUE = "has no receive queue: give it one (rq_wr of PD.create_qp, receives 
 
 
 def why_not_ready(qps: Table, qpn: int) -> str:
-    """Return the likely cause, for the sending queue pair. A peer on another NIC only says that it is not ready.
+    """Return the likely cause of RNR NAKs for a sending queue pair. A peer on another NIC only reports RNR.
 
-    Both may be destroyed meanwhile, by another thread.
+    Another thread may destroy both queue pairs meanwhile.
     """
     unknown = f"{_TOO_LATE}; or its queue pair {_NO_QUEUE}"
     try:

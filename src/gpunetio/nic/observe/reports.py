@@ -32,7 +32,7 @@ _SENDERS = REQUESTER, SEND_QUEUE
 
 @dataclass(frozen=True)
 class Report:
-    """A refusal by the NIC. `message` is the log message."""
+    """A request or packet that the NIC refused. `message` is the log message."""
 
     nic: str
     reason: Reason
@@ -48,7 +48,7 @@ class Report:
 
 
 def _name_of(opcode: int, responder: bool) -> str:
-    """Return the name of a record's operation. Opcode 0 is NOP, which reaches no responder: there it is a receive."""
+    """Return the name of a record's operation. On a responder, opcode 0 is a receive, since no NOP reaches it."""
     if responder and opcode == WqeOpcode.NOP:
         return "receive"
     return WqeOpcode(opcode).name if opcode in list(WqeOpcode) else f"opcode {opcode:#04x}"
@@ -59,18 +59,18 @@ def _swapped(key: int) -> int:
 
 
 class ReportService:
-    """The ring of error records, which the engine fills, and the thread that empties it."""
+    """The ring of error records, which the engine writes, and the thread that reads and reports them."""
 
     ring: int
     event: int
 
     def __init__(
         self, name: str, known_key: Callable[[int], bool], cuda_failure: Callable[[int, int], str],
-        look: Callable[[], None] = lambda: None, why_not_ready: Callable[[int], str] | None = None,
+        every_second: Callable[[], None] = lambda: None, why_not_ready: Callable[[int], str] | None = None,
     ):
         self._name, self._known_key, self._cuda_failure = name, known_key, cuda_failure
-        self._why_not_ready = why_not_ready  # the cause of an RNR for the queue pair of that number
-        self._look = look  # called when a second passes without a record
+        self._why_not_ready = why_not_ready  # returns the cause of RNR NAKs, given the QPN
+        self._every_second = every_second  # called when a second passes without a record
         self._memory = HostMemory(RING.size + CAPACITY * ERROR_RECORD.size)
         self.ring = self._memory.address
         ring = self._memory.view(RING.dtype)[0]
@@ -98,7 +98,7 @@ class ReportService:
             if event.poll(1000):
                 os.eventfd_read(self.event)
             else:
-                self._look()
+                self._every_second()
             self.drain()
 
     def drain(self) -> None:
@@ -107,7 +107,7 @@ class ReportService:
             while not self._closed and (slot := next_full(self.ring)):
                 offset = slot - self.ring
                 record = self._memory.view(ERROR_RECORD.dtype, offset)[0].copy()
-                try:  # at once: a program may end because of the error
+                try:  # report at once: the program may exit because of the error
                     self._report({field: int(record[field]) for field in ERROR_RECORD.offsets})
                 finally:
                     release(self.ring)
@@ -137,7 +137,7 @@ class ReportService:
         logger.log(logging.WARNING if reason is Reason.QP_STATE else level, message)
 
     def close(self) -> None:
-        """Report the remaining errors and stop, after the engine has stopped. TimedOutError if a log handler hangs."""
+        """Report the remaining errors and stop. The engine must have stopped. TimedOutError if a log handler hangs."""
         self._stop = True
         os.eventfd_write(self.event, 1)
         if not self._thread.join():

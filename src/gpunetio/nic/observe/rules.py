@@ -1,7 +1,7 @@
-"""The flow rules of a NIC, as another process gets them: copies of what the control path has, all of one moment.
+"""The flow rules of a NIC as other processes see them: copies of the control path's rules, all from one moment.
 
-Unlike the tables that a NIC publishes, rules are in memory that comes and goes with their flow tables. So whoever wants
-them asks, and gets memory of its own.
+Unlike the tables that a NIC publishes, rules lie in memory that is allocated and freed with their flow tables.
+Therefore a process requests the rules, and gets a copy of its own.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ if TYPE_CHECKING:
     from ..control.flow.tables import FlowTable
 
 RULES = "flow_rules"
-_MATCH = f"V{sum(size for _, size in MATCHED)}"  # the words that are compared, in the byte order of mailboxes
+_MATCH = f"V{sum(size for _, size in MATCHED)}"  # the compared words, in the byte order of mailboxes
 
 
 def _dtype(numbers: str, match: str = "") -> np.dtype:
     return np.dtype([(name, "<i8") for name in numbers.split()] + ([(match, _MATCH)] if match else []))
 
 
-# The first field of each is not 0. `room` is how many entries a table can have; `miss` is the table behind it, or 0.
+# The first field of each row is not 0. `room` is a table's capacity in entries, `miss` the table after a miss, or 0.
 TABLE = _dtype("table_id root level room miss")
 GROUP = _dtype("table_id group_id start end", "mask")
-# `target` is the number of a TIR or a table, as `fate` (state.flow.Fate) says. `counter` is 0 without one.
+# `fate` (state.flow.Fate) says whether `target` is the number of a TIR or of a table. `counter` is 0 without a counter.
 RULE = _dtype("table_id group_id index fate target tag counter packets octets", "value")
 # Either `rqn` or `rqtn` is 0. `fields` are formats.ethernet_queues.HashField, 0 without a hash.
 TIR = _dtype("tirn rqn rqtn fields symmetric")
-RQT = _dtype("rqtn rqn")  # a row for each entry, in order
+RQT = _dtype("rqtn rqn")  # one row per entry of an RQT, in order
 TABLES = {"flow_tables": TABLE, "flow_groups": GROUP, RULES: RULE, "tirs": TIR, "rqts": RQT}
 
 
 def rules_of(control: ControlPath) -> dict[str, np.ndarray]:
-    """Return the rules of a NIC, and what leads to them and where they lead. The caller holds the NIC's lock."""
+    """Return copies of a NIC's flow tables, rules, counters, TIRs and RQTs. The caller holds the NIC's lock."""
     flows = control.flow_tables
     groups = [
         (table.number, number, group.start, group.end, np.void(group.words.tobytes()))
@@ -64,7 +64,7 @@ def rules_of(control: ControlPath) -> dict[str, np.ndarray]:
 
 
 def _rules_in(table: FlowTable, control: ControlPath) -> np.ndarray:
-    """Return the rules of a flow table, by index."""
+    """Return the rules of a flow table, ordered by index."""
     entries, words = table.rules.read()
     rules = np.zeros(len(entries), RULE)
     if not len(entries):

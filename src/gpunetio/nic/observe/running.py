@@ -18,13 +18,13 @@ from ...memory import MappedMemory
 
 logger: logging.Logger = logging.getLogger("gpunetio.nic")
 
-# Port counters that are derived from other counters unless the NIC counts them itself: name, source, and how many of
-# the source make one. The specification counts the data of a port in words of four bytes.
+# Port counters that are derived from other counters unless the NIC counts them itself: name, source, and divisor. The
+# specification counts the data of a port in words of four bytes.
 _DERIVED = (
     ("port_xmit_data", "rdma_tx_bytes", 4), ("port_rcv_data", "rdma_rx_bytes", 4),
     ("port_xmit_packets", "rdma_tx_packets", 1), ("port_rcv_packets", "rdma_rx_packets", 1),
 )
-# The counts of Ethernet queues, by kind: their table, and its fields.
+# The table and the fields that contain the counts of Ethernet queues, by type of queue.
 QUEUE_COUNTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "sq": ("sqs", ("frames", "frame_bytes")),
     "rq": ("rqs", ("frames", "frame_bytes", "no_buffer", "too_long", "not_ready")),
@@ -32,11 +32,11 @@ QUEUE_COUNTS: dict[str, tuple[str, tuple[str, ...]]] = {
 _FORMAT = re.compile(r"(\(\d+,\))?[<>|]([iu][1248]|V\d+)")
 
 
-Description = dict[str, Any]  # JSON of another process: if it does not fit, an exception says so
+Description = dict[str, Any]  # JSON from another process; anything unexpected raises an exception
 
 
-class _Part:
-    """One table, in memory that the NIC writes."""
+class _MappedTable:
+    """A table in shared memory that the NIC writes."""
 
     def __init__(self, description: Description, fds: list[int], memories: list[MappedMemory]):
         layout = description["dtype"]
@@ -74,14 +74,14 @@ class _Part:
 
 
 def _printable(what: str, value: object) -> str:
-    """Return text that can be printed as it is. InvalidValueError for anything else."""
+    """Check that a value is printable text, and return it. InvalidValueError otherwise."""
     if not isinstance(value, str) or not value.isprintable():
         raise InvalidValueError(f"{what} is {value!r}: it must be printable text")
     return value
 
 
 def _need_number(dtype: np.dtype, field: str) -> None:
-    """Refuse a field that is missing, or is anything but one integer. A NIC of another release may have such fields."""
+    """Refuse a field that is missing or is not a single integer, as may happen with a NIC of another release."""
     kind = dtype[field] if field in (dtype.names or ()) else None
     if kind is None or kind.kind not in "iu":
         raise InvalidValueError(
@@ -91,7 +91,7 @@ def _need_number(dtype: np.dtype, field: str) -> None:
 
 
 def number_in(row: np.void, field: str) -> int:
-    """Return the number in a field of a row. InvalidValueError if the NIC has no number there."""
+    """Return the integer in a field of a row. InvalidValueError if the field is missing or is no integer."""
     _need_number(row.dtype, field)
     return int(row[field])
 
@@ -99,34 +99,34 @@ def number_in(row: np.void, field: str) -> int:
 class Tables(Mapping[str, np.ndarray]):
     """The tables by name. Each lookup returns a copy of the rows that are in use at that moment.
 
-    The NIC writes during the copy, so the fields of one row may be from different moments.
+    The NIC may write during the copy, so the fields of a row may be from different moments.
     """
 
-    def __init__(self, parts: dict[str, _Part]):
-        self._parts = parts
+    def __init__(self, parts: dict[str, _MappedTable]):
+        self._tables = parts
 
     def __getitem__(self, name: str) -> np.ndarray:
-        if name not in self._parts:
-            raise NotFoundError(f"the NIC has no table {name!r}; it has {', '.join(self._parts)}")
-        return self._parts[name].in_use()
+        if name not in self._tables:
+            raise NotFoundError(f"the NIC has no table {name!r}; it has {', '.join(self._tables)}")
+        return self._tables[name].in_use()
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._parts)
+        return iter(self._tables)
 
     def __len__(self) -> int:
-        return len(self._parts)
+        return len(self._tables)
 
     def number_field(self, name: str) -> str:
-        """Return the name of the field that holds a row's number. InvalidValueError if rows have none."""
-        if (field := self._parts[name].number) is None:
+        """Return the name of the field with a row's number. InvalidValueError if the rows have no number."""
+        if (field := self._tables[name].number) is None:
             raise InvalidValueError(
                 f"rows of the table {name!r} have no numbers: use the release of gpunetio that runs the NIC"
             )
         return field
 
     def number_at(self, name: str, address: int) -> int:
-        """Return the number of the row at this address in the NIC's process, or 0 if there is none."""
-        part = self._parts.get(name)
+        """Return the number of the row at an address in the NIC's process, or 0 if there is no row."""
+        part = self._tables.get(name)
         if part is None or part.number is None:
             return 0
         index, rest = divmod(address - part.address, part.rows.dtype.itemsize)
@@ -134,12 +134,12 @@ class Tables(Mapping[str, np.ndarray]):
 
 
 class Observed:
-    """A NIC that runs in some process: `name`, `pid`, `addresses`, `tables` (`.tables["qps"]`) and `counters`.
+    """A running NIC of any process: `name`, `pid`, `addresses`, `tables` (`.tables["qps"]`) and `counters`.
 
-    Of a NIC that was asked for its rules (`rules`), the tables are copies of one moment, there are no counters, and
-    `no_ethernet` says why it can have no rules, if it cannot.
+    If `rules` returned the NIC, its tables are copies from one moment, it has no counters, and `no_ethernet` is the
+    reason why it can have no flow rules, or "".
 
-    `close()` or garbage collection unmaps the tables. If the NIC ends before that, its last state can still be read.
+    `close()` or garbage collection unmaps the tables. After the NIC has ended, its last state can still be read.
     """
 
     pid: int
@@ -155,15 +155,15 @@ class Observed:
             self.pid, self.name = pid, _printable("its name", description["name"])
             self.addresses = [_printable("an address", address) for address in description["addresses"]]
             parts = {
-                _printable("the name of a table", name): _Part(table, fds, memories)
+                _printable("the name of a table", name): _MappedTable(table, fds, memories)
                 for name, table in description["tables"].items()
             }
-            counters = parts.pop("counters", None)  # a row for each worker
+            counters = parts.pop("counters", None)  # one row per worker
             self._counters: np.ndarray[Any, Any] = np.empty(0) if counters is None else counters.rows
             for counter in self._counters.dtype.names or ():
                 _need_number(self._counters.dtype, counter)
             self.no_ethernet = _printable("no_ethernet", description.get("no_ethernet") or "")
-        except Exception as error:  # whatever this process sent, other NICs can still be observed
+        except Exception as error:  # an invalid description must not prevent observing other NICs
             self.close()
             raise InvalidValueError(f"process {pid} sent an invalid description of its NIC: {error!r}") from error
         self.tables = Tables(parts)
@@ -182,7 +182,7 @@ class Observed:
 
     @property
     def queues(self) -> dict[tuple[str, int], dict[str, int]]:
-        """Return the counts of the Ethernet queues, by kind ("sq", "rq") and number."""
+        """Return the counts of the Ethernet queues, by type ("sq", "rq") and number."""
         found: dict[tuple[str, int], dict[str, int]] = {}
         for kind, (table, fields) in QUEUE_COUNTS.items():
             if table in self.tables:
@@ -209,15 +209,15 @@ def _close(memories: list[MappedMemory]) -> None:
 
 
 def running(name: str | None = None, pid: int | None = None, timeout: float = PATIENCE) -> list[Observed]:
-    """Return this user's NICs in this network namespace, sorted by name. `name` and `pid` restrict the result.
+    """Return this user's running NICs in this network namespace, sorted by name. `name` and `pid` restrict the result.
 
-    All processes together have `timeout` seconds to answer. NICs of those that do not are left out.
+    All processes together have `timeout` seconds to answer. NICs of processes that do not answer are left out.
     """
     return _observe("look", name, pid, timeout)
 
 
 def rules(name: str | None = None, pid: int | None = None, timeout: float = PATIENCE) -> list[Observed]:
-    """Return the same NICs with tables of their flow rules (`rules.rules_of`)."""
+    """Return the same NICs as `running`, but with the tables of their flow rules (`rules.rules_of`)."""
     return _observe("rules", name, pid, timeout)
 
 

@@ -19,31 +19,31 @@ logger: logging.Logger = logging.getLogger("gpunetio.nic")
 
 
 class Starved:
-    """Looks at a NIC's QPs from time to time, and warns once about each request that waits at two looks in a row."""
+    """Checks a NIC's QPs periodically, and warns once about each request that waits at two checks in a row."""
 
     def __init__(self, name: str, qps: Table, counters: Mapping[str, int]):
         self._name, self._qps, self._counters = name, qps, counters
         self._refusals = 0
-        self._waiting: set[tuple[int, int]] = set()  # at the last look: QPN and index of the request
-        self._told: set[tuple[int, int]] = set()
+        self._waiting: set[tuple[int, int]] = set()  # at the last check: QPN and index of each waiting request
+        self._warned: set[tuple[int, int]] = set()
 
-    def look(self) -> None:
-        """Warn about the requests that have waited since the last look."""
+    def check(self) -> None:
+        """Warn about the requests that have waited since the last check."""
         refusals = int(self._counters["rnr_nak_retry_err"])
-        if refusals == self._refusals:  # no send was refused: no need to look at all QPs
+        if refusals == self._refusals:  # no send was refused, so no QP needs a check
             self._waiting.clear()
             return
         self._refusals = refusals
         rows = self._qps.given
         rows = rows[(rows["rnr_retries"] > 0) & (rows["state"] == QpState.RTS)].copy()
         waiting = {(int(row["qpn"]), int(row["sq_ci"])): row for row in rows}
-        for key in (self._waiting & waiting.keys()) - self._told:
-            self._tell(*key, waiting[key])
-        self._told &= waiting.keys()
-        self._told |= self._waiting & waiting.keys()
+        for key in (self._waiting & waiting.keys()) - self._warned:
+            self._warn(*key, waiting[key])
+        self._warned &= waiting.keys()
+        self._warned |= self._waiting & waiting.keys()
         self._waiting = set(waiting)
 
-    def _tell(self, qpn: int, index: int, row: np.void) -> None:
+    def _warn(self, qpn: int, index: int, row: np.void) -> None:
         most = int(row["rnr_retry"])
         until = "forever (rnr_retry 7)" if most == ENDLESS_RNR else f"up to {most} times"
         logger.warning(

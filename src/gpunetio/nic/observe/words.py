@@ -1,4 +1,4 @@
-"""What the rows of a NIC's tables say, in words: columns, cells, and documents for JSON."""
+"""Format the rows of a NIC's tables: columns and cells for people, documents for JSON."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from ...formats.ethernet_queues import QueueState
 from .kinds import KINDS
 from .running import Observed, number_in
 
-MATTER = 5  # columns that are shown unless more are wanted: with device and process, they fit 80 characters
-# Heading and field of the columns, those that matter first. A field that a table does not have is left out. Kinds that
+DEFAULT_COLUMNS = 5  # number of columns shown by default: with device and process, they fit 80 characters
+# Heading and field of each column, the most important first. Fields that a table lacks are left out. Object types that
 # are missing here show all fields.
 _COLUMNS = {
     "qp": (
@@ -58,7 +58,7 @@ def number_of(nic: Observed, kind: str, row: np.void) -> int:
 
 
 def columns(kind: str, nic: Observed) -> list[tuple[str, str]]:
-    """Return heading and field of each column that describes an object of a kind."""
+    """Return heading and field of each column for a type of object."""
     names = nic.tables[KINDS[kind]].dtype.names or ()
     found = [(heading, field) for heading, field in _COLUMNS.get(kind, ((n, n) for n in names)) if field in names]
     if kind == "mr" and "addr" not in names and "delta" in names:
@@ -68,13 +68,13 @@ def columns(kind: str, nic: Observed) -> list[tuple[str, str]]:
     return found
 
 
-def is_right(heading: str) -> bool:
-    """Return whether a column has numbers, which are right-aligned."""
+def is_right_aligned(heading: str) -> bool:
+    """Return whether a column contains numbers, which are aligned right."""
     return heading not in _LEFT
 
 
 def cells(kind: str, nic: Observed, row: np.void, fields: list[tuple[str, str]]) -> list[str]:
-    """Return what the columns say of an object."""
+    """Return the text of each column for an object."""
     return [_cell(kind, field, nic, row) for _, field in fields]
 
 
@@ -83,24 +83,24 @@ _LEFT = {"state", "type", "wire", "peer", "rights", "gid", "version", "mac"}
 
 def _cell(kind: str, field: str, nic: Observed, row: np.void) -> str:
     if field == "":
-        return "RC"  # a table without that column has only this kind
+        return "RC"  # a table without a type field contains only RC queue pairs
     if (kind, field) == ("cq", "log"):
         log = number_in(row, field)
-        return str(1 << log) if 0 <= log < 64 else f"2^{log}"  # no ring has as many
+        return str(1 << log) if 0 <= log < 64 else f"2^{log}"  # an invalid value: no ring is that large
     if (kind, field) == ("mr", "address"):
-        from ..memory.streams import DEVICE_ADDRESS  # with the compiler, which the rest does not need
+        from ..memory.streams import DEVICE_ADDRESS  # imports the compiler, which nothing else here needs
 
-        place = number_in(row, "iova") + number_in(row, "delta")
-        return f"{_unsigned(place) & DEVICE_ADDRESS:#x}"  # without the number of its DMA stream
+        address = number_in(row, "iova") + number_in(row, "delta")
+        return f"{_unsigned(address) & DEVICE_ADDRESS:#x}"  # without the number of the DMA stream
     if (kind, field) == ("qp", "peer_high"):
         return _peer(row)
     if (kind, field) in (("qp", "una_psn"), ("qp", "tx_psn")):
-        return str(number_in(row, field) & PSN_MASK)  # as in packets; the NIC's own counter is wider
+        return str(number_in(row, field) & PSN_MASK)  # 24 bits, as in packets; the NIC's own counter is wider
     return _text(kind, field, nic, row)
 
 
 def _peer(row: np.void) -> str:
-    """Return the peer's GID, or its LID where a path has no GID."""
+    """Return the peer's GID, or its LID if the path has no GID."""
     gid = b"".join(_unsigned(number_in(row, half)).to_bytes(8, "little") for half in ("peer_high", "peer_low"))
     if any(gid):
         return _bytes("gid", gid)
@@ -109,7 +109,7 @@ def _peer(row: np.void) -> str:
 
 
 def details(kind: str, nic: Observed, row: np.void) -> str:
-    """Return all fields of an object, one on a line."""
+    """Return all fields of an object, one per line."""
     lines = [f"{kind} of {nic.name}, process {nic.pid}"]
     lines += [f"    {field + ':':<16} {_text(kind, field, nic, row)}" for field in row.dtype.names or ()]
     return "".join(f"{line}\n" for line in lines)
@@ -117,14 +117,14 @@ def details(kind: str, nic: Observed, row: np.void) -> str:
 
 def _text(kind: str, field: str, nic: Observed, row: np.void) -> str:
     """Return one field as text."""
-    meant = _meant(kind, field, nic, row)
-    if isinstance(meant, int):
-        return f"{_unsigned(meant):#x}" if field in _HEX else str(meant)
-    return meant if isinstance(meant, str) else (" | " if field in _RIGHTS else " ").join(map(str, meant))
+    value = _value_of(kind, field, nic, row)
+    if isinstance(value, int):
+        return f"{_unsigned(value):#x}" if field in _HEX else str(value)
+    return value if isinstance(value, str) else (" | " if field in _RIGHTS else " ").join(map(str, value))
 
 
-def _meant(kind: str, field: str, nic: Observed, row: np.void) -> str | int | list[str] | list[int]:
-    """Return the meaning of a field: a name if its number stands for one, or the number."""
+def _value_of(kind: str, field: str, nic: Observed, row: np.void) -> str | int | list[str] | list[int]:
+    """Return the value of a field: the name that its number stands for, or the number."""
     cell = row[field]
     if row.dtype[field].kind == "V":
         return _bytes(field, bytes(cell))
@@ -138,12 +138,12 @@ def _meant(kind: str, field: str, nic: Observed, row: np.void) -> str | int | li
     if field == "wire" and kind in _SENDING:
         return _wire(nic, value)
     if (kind, field) in _ROWS:
-        return nic.tables.number_at(_ROWS[kind, field], value) or value  # the address of a row, or the number itself
+        return nic.tables.number_at(_ROWS[kind, field], value) or value  # `value` is a row's address, or a number
     return value
 
 
 _RIGHTS = ("access", "rights")
-_SENDING = "qp", "sq"  # an SQ has the fields of a QP, of which it uses some
+_SENDING = "qp", "sq"  # an SQ row has the fields of a QP row, and uses some of them
 _ROWS = {
     ("qp", "send_cq"): "cqs", ("qp", "recv_cq"): "cqs", ("qp", "srq"): "srqs", ("sq", "send_cq"): "cqs",
     ("rq", "cq"): "cqs", ("rq", "srq"): "srqs",
@@ -152,7 +152,7 @@ _ROWS = {
 
 @functools.cache
 def _names() -> dict[tuple[str, str], dict[int, str]]:
-    """Return the names that the numbers of a field stand for."""
+    """Return, by object type and field, the names that numbers stand for."""
     fields = {
         ("qp", "state"): QpState, ("qp", "service"): ServiceType, ("qp", "cs_res"): ScatterToCqe,
         ("qp", "cs_req"): ResponsesToCqe, ("sq", "service"): ServiceType, ("sq", "cs_res"): ScatterToCqe,
@@ -165,7 +165,7 @@ def _names() -> dict[tuple[str, str], dict[int, str]]:
 
 
 def _wire(nic: Observed, address: int) -> str:
-    """Return the kind of a queue pair's wire. None to a peer on the same NIC, or without a peer."""
+    """Return the type of a queue pair's wire; "none" without a peer, or with a peer on the same NIC."""
     if address == 0 or "wires" not in nic.tables:
         return f"{_unsigned(address):#x}" if address else "none"
     kind = nic.tables.number_at("wires", address)
@@ -186,8 +186,8 @@ def _unsigned(value: int) -> int:
 
 
 def document(kind: str, nic: Observed, row: np.void) -> dict[str, object]:
-    """Return what --json prints of an object: all fields, and a queue pair's peer as text."""
-    fields: dict[str, object] = {name: _meant(kind, name, nic, row) for name in row.dtype.names or ()}
+    """Return what --json prints for an object: all fields, and a queue pair's peer as text."""
+    fields: dict[str, object] = {name: _value_of(kind, name, nic, row) for name in row.dtype.names or ()}
     if "peer_high" in fields:
         fields["peer"] = _peer(row)
     return {"device": nic.name, "pid": nic.pid, **fields}

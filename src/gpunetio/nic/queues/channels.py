@@ -1,4 +1,4 @@
-"""Event channels: events that the engine has raised, as the host reads them. events.py is the engine's side."""
+"""Event channels: the host's side, which reads the events that the engine has raised (events.py)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CAPACITY = 1 << 14  # events: every CQ of a NIC may have one that waits
 class EventChannel:
     """A ring of events that the engine fills. Poll `fd`, an eventfd: it is readable while events wait.
 
-    `ring` is the address of the RING. Whoever takes events reads `fd` first.
+    `ring` is the address of the RING. A reader reads `fd` before it takes an event.
     """
 
     address: int
@@ -46,7 +46,7 @@ class EventChannel:
     def get(self) -> tuple[int, EventType, int, bytes] | None:
         """Return the oldest event as (cookie, type, number of its object, EQE), or None.
 
-        Raise FullError, once, if events were lost because nobody read them.
+        Raise FullError, once, if events were lost because the channel was full.
         """
         with self._lock:
             if lost := int(self._record["lost"]) - self._told:
@@ -66,11 +66,11 @@ class EventChannel:
             return event
 
     def disown(self, cookie: int) -> None:
-        """Give the cookie 0 to the events that wait with this one. Nobody takes events meanwhile."""
+        """Set the cookie of unread events with this cookie to 0. No thread may read events at the same time."""
         waiting = np.arange(self._counts["tail"], self._counts["head"]) % CAPACITY
         self._slots["cookie"][waiting[self._slots["cookie"][waiting] == cookie]] = 0
 
     def close(self) -> None:
-        """Close the channel. The engine must not know it any more."""
+        """Close the channel. The engine must no longer use it."""
         os.close(self.fd)
         self._memory.close()

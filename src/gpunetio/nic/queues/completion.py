@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ...fabric.ring import lock, next_free, publish, unlock
+from ...fabric.ring import RingState, lock, next_free, publish, unlock
 from ...formats.commands import SCATTER_FORMAT_MASK, QpState
 from ...formats.cqe import (
     CI_MASK, CQE64, FORMAT_SHIFT, INIT_OP_OWN, INLINE_32_BYTES, INLINE_64_BYTES, OPCODE_SHIFT, CqeFormat, CqeOpcode,
@@ -26,8 +26,8 @@ from ..state.qp import QpRow
 from ..state.reasons import Reason
 from ..state.work_queue import QueueKind, wake
 from ..state.worker import WorkerState
-from .events import notify, raise_event, tell
-from .reach import tell_failure
+from .events import notify, raise_event, raise_qp_event
+from .reach import signal_failure
 from .wakeups import wake_later
 
 _NO_EVENT = 0
@@ -48,7 +48,7 @@ def format_for(scatter: int, nbytes: int) -> int:
 
 @device_function
 def stage_payload(message: Message, nbytes: int) -> int:
-    """Clear `nbytes` of the buffer for what a CQE carries: return its address."""
+    """Clear `nbytes` of the buffer for payload in a CQE. Return its address."""
     for offset in range(0, nbytes, 8):
         st64(message + MESSAGE.payload + offset, 0)
     return message + MESSAGE.payload
@@ -79,19 +79,19 @@ class Completion(NamedTuple):
 
 
 @device_function
-def fill_cqe(worker: WorkerState, cqe: int, said: Completion, head: int) -> None:
-    """Write all of a CQE but its last word. `head` is the address of its first 32 bytes, or 0 if they are zeros."""
+def fill_cqe(worker: WorkerState, cqe: int, completion: Completion, head: int) -> None:
+    """Write a CQE except its last word. `head` is the address of its first 32 bytes, or 0 if they are zeros."""
     if head == 0:
         st128(cqe, 0, 0)
         st128(cqe + 16, 0, 0)
     else:
         st128(cqe, ld64(head), ld64(head + 8))
         st128(cqe + 16, ld64(head + 16), ld64(head + 24))
-    st128(cqe + 32, pack64(be32(said.user_index), be32(said.imm)), pack64(0, be32(said.nbytes)))
+    st128(cqe + 32, pack64(be32(completion.user_index), be32(completion.imm)), pack64(0, be32(completion.nbytes)))
     # An error CQE has its syndromes where other CQEs have the end of the timestamp.
-    errors = pack64(0, be32(said.vendor << 8 | said.syndrome))
-    st64(cqe + CQE64.timestamp, errors if said.syndrome else be64(worker.now))
-    st_relaxed32(cqe + CQE64.sop_drop_qpn, be32(said.wqe_opcode << 24 | said.qpn))
+    errors = pack64(0, be32(completion.vendor << 8 | completion.syndrome))
+    st64(cqe + CQE64.timestamp, errors if completion.syndrome else be64(worker.now))
+    st_relaxed32(cqe + CQE64.sop_drop_qpn, be32(completion.wqe_opcode << 24 | completion.qpn))
 
 
 @device_function
@@ -101,7 +101,7 @@ def last_word(counter: int, kind: int, form: int, owner: int) -> int:
 
 
 @device_function
-def write_cqe(worker: WorkerState, cq: CqRow, said: Completion) -> int:
+def write_cqe(worker: WorkerState, cq: CqRow, completion: Completion) -> int:
     """Write a CQE, its last word last. Return 0, or Reason.CQ_OVERRUN if the CQ is full and may not be overrun."""
     if not cq.overrun:
         consumed = be32(ld_acquire32(cq.dbrec + CQ_DBREC.set_ci)) & CI_MASK
@@ -113,34 +113,34 @@ def write_cqe(worker: WorkerState, cq: CqRow, said: Completion) -> int:
                 )
             cq.error = 1
             return refuse.full_cq(worker, cq.cqn, 1 << cq.log)
-    if said.syndrome and not cq.failed:
+    if completion.syndrome and not cq.failed:
         cq.failed, cq.failed_from = 1, cq.pi
     slot = 0 if cq.collapsed else cq.pi & ((1 << cq.log) - 1)
     cqe = cq.addr + (slot << cq.shift)
     owner = (cq.pi >> cq.log) & 1
-    if said.opcode != CqeOpcode.REQ or said.form != CqeFormat.NO_INLINE:
+    if completion.opcode != CqeOpcode.REQ or completion.form != CqeFormat.NO_INLINE:
         # Invalidate the entry first. A reader that still reads the CQE of the previous lap must be able to tell that it
         # has read this CQE's length or payload instead. A card writes all 64 bytes at once.
         st_relaxed32(cqe + CQE64.wqe_counter, be32(_INVALID | owner ^ 1))
         fence_release_sys()
-    head = said.head
-    if said.form == CqeFormat.INLINE_64:
+    head = completion.head
+    if completion.form == CqeFormat.INLINE_64:
         copy(cqe - INLINE_64_BYTES, head, INLINE_64_BYTES)
         head = 0
-    fill_cqe(worker, cqe, said, head)
+    fill_cqe(worker, cqe, completion, head)
     CounterSet(worker.counters).cqes += 1  # before anyone sees it
-    st_release32(cqe + CQE64.wqe_counter, last_word(said.counter, said.opcode, said.form, owner))
+    st_release32(cqe + CQE64.wqe_counter, last_word(completion.counter, completion.opcode, completion.form, owner))
     cq.pi += 1
     if cq.wakeup != 0:
         wake_later(worker, cq)
     if cq.channel != 0:
-        notify(worker, cq, said.solicited or said.syndrome)  # an error counts as solicited (IBTA 11.4.2.2)
+        notify(worker, cq, completion.solicited or completion.syndrome)  # an error counts as solicited (IBTA 11.4.2.2)
     return 0
 
 
 @engine_function
 def recover_cq(cq: CqRow) -> None:
-    """Note that a queue of the CQ is reset or destroyed: completions from now on are of operations after a failure."""
+    """Record that a queue of the CQ is reset or destroyed: later completions belong to operations after the failure."""
     if cq != 0 and cq.failed:
         cq.failed, cq.failed_to = 0, cq.pi
 
@@ -171,9 +171,9 @@ def resize_cq(worker: WorkerState, cq: CqRow, new: CqRow) -> int:
 
 @engine_function
 def record_error(worker: WorkerState, side: int, qpn: int, index: int, opcode: int, reason: int, syndrome: int) -> None:
-    """Leave an error record for the service thread. If the thread is too far behind, count the loss instead."""
+    """Write an error record for the service thread. If there is no room, count the loss instead."""
     lock(worker.errors)
-    slot = ErrorRecord(next_free(worker.errors))
+    slot = ErrorRecord(next_free(RingState(worker.errors)))
     if slot == 0:
         unlock(worker.errors)
         CounterSet(worker.counters).lost_error_records += 1
@@ -232,7 +232,7 @@ def _event_of(reason: int, side: int) -> int:
 def fail_qp(worker: WorkerState, qp: QpRow, index: int, opcode: int, reason: int, side: int) -> None:
     """Move a QP or SQ to ERR. Its first failure also leaves an error record and, for some reasons, raises an event.
 
-    The record is there before anyone sees the state, the event or a CQE, and asks why.
+    The record is written before the state, the event or a CQE becomes visible.
     """
     first = qp.failed == 0
     if first:
@@ -245,10 +245,10 @@ def fail_qp(worker: WorkerState, qp: QpRow, index: int, opcode: int, reason: int
     wake(qp)
     if first:
         if qp.kind != QueueKind.ETHERNET_SEND:
-            tell_failure(qp)
+            signal_failure(qp)
         event = _event_of(reason, side)
         if event != _NO_EVENT:
-            tell(worker, qp, event)
+            raise_qp_event(worker, qp, event)
 
 
 @engine_function
@@ -261,8 +261,8 @@ def fail_send(worker: WorkerState, qp: QpRow, index: int, opcode: int, ce: int, 
     fail_qp(worker, qp, index, opcode, reason, REQUESTER)
     if ce == CompletionMode.ON_FIRST_ERROR and not first:
         return
-    said = Completion(CqeOpcode.REQ_ERR, qp.qpn, qp.user_index, index, opcode, syndrome=syndrome, vendor=reason)
-    write_cqe(worker, CqRow(qp.send_cq), said)
+    completion = Completion(CqeOpcode.REQ_ERR, qp.qpn, qp.user_index, index, opcode, syndrome=syndrome, vendor=reason)
+    write_cqe(worker, CqRow(qp.send_cq), completion)
 
 
 @engine_function
@@ -270,5 +270,5 @@ def fail_receive(worker: WorkerState, qp: QpRow, index: int, reason: int, syndro
     """Fail a receive WQE: move the QP to ERR and write an error CQE to the receive CQ."""
     count_error(worker, reason, syndrome, RESPONDER)
     fail_qp(worker, qp, index, 0, reason, RESPONDER)
-    said = Completion(CqeOpcode.RESP_ERR, qp.qpn, qp.user_index, index, syndrome=syndrome, vendor=reason)
-    write_cqe(worker, CqRow(qp.recv_cq), said)
+    completion = Completion(CqeOpcode.RESP_ERR, qp.qpn, qp.user_index, index, syndrome=syndrome, vendor=reason)
+    write_cqe(worker, CqRow(qp.recv_cq), completion)

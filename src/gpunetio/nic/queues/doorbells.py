@@ -1,4 +1,4 @@
-"""Doorbells: how a queue's owner announces WQEs, by a doorbell register or by the doorbell record."""
+"""Doorbells: producer indices that the owner of a queue announces in a doorbell register or doorbell record."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def announce(worker: WorkerState, qp: QpRow, producer16: int) -> None:
     """Move `sq_pi` to `producer16`, which a doorbell or a doorbell record announces, or explain what is wrong.
 
     With a doorbell record, only one thread rings at a time, and an old index is at most the ring's depth behind.
-    Without a record, all threads ring independently, and the watchdog of the `Gpu` too. Then a doorbell may be late by
-    as many WQEs as others have posted meanwhile: whatever is not within the ring is old.
+    Without a record, all threads and the watchdog of the `Gpu` ring independently. Then a doorbell may be late by as
+    many WQEs as other threads have posted since: any index outside the ring is old.
     """
     if qp.state == QpState.RST or qp.sq_addr == 0:  # in RST the counts stay 0, though the record may hold old ones
         return
@@ -59,8 +59,8 @@ def announce(worker: WorkerState, qp: QpRow, producer16: int) -> None:
 
 
 @engine_function
-def go_on(worker: WorkerState, qp: QpRow) -> None:
-    """Take a QP out of SQD. Doorbells that were rung in SQD take effect now."""
+def leave_sqd(worker: WorkerState, qp: QpRow) -> None:
+    """Leave SQD. Doorbells that were rung in SQD take effect now."""
     late = qp.late
     qp.drain, qp.sq_drained, qp.late = 0, 0, 0
     if late != 0:
@@ -77,37 +77,37 @@ def poll_doorbell(worker: WorkerState, qp: QpRow) -> None:
         announce(worker, qp, announced(be64(raw)))
 
 
-# Where the engine is on a GPU, QPs have doorbell lines there, and others in host memory for posters on the CPU. Behind
-# the former is a word for each of the latter: what it had when it was looked at last.
+# If the engine is on a GPU, QPs have doorbell lines in GPU memory, and others in host memory for posters on the CPU.
+# After the lines in GPU memory comes a word per line in host memory: the last value that was forwarded from it.
 
 
 @device_function
-def _heard(worker: WorkerState, line: int) -> int:
-    """Return the address of the word for the line in host memory that belongs to `line`."""
+def _last_forwarded(worker: WorkerState, line: int) -> int:
+    """Return the address of the last value forwarded to `line` from its line in host memory."""
     return line + (worker.qp_mask + 1) * REGISTER_BYTES
 
 
 @device_function
 def forward_ring(worker: WorkerState, line: int) -> None:
-    """Announce in a QP's doorbell line what has been rung in host memory."""
+    """Forward a ring in host memory to the QP's doorbell line."""
     rung = ld_relaxed64(line - worker.lines_away)
-    if rung != ld64(_heard(worker, line)):
-        st64(_heard(worker, line), rung)
+    if rung != ld64(_last_forwarded(worker, line)):
+        st64(_last_forwarded(worker, line), rung)
         st_release64(line, rung)
 
 
 @device_function
 def clear_line(worker: WorkerState, line: int) -> None:
-    """Forget what was rung."""
+    """Clear a doorbell line."""
     st64(line, 0)
     if worker.lines_away != 0:
-        st64(_heard(worker, line), 0)
+        st64(_last_forwarded(worker, line), 0)
         st64(line - worker.lines_away, 0)
 
 
 @engine_function
 def scan_record(worker: WorkerState, qp: QpRow) -> int:
-    """Check the doorbell record, for doorbells that were missed. An index behind the NIC's is an old one. Return 0."""
+    """Check the doorbell record for a missed doorbell. An index before the NIC's consumer index is old. Return 0."""
     if qp.no_dbr or qp.sq_addr == 0:
         return 0
     producer16 = be32(ld_acquire32(qp.dbrec + QP_DBREC.snd)) & PI_MASK

@@ -1,8 +1,8 @@
-"""Events: the engine puts them into the channels that subscribed, and arms CQs to raise them (PRM, event queues)."""
+"""Events: the engine raises them in the channels that have subscribed, and arms CQs (PRM, event queues)."""
 
 from __future__ import annotations
 
-from ...fabric.ring import lock, next_free, publish, unlock
+from ...fabric.ring import RingState, lock, next_free, publish, unlock
 from ...formats.cqe import CI_MASK
 from ...formats.doorbell import CQ_ARM_SOLICITED, CQ_DBREC, UAR_CQ_OFFSET
 from ...formats.events import EventQueueType, EventType
@@ -24,7 +24,7 @@ def raise_event(worker: WorkerState, channel: Channel, cookie: int, kind: int, n
     if channel == 0:
         return
     lock(channel + CHANNEL.ring)  # other workers may raise events in it, too
-    slot = Event(next_free(channel + CHANNEL.ring))
+    slot = Event(next_free(RingState(channel + CHANNEL.ring)))
     if slot == 0:
         channel.lost += 1
     else:
@@ -37,7 +37,7 @@ def raise_event(worker: WorkerState, channel: Channel, cookie: int, kind: int, n
 
 
 @device_function
-def tell(worker: WorkerState, qp: QpRow, kind: int) -> None:
+def raise_qp_event(worker: WorkerState, qp: QpRow, kind: int) -> None:
     """Raise an event of a QP or SQ if its channel has subscribed to this type."""
     if qp.events >> kind & 1:
         of = EventQueueType.SQ if qp.kind == QueueKind.ETHERNET_SEND else EventQueueType.QP
@@ -45,8 +45,8 @@ def tell(worker: WorkerState, qp: QpRow, kind: int) -> None:
 
 
 @device_function
-def _complete(worker: WorkerState, cq: CqRow) -> None:
-    """Raise the event that a CQ is armed for, which tells of all CQEs that are there."""
+def _raise_completion(worker: WorkerState, cq: CqRow) -> None:
+    """Raise the event that a CQ is armed for. The event reports all CQEs written so far."""
     cq.armed = 0
     cq.told_pi = cq.pi
     raise_event(worker, Channel(cq.channel), cq.cookie, EventType.COMPLETION, cq.cqn, 0)
@@ -58,17 +58,17 @@ def notify(worker: WorkerState, cq: CqRow, solicited: int) -> None:
     if solicited:
         cq.solicited_pi = cq.pi
     if cq.armed == _ANY or (solicited and cq.armed == _SOLICITED):
-        _complete(worker, cq)
+        _raise_completion(worker, cq)
 
 
 @engine_function
 def _arm(worker: WorkerState, cq: CqRow) -> None:
-    """Arm a CQ as its arm record requests. If the CQE that it asks for is already there, raise the event at once.
+    """Arm a CQ as its arm record requests. If the requested CQE is already there, raise the event at once.
 
-    But not for CQEs that the last event has told of: a program asks for the next event before it polls (as the man page
-    of ibv_get_cq_event recommends), so its consumer index is from before.
+    CQEs that the last event has reported don't count: a program arms the CQ before it polls (as the man page of
+    ibv_get_cq_event recommends), so its consumer index is older than these CQEs.
 
-    The same word again is the same request. A request for any completion stays in force when one for solicited
+    The same word again is the same request. A request for any completion stays in force when a request for solicited
     completions follows (IBTA 11.4.2.2).
     """
     word = be32(ld_acquire32(cq.dbrec + CQ_DBREC.arm))
@@ -79,7 +79,7 @@ def _arm(worker: WorkerState, cq: CqRow) -> None:
     written = cq.solicited_pi if wanted == _SOLICITED else cq.pi
     unseen = (written - word) & CI_MASK
     if 0 < unseen <= CI_MASK >> 1 and written > cq.told_pi:
-        _complete(worker, cq)
+        _raise_completion(worker, cq)
     elif cq.armed < wanted:
         cq.armed = wanted
 
@@ -109,8 +109,8 @@ def serve_arm_register(worker: WorkerState, page: int) -> int:
 
 
 @engine_function
-def hear_arm_registers(worker: WorkerState) -> None:
-    """Look at the arm records if the first worker has served a register for a CQ of another worker."""
+def poll_arm_registers(worker: WorkerState) -> None:
+    """Scan the arm records if the first worker has served a register for a CQ of another worker."""
     rung = ld_acquire64(worker + WORKER.arms_rung)
     if rung != worker.arms_seen:
         worker.arms_seen = rung

@@ -1,4 +1,4 @@
-"""WQEs that concern this NIC only: NOP, WAIT, DUMP, and the MMO that copies local memory."""
+"""Local WQEs, which send nothing: NOP, WAIT, DUMP, and the MMO that copies local memory."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from ...formats.wqe import DATA_SEG, INLINE_SEG, MAX_MMO, MMO_DMA, SEGMENT, Wait
 from ...jit.compile import device_function, engine_function
 from ...jit.ops import be32, be64, copy, ld32, ld64, st64
 from ..memory.keys import translate
-from ..memory.streams import DEVICE_SHIFT, move, move_now
+from ..memory.streams import DEVICE_SHIFT, copy_and_wait, start_copy
 from ..state import refuse
 from ..state.message import MESSAGE, Message
 from ..state.qp import QpRow
@@ -17,13 +17,13 @@ from .operations import is_offered, segments_of
 from .waits import wait_for_cq
 from .wqes import gather, read_control
 
-TURN_BYTES = 1 << 20  # of a copy in host memory, before the next work queue has its turn
+TURN_BYTES = 1 << 20  # of a copy in host memory, before the next work queue is served
 _SOURCE, _TARGET = MESSAGE.segments, MESSAGE.segments + 16  # of a copy, in the message
 
 
 @engine_function
 def execute_local(worker: WorkerState, qp: QpRow, wqe: int, opcode: int, ds: int, index: int) -> int:
-    """Execute a local WQE: return 1, 0 if it has to wait or goes on in the next turn, or minus a reason.
+    """Execute a local WQE. Return 1, 0 if it has to wait or continues in the next turn, or minus a reason.
 
     Inside a NIC, a copy in device memory is then in flight, in `WORKER.touched`.
     """
@@ -35,7 +35,7 @@ def execute_local(worker: WorkerState, qp: QpRow, wqe: int, opcode: int, ds: int
         if qp.sq_ci != index:
             return 0  # it begins when all WQEs before it are complete: one that is flushed first has copied nothing
         reason = check_copy(worker, qp, wqe, ds)
-        return copy_some(worker, qp) if reason == 0 else -reason
+        return copy_next_part(worker, qp) if reason == 0 else -reason
     if opcode == WqeOpcode.WAIT:
         if read_control(wqe).opmod != WaitMode.CQ_PI:
             return -refuse.unsupported_operation(worker)
@@ -98,18 +98,18 @@ def check_copy(worker: WorkerState, qp: QpRow, wqe: int, ds: int) -> int:
 
 @device_function
 def source_of(message: Message) -> int:
-    """Return where the copy in the message reads."""
+    """Return the source address of the copy in the message."""
     return ld64(message + _SOURCE)
 
 
 @device_function
 def target_of(message: Message) -> int:
-    """Return where the copy in the message writes."""
+    """Return the target address of the copy in the message."""
     return ld64(message + _TARGET)
 
 
 @engine_function
-def copy_some(worker: WorkerState, qp: QpRow) -> int:
+def copy_next_part(worker: WorkerState, qp: QpRow) -> int:
     """Copy what `check_copy` has found, or the next TURN_BYTES of it: return 1, 0 if bytes are left, or minus a reason.
 
     The copy of a QP with a peer across a wire is complete when this returns 1, in the memory of a GPU too.
@@ -118,9 +118,9 @@ def copy_some(worker: WorkerState, qp: QpRow) -> int:
     source, target, nbytes = source_of(message), target_of(message), message.nbytes
     if (source | target) >> DEVICE_SHIFT != 0:
         if qp.wire == 0:
-            reason = move(worker, target, source, nbytes)
+            reason = start_copy(worker, target, source, nbytes)
         else:
-            reason = move_now(worker, target, source, nbytes)
+            reason = copy_and_wait(worker, target, source, nbytes)
         return 1 if reason == 0 else -reason
     part = min(nbytes - qp.copied, TURN_BYTES)
     copy(target + qp.copied, source + qp.copied, part)

@@ -1,4 +1,4 @@
-"""The table of operations in compiled code: what the row of an opcode says (formats/operations.py)."""
+"""The table of operations (formats/operations.py) for compiled code: the attributes of each opcode."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class _Field(NamedTuple):
 
 
 class _Words(Generic[_Row]):
-    """A word for each opcode, with all that its row says: compiled code loads it once, whatever it asks for."""
+    """One word per opcode with all attributes of its row, so compiled code needs one load for any of them."""
 
     def __init__(self, column: Callable[[Callable[[_Row], int]], np.ndarray]):
         self._column = column
@@ -103,7 +103,7 @@ def is_local(opcode: int) -> int:
 
 @device_function
 def returns_data(opcode: int) -> int:
-    """Return whether a response of its own completes the request, rather than an acknowledgement."""
+    """Return whether a response completes the request, rather than an acknowledgement."""
     return _WQES[opcode] >> _RETURNS.shift & _RETURNS.mask
 
 
@@ -142,7 +142,7 @@ def receive_cqe(opcode: int) -> int:
 
 
 @device_function
-def packet_of(opcode: int, first: int, last: int) -> int:
+def packet_opcode_of(opcode: int, first: int, last: int) -> int:
     """Return the packet opcode for a place in the operation's message, with the upper bits that it has for RC."""
     if first:
         return (_WQES[opcode] >> _ONLY.shift & _ONLY.mask) if last else (_WQES[opcode] >> _FIRST.shift & _FIRST.mask)
@@ -165,19 +165,19 @@ def is_request(packet: int, service: int) -> int:
 
 
 @device_function
-def operation_of(packet: int) -> int:
-    """Return the WQE opcode of a request packet's operation, without immediate data; NOP if it is no request packet."""
+def wqe_opcode_of(packet: int) -> int:
+    """Return the WQE opcode, without immediate data, of a request packet's operation; NOP for other packets."""
     return _PACKETS[packet] >> _OPERATION.shift & _OPERATION.mask
 
 
 @device_function
-def begins(packet: int) -> int:
+def is_first(packet: int) -> int:
     """Return whether the packet is the first of its message."""
     return _PACKETS[packet] >> _BEGINS.shift & _BEGINS.mask
 
 
 @device_function
-def ends(packet: int) -> int:
+def is_last(packet: int) -> int:
     """Return whether the packet is the last of its message."""
     return _PACKETS[packet] >> _ENDS.shift & _ENDS.mask
 

@@ -1,7 +1,4 @@
-"""The engine's side of requests without packets (control/regions/reach.py).
-
-Of wires, this is what matters to an engine on borrowed rows.
-"""
+"""The engine's side of requests without packets (control/regions/reach.py): the state of wires that they depend on."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from ..state.qp import QpRow
 from ..state.wire import WIRE, WireState
 from ..state.worker import WORKER, WorkerState
 
-NOTHING, PACKETS, OTHER = range(3)  # what bars a worker from borrowing its rows
+NOTHING, PACKETS, OTHER = range(3)  # what keeps a worker from caching its rows
 
 
 @device_function
@@ -22,10 +19,10 @@ def _pipe_in(wire: WireState) -> int:
 
 
 @engine_function
-def bars_of_wires(worker: WorkerState) -> int:
-    """Return what on wires bars the worker from its rows: NOTHING, PACKETS that have arrived, or what is OTHER.
+def wires_obstacle(worker: WorkerState) -> int:
+    """Return what on the wires keeps the worker from caching its rows: NOTHING, PACKETS that have arrived, or OTHER.
 
-    The other end may be another process.
+    The other end may be in another process.
     """
     frames, withdrawn = 0, 0
     for i in range(ld_relaxed64(worker + WORKER.wire_count)):
@@ -41,7 +38,7 @@ def bars_of_wires(worker: WorkerState) -> int:
 
 @engine_function
 def answer_withdrawals(worker: WorkerState) -> None:
-    """Tell peers that what they have withdrawn is not used any more. Rows are not borrowed."""
+    """Confirm to peers that what they have withdrawn is no longer used. The caller's rows are not cached."""
     for i in range(ld_relaxed64(worker + WORKER.wire_count)):
         wire = ld64(worker.wires + 8 * i)
         pipe = _pipe_in(wire)
@@ -53,10 +50,10 @@ def answer_withdrawals(worker: WorkerState) -> None:
 
 
 @device_function
-def reaches(qp: QpRow) -> bool:
-    """Return whether requests of a queue pair with a wire may go without packets, once all others are acknowledged.
+def needs_no_packets(qp: QpRow) -> bool:
+    """Return whether requests of a queue pair with a wire need no packets, once all earlier ones are acknowledged.
 
-    What is known of the peer must be what it has told last, and it must not have failed since.
+    The peer must not have withdrawn anything since its last message, and must not have failed.
     """
     if qp.peer_keys == 0:
         return False
@@ -68,13 +65,13 @@ def reaches(qp: QpRow) -> bool:
 
 @device_function
 def is_acknowledged(qp: QpRow) -> bool:
-    """Return whether no packet of a queue pair is on its way, or is to be sent."""
+    """Return whether a queue pair has no packet in flight and none to send."""
     return qp.una_psn == qp.tx_psn and qp.timer_at + qp.ack_pending + qp.res_todo + qp.pending == 0
 
 
 @device_function
-def tell_failure(qp: QpRow) -> None:
-    """Tell the peer, if it is in another process, that a queue pair has failed."""
+def signal_failure(qp: QpRow) -> None:
+    """Signal to a peer in another process that a queue pair has failed."""
     if qp.wire != 0:
         pipe = ld64(qp.wire + WIRE.tx + PIPE_END.pipe)
         if pipe != 0:

@@ -1,4 +1,4 @@
-"""Wakeups: at the end of a turn, the engine wakes threads of the host that wait for the CQEs that it has written."""
+"""Wakeups: at the end of a turn, the engine wakes host threads that wait for CQEs which the turn has written."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def wake_later(worker: WorkerState, cq: CqRow) -> None:
 
 @engine_function
 def wake_threads(worker: WorkerState) -> None:
-    """Wake the threads that nap."""
+    """Wake the threads of all CQs in the list."""
     cq = worker.waking
     worker.waking = 0
     while cq > _LAST:

@@ -24,13 +24,13 @@ from ..state.worker import WorkerState
 from .completion import fail_send
 from .operations import is_atomic, is_masked, is_offered, returns_data, right_of, segments_of
 
-NOT_YET = -1  # from `check_wqe`: the WQE may still be on its way, so the queue pair waits
-PATIENCE_NS = 2_000_000  # for such a WQE; on an H200 the latest one came within 300 µs
+NOT_YET = -1  # from `check_wqe`: the WQE may not have arrived yet, so the queue pair waits
+PATIENCE_NS = 2_000_000  # how long it waits; on an H200, the latest WQE arrived within 300 µs
 _SEGMENTS = MESSAGE.segments
 
 
 class Control(NamedTuple):
-    """What a control segment says. `blocks` is the WQE's length in the ring."""
+    """The contents of a control segment. `blocks` is the WQE's length in the ring, in basic blocks."""
 
     opcode: int
     opmod: int
@@ -93,7 +93,7 @@ def _check_other(worker: WorkerState, qp: QpRow, index: int) -> int:
         return refuse.stale_wqe(worker, index_in(wqe), qpn_ds >> 8)
     if qpn_ds >> 8 != qp.qpn:
         return refuse.wqe_of_other_qp(worker, qpn_ds >> 8)
-    return NOT_YET  # it has come meanwhile
+    return NOT_YET  # it has just arrived
 
 
 @device_function
@@ -208,7 +208,7 @@ def _av_segments(wqe: int) -> int:
 
 
 @engine_function
-def build(worker: WorkerState, qp: QpRow, message: Message, wqe: int, opcode: int, ds: int, index: int) -> int:
+def build_message(worker: WorkerState, qp: QpRow, message: Message, wqe: int, opcode: int, ds: int, index: int) -> int:
     """Build a message from a WQE of an operation that is not local, whose control segment was checked.
 
     Return 0, or a reason.
@@ -249,12 +249,12 @@ def build(worker: WorkerState, qp: QpRow, message: Message, wqe: int, opcode: in
     return 0
 
 
-# --- WQEs that fail here ---------------------------------------------------------------------------------------------
+# --- WQEs that fail at the requester ---------------------------------------------------------------------------------
 
 
 @engine_function
 def local_failure(worker: WorkerState, qp: QpRow, index: int, opcode: int, ce: int, reason: int, blocks: int) -> int:
-    """Fail a WQE that this side refuses, after everything in flight: return 1 if it was consumed, else 0."""
+    """Fail a WQE that the requester refuses, once nothing is in flight. Return 1 if it was consumed, else 0."""
     if qp.sq_ci != index:
         return 0
     fail_send(worker, qp, index, opcode, ce, reason)

@@ -22,17 +22,17 @@ class CqRow(State):
     eqn: I64 = command("number of its event queue")
     uar_page: I64 = command("number of the UAR page with the register that arms it")
     worker: I64 = command("address of the WORKER that serves it")
-    channel: I64 = host("address of the CHANNEL for its completions; 0 if nobody has subscribed")
+    channel: I64 = host("address of the CHANNEL for its completions; 0 without a subscriber")
     cookie: I64 = host("what these events carry to identify the subscriber")
     error_channel: I64 = host("the same for its errors")
     error_cookie: I64 = host("the same for its errors")
     near: I64 = command("not 0: its ring is in memory of the GPU that makes the NIC's turns")
-    wakeup: I64 = host("address of the word at which a thread naps that waits for CQEs; 0 if none does")
+    wakeup: I64 = host("address of the word on which a thread sleeps until CQEs arrive; 0 if none does")
     # state
     pi: I64 = engine("CQEs that were written", line=True)
     error: I64 = engine("not 0: it has overrun, and takes no more CQEs")
     armed: I64 = engine("1: a solicited completion raises an event; 2: any does (queues/events.py)")
-    arm_seen: I64 = engine("the last request to arm it that was taken (formats/doorbell.py); -1 is none")
+    arm_seen: I64 = engine("the last arm request that was served (formats/doorbell.py); -1 is none")
     solicited_pi: I64 = engine("CQEs up to the last solicited one")
     told_pi: I64 = engine("CQEs that were there when the last event was raised")
     failed: I64 = engine("not 0: an operation has failed since a queue of the CQ was last reset")
@@ -45,7 +45,7 @@ CQ_ROW = CqRow.entry
 
 
 class EqRow(State):
-    """An event queue. It interrupts nobody: it counts."""
+    """An event queue. It raises no interrupts: it counts."""
 
     eqn: I64 = nobody("number of the event queue; 0 in a free row")
     pi: I64 = engine("completion events of its CQs")

@@ -1,6 +1,6 @@
 """DMA streams, which copy payload to, from and between GPUs (memory/streams.py), and staging slots.
 
-Positions count the bytes that a DMA stream was given, and never wrap.
+Positions count the bytes that were issued to a DMA stream, and never wrap.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class DmaStream(State):
     answers: I64 = nobody("address of `where`")
     timeout_ns: I64 = nobody("time without progress until copies are given up")
     # progress
-    issued: I64 = dma("position behind what the stream was given", line=True)
-    done: I64 = dma("position behind what is known to be in place")
+    issued: I64 = dma("position after the last byte that was issued", line=True)
+    done: I64 = dma("position after the last byte that is known to be copied")
     recorded: I64 = dma("position of the last event")
     mark_head: I64 = dma("events that were recorded")
     mark_tail: I64 = dma("events that have occurred")
@@ -49,10 +49,10 @@ class DmaStream(State):
     open_nbytes: I64 = dma("its bytes; 0 if no piece grows")
     progress_at: I64 = dma("when there was progress last, in ns")
     failures: I64 = dma("failures, of calls and by the deadline")
-    fail_from: I64 = dma("the latest failure gave up what is behind this position")
+    fail_from: I64 = dma("the latest failure gave up the bytes after this position")
     error: I64 = dma("its CUresult; TIMED_OUT after the deadline")
-    stuck: I64 = dma("given nothing more: UNTIL_IDLE, until its events occur after all, or FOR_EVER")
-    # what the driver tells of an address
+    stuck: I64 = dma("not 0: it accepts no copies, UNTIL_IDLE (its late events occur) or FOR_EVER")
+    # attributes of an address, from the driver
     asked: Annotated[int, "raw[16]"] = nobody("numbers of the attributes", line=True)
     where: Annotated[int, "raw[32]"] = nobody("addresses of the words that take them; the last is 0")
     memory_type: I64 = dma("HOST or DEVICE")
@@ -64,7 +64,7 @@ DMA_STREAM = DmaStream.entry
 
 
 class Mark(State, align=32):
-    """A CUDA event in a DMA stream: it says up to where the stream's copies have ended."""
+    """A CUDA event in a DMA stream. When it occurs, the copies up to its positions are done."""
 
     event: I64 = nobody("CUevent")
     issued: I64 = dma("position of the stream")
@@ -90,12 +90,12 @@ class Slot(State):
     """Pinned memory that holds bytes [begin, end) of a message in device memory, for packets or for an atomic."""
 
     row: I64 = dma("address of the QP_ROW; 0 if the slot is free")
-    tag: I64 = dma("which of its messages; ABANDONED if nobody needs the bytes (memory/staging.py)")
+    tag: I64 = dma("which of its messages; ABANDONED if the bytes are no longer needed (memory/staging.py)")
     begin: I64 = dma("first byte")
-    end: I64 = dma("behind the last byte")
+    end: I64 = dma("offset after the last byte")
     address: I64 = nobody("address of the pinned memory")
     stream: I64 = dma("address of the DMA_STREAM that fills the slot; 0 if host memory does")
-    fence: I64 = dma("position of that stream behind the bytes")
+    fence: I64 = dma("position of that stream after the bytes")
     failures: I64 = dma("failures of that stream before the bytes")
     filled: I64 = dma("not 0: the stream has reached `fence`")
     used_at: I64 = dma("when the slot was used last, in ns")

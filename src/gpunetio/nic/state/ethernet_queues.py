@@ -1,4 +1,4 @@
-"""Ethernet queues, and what decides which packets they send and receive.
+"""Ethernet queues, and the objects that select the packets which they send and receive.
 
 The control path keeps these rows up to date.
 """
@@ -91,7 +91,7 @@ class RqRow(State):
     keep_vlan: I64 = command("not 0: a VLAN tag stays in the packet")
     flush: I64 = command("not 0: in ERR, its WQEs complete with flush errors")
     counter: I64 = command("address of the Q_COUNTER_ROW that counts its drops; 0 is none")
-    channel: I64 = host("address of the CHANNEL for its events; 0 if nobody has subscribed")
+    channel: I64 = host("address of the CHANNEL for its events; 0 without a subscriber")
     cookie: I64 = host("what events carry to identify the subscriber")
     events: I64 = host("a bit for each formats.events.EventType that `channel` receives")
     # state, which RST clears, and from `frames` on counts since the RQ was created

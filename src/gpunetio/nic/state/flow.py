@@ -1,8 +1,8 @@
 """Flow tables as the engine reads them, and the packet that it looks up in them.
 
-What a packet is matched by are WORDS of 64 bits: the outer headers of fte_match_param, and behind them the second VLAN
-tag of its misc parameters. A packet, the mask of a group and the value of an entry have the same layout, in the byte
-order of mailboxes. So a packet matches an entry if its words, masked, are the entry's.
+A packet is matched by WORDS of 64 bits: the outer headers of fte_match_param, followed by the second VLAN tag of its
+misc parameters. A packet, the mask of a group and the value of an entry have the same layout, in the byte order of
+mailboxes. So a packet matches an entry if its masked words equal the entry's.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MAX_JUMPS = 64  # tables that a packet visits: one of each level, unless entries
 
 
 class Fate(IntEnum):
-    """What becomes of a packet. An entry that leads to another table has JUMP."""
+    """What happens to a packet. An entry that leads to another table has JUMP."""
 
     MISS = 0  # no entry has decided: the NIC does what it does without flow tables
     TIR  = 1
@@ -43,11 +43,11 @@ class Fate(IntEnum):
 class FlowTableRow(State):
     """A flow table.
 
-    Row 0 is the entry to all tables: it has no entries, and its miss leads to the root.
+    Row 0 leads to all tables: it has no entries, and its `miss` is the root table.
     """
 
     table_id: I64 = command("number of the table; 0 in a free row, and in row 0")
-    miss: I64 = command("address of the FLOW_TABLE_ROW for what matches no entry; 0 is MISS")
+    miss: I64 = command("address of the FLOW_TABLE_ROW for packets that match no entry; 0 is MISS")
     level: I64 = command("flow_table_context.level")
     log: I64 = command("logarithm of the entries that it has room for")
     mask_count: I64 = command("different masks of its groups")
@@ -55,7 +55,7 @@ class FlowTableRow(State):
     firsts: Annotated[int, f"i64[{MAX_MASKS}]"] = command("that index", line=True)
     masks: Annotated[int, f"i64[{MAX_MASKS}]"] = command("address of the FLOW_MASK")
     # what all of these masks compare
-    key_count: I64 = command("words of which bits are compared; 0 if lookups are not remembered", line=True)
+    key_count: I64 = command("words of which bits are compared; 0 if lookups are not cached", line=True)
     key_words: I64 = command("their numbers, four bits each, the first lowest")
     key_mask: Annotated[int, f"i64[{WORDS}]"] = command("bits that are compared")
 
@@ -66,9 +66,9 @@ FLOW_TABLE_ROW = FlowTableRow.entry
 class FlowMask(State):
     """The entries of a table that have the same mask: a hash table of their values.
 
-    It uses open addressing with linear probing. If several entries have the same value, the lowest one is in it. A
+    It uses open addressing with linear probing. If several entries have the same value, it contains only the lowest. A
     slot consists of the upper half of the hash and a number: the index of an entry plus 1, or 0, which ends a search,
-    or DELETED, which does not.
+    or DELETED, which does not end it.
     """
 
     slots: I64 = command("address of the slots, 8 bytes each")
@@ -101,8 +101,6 @@ class FlowEntry(State):
 
 FLOW_ENTRY = FlowEntry.entry
 
-# The last lookups in tables of several masks (steering/lookups.py): sets of two slots, a cache line each. What was
-# found is true of the packets with these words, as long as no command has come.
 LOG_LOOKUP_SETS, LOOKUP_WORDS = 15, 6
 
 class Lookup(State):
@@ -112,36 +110,34 @@ class Lookup(State):
     next command.
     """
 
-    stamp: I64 = engine("commands that had been executed, and the low bits of the table's number")
+    stamp: I64 = engine("commands executed when the result was stored, and the low bits of the table's number")
     found: I64 = engine("address of the FLOW_ENTRY; 0 if none matches")
     words: Annotated[int, f"i64[{LOOKUP_WORDS}]"] = engine("masked words of the packet")
 
 
 LOOKUP = Lookup.entry
 
-# The last ways of packets through several tables (steering/ways.py). A way is that of all packets with these words and
-# this `l4`, as long as no command has come.
-LOG_WAYS, WAY_COUNTERS = 11, 4
+LOG_FLOW_CACHE, FLOW_CACHE_COUNTERS = 11, 4
 
-class FlowWay(State):
-    """A recent way of packets through several tables (steering/ways.py).
+class FlowCacheEntry(State):
+    """The cached path of a flow through several tables (steering/flow_cache.py).
 
     It holds for all packets with these words and this `l4` until the next command.
     """
 
-    stamp: I64 = engine("commands that had been executed, plus 1; 0 if the row has no way")
+    stamp: I64 = engine("commands executed when the entry was inserted, plus 1; 0 in a free entry")
     l4: I64 = engine("as in a PACKET")
     words: Annotated[int, f"i64[{WORDS}]"] = engine("words of the packet")
-    missed: I64 = engine("other packets that have looked here since the last one of this way")
-    fate: I64 = engine("what became of the packet")
+    misses: I64 = engine("misses in this slot since its flow's last hit")
+    fate: I64 = engine("Fate of the packet")
     tir: I64 = engine("as in a PACKET")
     hash: I64 = engine("as in a PACKET")
     tag: I64 = engine("as in a PACKET")
-    counted: I64 = engine("entries on the way that count")
-    counters: Annotated[int, f"i64[{WAY_COUNTERS}]"] = engine("addresses of their FLOW_COUNTERs")
+    counter_count: I64 = engine("counters on the path")
+    counters: Annotated[int, f"i64[{FLOW_CACHE_COUNTERS}]"] = engine("addresses of these FLOW_COUNTERs")
 
 
-FLOW_WAY = FlowWay.entry
+FLOW_CACHE_ENTRY = FlowCacheEntry.entry
 
 
 class FlowCounter(State, align=32):
@@ -158,14 +154,14 @@ FLOW_COUNTER = FlowCounter.entry
 class Packet(State):
     """A packet that a worker looks up in flow tables."""
 
-    words: Annotated[int, f"i64[{WORDS}]"] = engine("what it is matched by")
+    words: Annotated[int, f"i64[{WORDS}]"] = engine("the header fields that entries match")
     l3: I64 = engine("offset of the IP header in the frame; 0 if there is none, or a damaged one")
     l4: I64 = engine("offset of the TCP or UDP header; 0 if there is none, or in a fragment")
     end: I64 = engine("end of the IP packet; padding may follow")
     tir: I64 = engine("address of the TIR_ROW of the TIR that it goes to; 0 is none")
     hash: I64 = engine("its hash, by which that TIR selects a queue")
     tag: I64 = engine("flow tag; 0 is none")
-    slots: I64 = engine("where the root table remembers it (steering/lookups.py); 0 is nowhere")
+    lookup_set: I64 = engine("its set of LOOKUPs for the root table (steering/lookups.py); 0 is none")
     root_entry: I64 = engine("address of the FLOW_ENTRY of the root table that it matches; 0 is none")
 
 

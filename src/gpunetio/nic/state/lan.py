@@ -1,4 +1,4 @@
-"""The LAN of the software NICs of a host: where a NIC has seen MACs, and the frame that it sends."""
+"""The LAN of a host's software NICs: the MACs that a port has learned, and the frame that it is sending."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from .record import State, engine, nobody, requester
 
 
 class LanState(State):
-    """A port's place on a LAN: what it knows of the other ports."""
+    """A port on a LAN, and what it knows about the other ports."""
 
     port: I64 = nobody("address of the ETHERNET_WIRE with the port's MAC: no GIDs, no descriptor")
     macs: I64 = nobody("address of MACS rows of MAC_ROW")

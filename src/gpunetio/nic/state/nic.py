@@ -24,7 +24,7 @@ class NicState(State):
     paths: I64 = nobody("address of the PATHs (path.py)")
     flow_tables: I64 = nobody("address of the FLOW_TABLE_ROWs (flow.py)")
     lookups: I64 = nobody("address of the sets of LOOKUPs (flow.py)")
-    ways: I64 = nobody("address of the FLOW_WAYs (flow.py)")
+    flow_cache: I64 = nobody("address of the FLOW_CACHE_ENTRYs (flow.py)")
     syndromes: I64 = nobody("address of a byte for each Reason: formats.cqe.Syndrome")
     errors: I64 = nobody("address of the RING of ERROR_RECORDs, which workers fill in turn")
     armable: I64 = nobody("address of a list of CQ_ROWs with a channel: how many, then their addresses")
@@ -39,7 +39,7 @@ class NicState(State):
     spin_ns: I64 = nobody("how long an idle worker spins before it sleeps, in ns")
     sleep_ms: I64 = nobody("how long it sleeps at most, in ms")
     yield_every: I64 = nobody("idle turns before it yields the core")
-    nap_ns: I64 = nobody("how long it naps instead, in ns, and other threads may make turns; 0: it yields")
+    nap_ns: I64 = nobody("how long it naps instead, in ns, while other threads may make turns; 0: it yields")
     twin: I64 = nobody("address of the TWIN on which turns are made (jit/twin.py); 0: threads make them")
     twin_slice: I64 = nobody("address of the function of C that makes a slice of turns there (gpu/slices.py)")
     slice_ns: I64 = nobody("how long turns are made there at a time, in ns")
@@ -53,7 +53,7 @@ NIC = NicState.entry
 
 
 class ErrorRecord(State):
-    """What went wrong. The report thread reads it (observe/reports.py)."""
+    """A failure, which the report thread logs (observe/reports.py)."""
 
     reason: I64 = engine("state.reasons.Reason")
     side: I64 = engine("REQUESTER, RESPONDER, RECEIVE_QUEUE or SEND_QUEUE (queues/completion.py)")

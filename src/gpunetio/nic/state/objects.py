@@ -1,4 +1,4 @@
-"""What commands create beside queues: memory keys, protection domains, UMEMs, UAR pages; and the port's GIDs."""
+"""Objects other than queues: memory keys, protection domains, UMEMs, UAR pages, and the port's GIDs."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class MkeyRow(State):
     access: I64 = command("rights, of enums.Access")
     iova: I64 = command("first virtual address")
     nbytes: I64 = command("size, in bytes")
-    delta: I64 = command("what makes an address from a virtual address")
-    granted: I64 = command("what makes a reference from an address (control/regions/grants.py), or 0")
+    delta: I64 = command("what to add to a virtual address to get an address")
+    granted: I64 = command("what to add to an address to get a reference (control/regions/grants.py), or 0")
     near: I64 = command("not 0: it is memory of the GPU that makes the NIC's turns")
 
 

@@ -45,7 +45,7 @@ class QpRow(State):
     kind: I64 = command("QueueKind of its send queue (state/work_queue.py)")
     worker: I64 = engine("address of the WORKER that serves it")
     work_queue: I64 = engine("address of its WORK_QUEUE")
-    channel: I64 = host("address of the CHANNEL for its events; 0 if nobody has subscribed")
+    channel: I64 = host("address of the CHANNEL for its events; 0 without a subscriber")
     cookie: I64 = host("what events carry to identify the subscriber")
     events: I64 = host("a bit for each formats.events.EventType that `channel` receives")
     # set-up: the connection, which 2RST clears
@@ -67,7 +67,7 @@ class QpRow(State):
     rq_psn: I64 = command("PSN of the first request that it expects")
     max_rd: I64 = command("READs and atomics that it may have in flight")
     max_dest_rd: I64 = command("READs and atomics that the peer may have in flight")
-    timeout_ns: I64 = command("time without an acknowledgement until a retry; 0 is for ever")
+    timeout_ns: I64 = command("time without an acknowledgement until a retry; 0: never")
     retry_cnt: I64 = command("retries without progress, at most")
     rnr_retry: I64 = command("retries after an RNR NAK, at most; 7 is any number")
     min_rnr: I64 = command("time that a peer waits after an RNR NAK")
@@ -81,8 +81,8 @@ class QpRow(State):
     # requester: queue positions
     sq_ci: I64 = requester("index of the oldest WQE that is not complete", line=True)
     sq_next: I64 = requester("index of the next WQE to send or execute")
-    sq_sent: I64 = requester("index behind the WQEs that were started at least once")
-    sq_pi: I64 = requester("index behind the WQEs that were announced")
+    sq_sent: I64 = requester("index after the WQEs that were started at least once")
+    sq_pi: I64 = requester("index after the WQEs that were announced")
     db_seen: I64 = requester("value of the doorbell that was taken last")
     una_psn: I64 = requester("the oldest PSN that is not acknowledged")
     tx_psn: I64 = requester("the next PSN to send")
@@ -102,11 +102,11 @@ class QpRow(State):
     life: I64 = requester("this QP's life as a requester, from RTS to its reset (fabric/frames.py)")
     ssn: I64 = requester("requests that were started")
     failed: I64 = engine("not 0: the QP has failed, and the cause was reported")
-    told: I64 = requester("not 0: a CQE has told of the first error")
+    told: I64 = requester("not 0: a CQE has reported the first error")
     late: I64 = requester("in SQD: 1 + the index that was announced since")
     sq_drained: I64 = requester("in SQD: not 0 once all started WQEs have completed")
-    missing: I64 = requester("1 + the index of the WQE that was announced before it came")
-    missing_since: I64 = requester("when that was seen first")
+    missing: I64 = requester("1 + the index of the WQE that was announced before it arrived")
+    missing_since: I64 = requester("when the WQE was first found missing")
     copied: I64 = requester("bytes that earlier turns have copied of the MMO at sq_next")
     # responder
     rq_ci: I64 = responder("receives that were consumed from its own queue", line=True)
@@ -120,7 +120,7 @@ class QpRow(State):
     rx_wqe: I64 = responder("address of the receive that was taken from the SRQ for the message; 0 is none")
     rx_index: I64 = responder("index of that receive")
     rx_from: I64 = responder("packets before this position on the wire are from before RTR")
-    peer_life: I64 = responder("life of the peer that it hears; 0 if it has not heard any")
+    peer_life: I64 = responder("life of the peer whose packets it accepts; 0 before the first packet")
     nak_sent: I64 = responder("not 0: a NAK for the present gap was sent")
     established: I64 = responder("not 0: COMM_EST was raised")
     drained: I64 = responder("not 0: SRQ_LAST_WQE was raised")
@@ -132,19 +132,19 @@ class QpRow(State):
     res_todo: I64 = responder("not 0: responses to some of them are left to send")
     # copies: payload in device memory
     stream: I64 = dma("address of the DMA_STREAM that carries bytes for the QP; 0 if none does", line=True)
-    fence: I64 = dma("position of that stream behind the QP's bytes")
+    fence: I64 = dma("position of that stream after the QP's bytes")
     failures: I64 = dma("failures of that stream before these bytes")
     fence_psn: I64 = dma("on a wire: the first packet of these bytes")
-    landing: I64 = dma("inside a NIC, not 0: the engine has to put these bytes into host memory")
-    # requests in packets, which are not served on borrowed rows (gpu/borrowed.py)
+    landing: I64 = dma("inside a NIC, not 0: the engine has to copy these bytes on to host memory")
+    # requests in packets, which are not served on cached rows (gpu/row_cache.py)
     read_ends: Annotated[int, "i64[16]"] = requester(
-        "the PSNs behind READs and atomics in flight, from reads_tail to reads_head", line=True
+        "the PSNs after READs and atomics in flight, from reads_tail to reads_head", line=True
     )
 
 
 QP_ROW = QpRow.entry
 QP_SETUP_BYTES = QP_ROW.sq_ci  # what commands prepare, and the engine copies
-QP_BORROWED_BYTES = QP_ROW.read_ends  # what slices copy
+QP_CACHED_BYTES = QP_ROW.read_ends  # what slices copy
 QP_CONNECTION = tuple(name for name, offset in QP_ROW.offsets.items() if QP_ROW.rights <= offset < QP_SETUP_BYTES)
 
 

@@ -1,4 +1,4 @@
-"""Why the NIC refused something: the vendor syndrome of an error CQE, and the sentences that explain it.
+"""Reasons for refusals: the vendor syndromes of error CQEs, and the sentences that explain them.
 
 A real card's `vendor_err_synd` is undocumented; ours is one of these numbers. Each has the PRM syndrome that a ConnectX
 reports for the same mistake.

@@ -1,9 +1,10 @@
-"""Declare a structure that no other program knows: its offsets are computed, and each field says who writes it."""
+"""Declare internal structures: offsets are computed, and each field has a writer and a meaning."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from ...formats.layout import Record, field_type, kinds_of
 
@@ -11,7 +12,7 @@ LINE = 64  # bytes of a cache line
 
 
 class Writer:
-    """Who writes a field, once the structure is in use. Called with a meaning, it declares a field."""
+    """The writer of a field, once the structure is in use. Calling it with a meaning declares a field."""
 
     def __init__(self, who: str):
         self.who = who
@@ -39,18 +40,18 @@ nobody = Writer("set once, before the engine knows the structure")
 
 
 class State(Record, size=0):
-    """The address of a structure of the NIC's state, which knows its fields.
+    """The address of a structure of the NIC's state, with its fields as attributes.
 
         class CqRow(State):
             cqn: I64 = command("number of the CQ; 0 in a free row")
             pi: I64 = engine("CQEs that were written", line=True)
 
-    Fields lie one behind the other, without holes. The size is a multiple of `align` bytes. `meanings` says what the
-    fields mean, by name.
+    Fields follow each other without holes. The size is a multiple of `align` bytes. `meanings` maps the name of a field
+    to its meaning.
     """
 
-    meanings = MappingProxyType[str, str]({})
-    _end = 0  # of the last field
+    meanings: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    _end: ClassVar[int] = 0  # of the last field
 
     def __init_subclass__(cls, align: int = LINE) -> None:
         end, meanings = cls._end, dict(cls.meanings)

@@ -1,4 +1,4 @@
-"""What a worker's thread and the slices of its turns on a GPU tell each other (nic/gpu/slices.py)."""
+"""State that a worker's thread shares with the slices of its turns on a GPU (nic/gpu/slices.py)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from .record import State, engine, nobody
 
 
 class Slices(State):
-    """How a worker's thread launches slices on a GPU, and what it and the slices tell each other."""
+    """How a worker's thread launches slices on a GPU, and the words that thread and slices share."""
 
     # how to launch a slice: functions of the CUDA driver, and their arguments
     launch: I64 = nobody("address of cuLaunchKernelEx")
@@ -21,12 +21,12 @@ class Slices(State):
     stream: I64 = nobody("CUDA stream")
     # the thread
     number: I64 = engine("number of the last slice, an argument of the kernel", line=True)
-    given: I64 = engine("slices that were launched")
-    failure: I64 = engine("CUresult of the call that has failed; 0 while all is well")
+    launched: I64 = engine("slices that were launched")
+    failure: I64 = engine("CUresult of the call that failed; 0 if none did")
     # the slices
-    ended: I64 = engine("slices that are over", line=True)
-    wanted: I64 = engine("not 0: what is next is the thread's, and slices behind this one do nothing")
-    done: I64 = engine("how much slices have done")
+    finished: I64 = engine("slices that are over", line=True)
+    host_wanted: I64 = engine("not 0: the thread has to act, and slices queued after this one do nothing")
+    done: I64 = engine("units of work that slices have done")
 
 
 SLICES = Slices.entry

@@ -22,7 +22,7 @@ class SrqRow(State):
     linked: I64 = command("not 0: the segment at a WQE's start says which is the next")
     header: I64 = command("bytes at a WQE's start before its data segments")
     returned: I64 = command("address of an array of indices, one for each WQE")
-    channel: I64 = host("address of the CHANNEL for its events; 0 if nobody has subscribed")
+    channel: I64 = host("address of the CHANNEL for its events; 0 without a subscriber")
     cookie: I64 = host("what events carry to identify the subscriber")
     limit: I64 = responder("an event is raised when fewer WQEs are left; 0 is none. Commands set it")
     # state

@@ -66,8 +66,8 @@ class Table:
     def free_slot(self, start: int | None = None) -> int | None:
         """Return the first free row from `start` on, wrapping around, or None if the table is full.
 
-        By default, `start` is the row behind the last one given. That row is mostly free, and numbers are not reused at
-        once.
+        By default, `start` is the row after the last one that was returned. That row is usually free, and numbers are
+        not reused at once.
         """
         slot = self._free_from(self._last % self.mask + 1 if start is None else start)
         if slot is not None:

@@ -1,4 +1,4 @@
-"""Wires of a NIC, and the memory that NICs lend each other across them."""
+"""Wires of a NIC, and the memory that NICs grant each other across them."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class WireState(State):
     here_low: I64 = command("second half")
     peer_high: I64 = command("first half of the peer's GID; all 0 if the wire leads to any number of peers")
     peer_low: I64 = command("second half")
-    grants: I64 = command("address of GRANTS rows of GRANT; 0 if the peer takes no part in lending")
+    grants: I64 = command("address of GRANTS rows of GRANT; 0 if the peer does not take part in grants")
     whole_frames: I64 = command("not 0: captures show what is on the wire, not what QPs send")
     segments: I64 = command("not 0: takes a TSO as one frame, with a VIRTIO_NET before it (fabric/frames.py)")
     takes_frames: I64 = command("address of the peer's PIPE.takes_frames; 0 if the wire is not of the LAN")
-    withdrawn: I64 = command("PIPE.withdrawn of `rx` when the peer was heard of last (control/regions/reach.py)")
+    withdrawn: I64 = command("PIPE.withdrawn of `rx` at the peer's last message (control/regions/reach.py)")
     failed: I64 = command("PIPE.failed of `rx` then")
     answered: I64 = engine("PIPE.answered of `rx`")
     # pipes

@@ -1,4 +1,4 @@
-"""Work queues: what the engine serves. Something has a ring and a doorbell, and a kind says how it is served.
+"""Work queues, which the engine serves. A work queue has a ring, a doorbell, and a kind that selects how it is served.
 
 In each turn, an idle work queue costs a read of its entry here and one of its doorbell.
 """

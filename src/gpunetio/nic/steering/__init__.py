@@ -1,1 +1,1 @@
-"""Steering of Ethernet frames: headers (parse.py), the entries that decide about a frame (steer.py), RSS (rss.py)."""
+"""Steering of Ethernet frames: headers (parse.py), flow table lookups (lookups.py, steer.py), RSS (rss.py)."""

@@ -1,4 +1,4 @@
-"""The hash of masked words, by which the entries of a mask are found."""
+"""The hash of masked words, which selects an entry's slot in the hash table of its mask."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ _FACTOR = 0x9E3779B97F4A7C15 - (1 << 64)  # modulo 2⁶⁴: that divided by the 
 
 @device_function
 def mix(hash_: int, word: int) -> int:
-    """Return the hash of a sequence of words from that of all but the last.
+    """Return the hash of a sequence of words: `hash_` is the hash of all words but the last, which is `word`.
 
-    A product's low bits depend only on low bits of its factors. So the upper half is folded into the lower one before,
-    and again after: slots are chosen by low bits, and fields may lie anywhere in a word. `mix.py_func` takes arrays.
+    The low bits of a product depend only on the low bits of its factors. So the upper half is folded into the lower
+    half before the multiplication and after it: low bits select a slot, and a field may be anywhere in a word.
+    `mix.py_func` also takes arrays.
     """
     both = hash_ ^ word
     product = (both ^ (both >> 32 & 0xFFFFFFFF)) * _FACTOR

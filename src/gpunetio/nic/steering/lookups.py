@@ -1,8 +1,8 @@
-"""The entry of a flow table that matches a packet, and a memory of what was found last.
+"""Lookups in one flow table: find the lowest entry that matches a packet, and cache the result.
 
-A table has a hash table for each mask, so a search costs as much as the table has different masks, however many entries
-there are. Masks come in the order of their lowest entry: once an entry is found, those that begin behind it are not
-looked at. Tables with several masks remember what they have found, so a flow of packets costs one search.
+A table has one hash table per mask, so the cost of a search depends on the number of different masks, not of entries.
+Masks are sorted by their lowest entry: once an entry is found, masks whose entries all come after it are skipped.
+Tables with several masks have a lookup cache, so a flow of packets costs one search.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ _SET_MASK, _TABLE_MASK = (1 << LOG_LOOKUP_SETS) - 1, (1 << LOG_MAX_TABLES) - 1
 
 
 @device_function
-def _has_value(mask: FlowMask, packet: int, entry: int) -> bool:
-    """Return whether the masked words of a packet are the entry's."""
+def _matches(mask: FlowMask, packet: int, entry: int) -> bool:
+    """Return whether the masked words of a packet equal the entry's."""
     words = mask.words
     for i in range(mask.word_count):
         at = (words & 0xF) * 8
@@ -48,7 +48,7 @@ def _find(mask: FlowMask, packet: int) -> int:
         number = slot & SLOT_NUMBER
         if slot >> SLOT_HALF == hash_ >> SLOT_HALF and number != DELETED:
             entry = mask.entries + (number - 1) * FLOW_ENTRY.size
-            if _has_value(mask, packet, entry):
+            if _matches(mask, packet, entry):
                 return entry
         at = at + 1 & mask.slot_mask
 
@@ -67,8 +67,8 @@ def search(table: FlowTableRow, packet: int) -> int:
 
 
 @device_function
-def _is_of(slot: Lookup, stamp: int, table: FlowTableRow, packet: int) -> bool:
-    """Return whether a LOOKUP tells what a packet finds in a table."""
+def _hits(slot: Lookup, stamp: int, table: FlowTableRow, packet: int) -> bool:
+    """Return whether a LOOKUP holds the result for a packet in a table."""
     if slot.stamp != stamp:
         return False
     words = table.key_words
@@ -81,8 +81,8 @@ def _is_of(slot: Lookup, stamp: int, table: FlowTableRow, packet: int) -> bool:
 
 
 @engine_function
-def _remember(first: Lookup, stamp: int, table: FlowTableRow, packet: int, entry: int) -> None:
-    """Put what a packet has found into the first slot of a set. What is there moves to the second."""
+def _insert(first: Lookup, stamp: int, table: FlowTableRow, packet: int, entry: int) -> None:
+    """Store a result in the first LOOKUP of a set. The LOOKUP that was there moves to the second."""
     for offset in range(0, LOOKUP.size, 8):
         st64(first + LOOKUP.size + offset, ld64(first + offset))
     words = table.key_words
@@ -94,8 +94,8 @@ def _remember(first: Lookup, stamp: int, table: FlowTableRow, packet: int, entry
 
 
 @engine_function
-def slots_of(worker: WorkerState, table: FlowTableRow, packet: int) -> int:
-    """Return the address of the set of LOOKUPs in which a table remembers a packet; 0 if it remembers none."""
+def lookup_set_of(worker: WorkerState, table: FlowTableRow, packet: int) -> int:
+    """Return the address of the set of LOOKUPs that may hold a packet's result; 0 if the table has no lookup cache."""
     if table.key_count == 0:
         return 0
     hash_ = START
@@ -108,15 +108,18 @@ def slots_of(worker: WorkerState, table: FlowTableRow, packet: int) -> int:
 
 
 @engine_function
-def lookup(worker: WorkerState, table: FlowTableRow, packet: int, slots: Lookup) -> int:
-    """Return the address of the lowest entry of a table that matches a packet, or 0. `slots` is from `slots_of`."""
-    if slots == 0:
+def lookup(worker: WorkerState, table: FlowTableRow, packet: int, lookup_set: Lookup) -> int:
+    """Return the address of the lowest entry of a table that matches a packet, or 0.
+
+    `lookup_set` is what `lookup_set_of` returns for the packet.
+    """
+    if lookup_set == 0:
         return search(table, packet)
     stamp = worker.command_done << LOG_MAX_TABLES | table.table_id & _TABLE_MASK
-    if _is_of(slots, stamp, table, packet):
-        return slots.found
-    if _is_of(Lookup(slots + LOOKUP.size), stamp, table, packet):
-        return Lookup(slots + LOOKUP.size).found
+    if _hits(lookup_set, stamp, table, packet):
+        return lookup_set.found
+    if _hits(Lookup(lookup_set + LOOKUP.size), stamp, table, packet):
+        return Lookup(lookup_set + LOOKUP.size).found
     entry = search(table, packet)
-    _remember(slots, stamp, table, packet, entry)
+    _insert(lookup_set, stamp, table, packet, entry)
     return entry

@@ -1,7 +1,7 @@
-"""Read the headers of an Ethernet frame, once, into the words by which flow tables match it.
+"""Parse the headers of an Ethernet frame, once, into the words that flow tables match.
 
-A peer is not trusted: no byte is read before a length says that it is there. A header that is damaged or cut off is
-none, and the layers below it count.
+Peers are not trusted: no byte is read before a length shows that it is there. A header that is damaged or cut off
+counts as missing, and only the layers below it are matched.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from ...jit.ops import be16, ld8, ld16, ld32, ld64, pack64, st64
 from ..state.flow import OUTER_BYTES, PACKET
 from ..state.flow import Packet
 
-# Bytes of the words. Some fields of the match parameters lie as they do in a frame: a tag is priority, CFI and VID, the
-# traffic class is DSCP and ECN. Words are SMAC and EtherType; DMAC and first tag; PROTOCOL, CLASS, MARKS, TCP ports;
-# TTL and UDP ports; two for each address; second tag and its marks.
+# Byte offsets in the words. Some fields of the match parameters have the layout that they have in a frame: a tag is
+# priority, CFI and VID; the traffic class is DSCP and ECN. The words are: SMAC and EtherType; DMAC and first tag;
+# PROTOCOL, CLASS, MARKS and TCP ports; TTL and UDP ports; two per address; second tag and its marks.
 SMAC      = FTE_MATCH_SET_LYR_2_4.offset("smac_47_16")
 DMAC      = FTE_MATCH_SET_LYR_2_4.offset("dmac_47_16")
 PROTOCOL  = FTE_MATCH_SET_LYR_2_4.offset("ip_protocol")
@@ -49,7 +49,7 @@ def _be16_at(address: int) -> int:
 def _parse_ports(
     packet: Packet, frame: int, at: int, end: int, protocol: int, traffic_class: int, ttl: int, marks: int
 ) -> None:
-    """Read the TCP or UDP header at offset `at`, if all of it is before `end`, and write the words of what is known."""
+    """Parse the TCP or UDP header at offset `at`, if all of it is before `end`. Store the words with the protocol."""
     tcp_ports, udp_ports = 0, 0
     if marks & FRAGMENTED == 0:
         if protocol == IP_PROTOCOL_UDP and end - at >= UDP.size:
@@ -69,7 +69,7 @@ def _parse_ports(
 
 @engine_function
 def _parse_ipv4(packet: Packet, frame: int, at: int, nbytes: int, marks: int) -> bool:
-    """Read the IPv4 header at offset `at` (RFC 791). Return whether it is there."""
+    """Parse the IPv4 header at offset `at` (RFC 791). Return whether it is there and intact."""
     header = whole_ipv4(frame + at, nbytes - at)
     if header == 0:
         return False
@@ -86,7 +86,7 @@ def _parse_ipv4(packet: Packet, frame: int, at: int, nbytes: int, marks: int) ->
 
 @engine_function
 def _parse_ipv6(packet: Packet, frame: int, at: int, nbytes: int, marks: int) -> bool:
-    """Read the IPv6 header at offset `at` (RFC 8200), and its extension headers. Return whether it is there."""
+    """Parse the IPv6 header at offset `at` (RFC 8200) and its extensions. Return whether it is there and intact."""
     if not whole_ipv6(frame + at, nbytes - at):
         return False
     packet.l3, packet.end = at, at + IPV6.size + _be16_at(frame + at + IPV6.payload_length)
@@ -109,7 +109,7 @@ def _parse_ipv6(packet: Packet, frame: int, at: int, nbytes: int, marks: int) ->
         protocol = ld8(frame + at + IPV6_EXTENSION.next_header)
         at += size
         if marks & FRAGMENTED:
-            break  # what follows may be the middle of anything
+            break  # the bytes after this header may be from the middle of the packet
     _parse_ports(packet, frame, at, packet.end, protocol, traffic_class, ttl, marks)
     return True
 
@@ -121,10 +121,10 @@ def _is_tag(ethertype: int) -> bool:
 
 @engine_function
 def parse(packet: Packet, frame: int, nbytes: int) -> int:
-    """Read a frame of `nbytes` bytes, without its check sequence, into a PACKET. Return 0 if it is too short for that.
+    """Parse a frame of `nbytes` bytes, without its check sequence, into a PACKET. Return 0 if it is too short.
 
-    The EtherType is that behind the tags, of which two are read. Each word is stored once: a load that spans several
-    stores waits until those are done.
+    The EtherType is the one after the VLAN tags, of which at most two are read. Each word is stored once: a load that
+    spans several stores waits until they are done.
     """
     for offset in range(0, PACKET.size, 8):
         st64(packet + offset, 0)

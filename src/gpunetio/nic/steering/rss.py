@@ -1,7 +1,7 @@
 """Receive-side scaling: the Toeplitz hash that spreads packets over the queues of a TIR.
 
-The hash is linear: it is the XOR of what each byte of the input adds at its place. A table has that for each place and
-each value, so a byte costs a load.
+The hash is linear: it is the XOR of the contributions of all input bytes. A table has the contribution of each byte
+value at each position, so a byte costs one load.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from .parse import DESTINATION, IPV4_AT, MARKS, PROTOCOL, SOURCE, TCP_PORTS, UDP
 
 HASH_BITS = 32
 INPUT_BYTES = 36  # at most: two IPv6 addresses and two ports
-_PLACE = 256 * 4  # bytes of the table for one place of the input
+_PLACE = 256 * 4  # bytes of the table for one position of the input
 
 def toeplitz_table(key: bytes) -> np.ndarray:
-    """Return what each byte value (second index) adds to the hash at each place of the input (first index)."""
+    """Return the contribution to the hash of each byte value (second index) at each input position (first index)."""
     bits, size = int.from_bytes(key, "big"), 8 * len(key)
     windows = [bits >> (size - HASH_BITS - i) & 0xFFFFFFFF for i in range(8 * INPUT_BYTES)]
     table = np.zeros((INPUT_BYTES, 256), np.uint32)
@@ -32,12 +32,12 @@ def toeplitz_table(key: bytes) -> np.ndarray:
     return table
 
 
-_ONE, _OR, _XOR = 0, 1, 2  # the byte itself, or joined with its counterpart of the other direction
+_ONE, _OR, _XOR = 0, 1, 2  # the byte itself, or combined with its counterpart of the other direction
 
 
 @engine_function
 def _hash_bytes(table: int, one: int, other: int, count: int, how: int) -> int:
-    """Return what `count` bytes at `one` add to the hash, from the place of the input on that `table` is for."""
+    """Return the contribution of `count` bytes at `one`. `table` is the part of the table for their first position."""
     added = 0
     for i in range(count):
         byte = ld8(one + i)
@@ -51,7 +51,7 @@ def _hash_bytes(table: int, one: int, other: int, count: int, how: int) -> int:
 
 @engine_function
 def hash_type(tir: TirRow, packet: Packet) -> int:
-    """Return what a TIR hashes of a PACKET, as CQEs tell it (rss_hash_type); 0 if the packet is not of its kind."""
+    """Return the fields of a PACKET that a TIR hashes, as a CQE's rss_hash_type; 0 if the TIR does not hash it."""
     if tir.toeplitz == 0 or tir.fields == 0:
         return 0
     version = be16(ld16(packet + MARKS)) >> VERSION_SHIFT & 0xF
@@ -68,10 +68,10 @@ def hash_type(tir: TirRow, packet: Packet) -> int:
 
 @engine_function
 def rss_hash(tir: TirRow, packet: Packet) -> int:
-    """Return the hash of a PACKET for a TIR, 32 bits. It is 0 if the packet is not of the kind that the TIR hashes.
+    """Return the 32-bit hash of a PACKET for a TIR, or 0 if the TIR does not hash such packets.
 
-    The input is what is selected of source address, destination address, source port and destination port. If both
-    directions are to have the same hash, OR of both takes the place of a source, XOR that of a destination.
+    The input is the selected fields in this order: source address, destination address, source port, destination port.
+    With a symmetric hash, source fields are replaced by the OR of both directions, destination fields by the XOR.
     """
     if hash_type(tir, packet) == 0:
         return 0

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ...fabric.capture import capture
+from ...fabric.capture import CaptureRing, capture
 from ...fabric.udp_receive import check, found_empty, receive as receive_udp
-from ...fabric.udp_records import DATAGRAM, ICRC_WRONG, datagram_at, mark, udp_wire_at
+from ...fabric.udp_records import DATAGRAM, ICRC_WRONG, Datagram, UdpEnd, mark
 from ...fabric.udp_transmit import transmit
 from ...jit.compile import engine_function
 from ..state.counters import CounterSet
@@ -17,39 +17,40 @@ ROUNDS = 16  # batches per socket and turn
 
 
 @engine_function
-def _collect_counts(worker: WorkerState, udp: int) -> None:
+def _collect_counts(worker: WorkerState, udp: UdpEnd) -> None:
     """Move the counts of the UDP wire into the NIC's counters."""
     counters = CounterSet(worker.counters)
-    u = udp_wire_at(udp)
-    counters.rx_icrc_encapsulated += u.rx_icrc_encapsulated
-    counters.rx_malformed += u.rx_malformed
-    counters.rx_weak_icrc += u.weak_icrc
-    counters.tx_dropped += u.tx_dropped
-    u.rx_icrc_encapsulated = 0
-    u.rx_malformed = 0
-    u.weak_icrc = 0
-    u.tx_dropped = 0
+    counters.rx_icrc_encapsulated += udp.rx_icrc_encapsulated
+    counters.rx_malformed += udp.rx_malformed
+    counters.rx_weak_icrc += udp.weak_icrc
+    counters.tx_dropped += udp.tx_dropped
+    udp.rx_icrc_encapsulated = 0
+    udp.rx_malformed = 0
+    udp.weak_icrc = 0
+    udp.tx_dropped = 0
 
 
 @engine_function
-def _take(worker: WorkerState, wire: WireState, datagram: int, at: int) -> int:
+def _take(worker: WorkerState, wire: WireState, datagram: Datagram, at: int) -> int:
     """Take a packet, whose position on the wire is `at`. Return 1 if it is intact and for a QP of this NIC.
 
     Peer and QP are checked before the ICRC, so that packets of strangers cost little. A capture shows every packet that
     is intact.
     """
-    d = datagram_at(datagram)
-    worker.arrived_at = d.source
+    worker.arrived_at = datagram.source
     if worker.capture != 0:
-        if check(wire.medium, datagram) == ICRC_WRONG:
+        if check(UdpEnd(wire.medium), datagram) == ICRC_WRONG:
             return 0
-        capture(worker.capture, d.packet, d.nbytes, d.peer_high, d.peer_low, d.source, 0, worker.now, 0)
-        receive(worker, wire, d.packet, d.nbytes, d.peer_high, d.peer_low, 0, at)
+        capture(
+            CaptureRing(worker.capture), datagram.packet, datagram.nbytes, datagram.peer_high, datagram.peer_low,
+            datagram.source, 0, worker.now, 0,
+        )
+        receive(worker, wire, datagram.packet, datagram.nbytes, datagram.peer_high, datagram.peer_low, 0, at)
         return 1
-    qp = QpRow(addressee(worker, wire, d.packet, d.nbytes, d.peer_high, d.peer_low, at))
-    if qp != 0 and check(wire.medium, datagram) == ICRC_WRONG:
+    qp = QpRow(addressee(worker, wire, datagram.packet, datagram.nbytes, datagram.peer_high, datagram.peer_low, at))
+    if qp != 0 and check(UdpEnd(wire.medium), datagram) == ICRC_WRONG:
         return 0
-    return take_checked(worker, qp, wire, d.packet, d.nbytes, d.peer_high, d.peer_low)
+    return take_checked(worker, qp, wire, datagram.packet, datagram.nbytes, datagram.peer_high, datagram.peer_low)
 
 
 @engine_function
@@ -60,18 +61,17 @@ def serve_socket(worker: WorkerState, wire: WireState, index: int) -> int:
     Strangers' packets do not count against it: they would fill the socket's buffer, and packets for this NIC would be
     lost.
     """
-    udp = wire.medium
-    u = udp_wire_at(udp)
+    udp = UdpEnd(wire.medium)
     done = 0
     ours = 0
     for _ in range(ROUNDS):
-        at = u.position
+        at = udp.position
         count = receive_udp(udp, index)
         date_captured(worker, count)
         for j in range(count):
-            ours += _take(worker, wire, u.datagrams + j * DATAGRAM.size, at)
+            ours += _take(worker, wire, Datagram(udp.datagrams + j * DATAGRAM.size), at)
         done += count
-        if u.rx_more == 0 or ours >= BATCH:
+        if udp.rx_more == 0 or ours >= BATCH:
             break
     return done
 
@@ -79,34 +79,34 @@ def serve_socket(worker: WorkerState, wire: WireState, index: int) -> int:
 @engine_function
 def take_datagrams(worker: WorkerState, wire: WireState) -> int:
     """Take the packets that have arrived at the wire's sockets. Return how many."""
-    u = udp_wire_at(wire.medium)
+    udp = UdpEnd(wire.medium)
     done = 0
     empty = 1
-    for j in range(u.socket_count):
+    for j in range(udp.socket_count):
         done += serve_socket(worker, wire, j)
-        if u.rx_more != 0:
+        if udp.rx_more != 0:
             empty = 0
     worker.arrived_at = -1
     if empty != 0:
-        found_empty(wire.medium)
-    if u.rx_icrc_encapsulated | u.rx_malformed | u.weak_icrc | u.tx_dropped:
-        _collect_counts(worker, wire.medium)
+        found_empty(UdpEnd(wire.medium))
+    if udp.rx_icrc_encapsulated | udp.rx_malformed | udp.weak_icrc | udp.tx_dropped:
+        _collect_counts(worker, UdpEnd(wire.medium))
     return done
 
 
 @engine_function
 def send_out(worker: WorkerState, wire: WireState) -> int:
     """Send the frames that wait for the sockets."""
-    return transmit(wire.medium)
+    return transmit(UdpEnd(wire.medium))
 
 
 @engine_function
 def arrivals(wire: WireState) -> int:
     """Return the position from which on everything has arrived after this call."""
-    return mark(wire.medium)
+    return mark(UdpEnd(wire.medium))
 
 
 @engine_function
 def unsent(wire: WireState) -> int:
     """Return the end of the pipe of frames that wait for the sockets."""
-    return udp_wire_at(wire.medium).tx
+    return UdpEnd(wire.medium).tx

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...fabric.capture import capture
+from ...fabric.capture import CaptureRing, capture
 from ...fabric.frames import traffic_of
 from ...formats.commands import QpState, ServiceType
 from ...formats.packet import (
@@ -187,7 +187,7 @@ def capture_arrived(
         if qp.qpn == qpn and qp.wire == wire:
             peer_high, peer_low, source = qp.peer_high, qp.peer_low, qp.source
     source |= traffic_of(sent)
-    capture(worker.capture, packet, nbytes, peer_high, peer_low, source, damaged, worker.now, 0)
+    capture(CaptureRing(worker.capture), packet, nbytes, peer_high, peer_low, source, damaged, worker.now, 0)
 
 
 @device_function

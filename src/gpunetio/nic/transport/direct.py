@@ -1,7 +1,8 @@
-"""Requests without packets (control/regions/reach.py) to another process that are no run (gpu/runs.py), by one thread.
+"""Requests without packets (control/regions/reach.py) to another process, executed by one thread.
 
-These are masked atomics, requests of several segments, and those that wrap around in their ring. NOPs, WAITs and DUMPs
-are executed on the way. All others, and what fails a check, go as packets, by which the peer hears of them.
+Warp batches (gpu/warp_batches.py) do not contain these requests: masked atomics, requests of several segments, and
+those that wrap around in their ring. NOPs, WAITs and DUMPs are executed on the way.
+All others, and what fails a check, go as packets, by which the peer hears of them.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from ..memory.streams import DEVICE_SHIFT, on_gpu
 from ..queues.doorbells import poll_doorbell
 from ..queues.local import execute_local
 from ..queues.operations import is_atomic, is_local, is_masked, receive_cqe, returns_data, right_of
-from ..queues.sent import complete_send
-from ..queues.wqes import NOT_YET, build, check_wqe, in_one_piece, read_control, wqe_slot
+from ..queues.send_completion import complete_send
+from ..queues.wqes import NOT_YET, build_message, check_wqe, in_one_piece, read_control, wqe_slot
 from ..state.counters import CounterSet
 from ..state.message import Message
 from ..state.objects import MKEY_ROW, MkeyRow
@@ -42,7 +43,7 @@ def _far(worker: WorkerState, qp: QpRow, message: Message, right: int) -> int:
 def _execute_far(worker: WorkerState, qp: QpRow, message: Message, wqe: int, opcode: int, ds: int, index: int) -> int:
     """Execute a request in the peer's memory: return _DONE, or _PACKETS, and then nothing has happened."""
     right = right_of(opcode)
-    if right == 0 or receive_cqe(opcode) != 0 or build(worker, qp, message, wqe, opcode, ds, index) != 0:
+    if right == 0 or receive_cqe(opcode) != 0 or build_message(worker, qp, message, wqe, opcode, ds, index) != 0:
         return _PACKETS
     if message.nbytes == 0 or message.device != 0:
         return _PACKETS
@@ -92,7 +93,7 @@ def _execute_next(worker: WorkerState, qp: QpRow) -> int:
 
 @engine_function
 def serve(worker: WorkerState, queue: WorkQueue) -> int:
-    """Execute WQEs of a queue pair with a wire, on borrowed rows.
+    """Execute WQEs of a queue pair with a wire, on cached rows.
 
     Return twice how many, and 1 if the next one takes packets.
     """

@@ -7,7 +7,7 @@ decide which queues of the port get it.
 from __future__ import annotations
 
 from ...device.checksum import internet_sum, pseudo_sum, store_checksum
-from ...fabric.capture import capture_frame
+from ...fabric.capture import CaptureRing, capture_frame
 from ...fabric.ip_headers import MOST_TAGS, tag_bytes
 from ...formats.ethernet_queues import InlineMode, SelfLbBlock
 from ...formats.packet import (
@@ -17,7 +17,7 @@ from ...formats.packet import (
 from ...formats.wqe import ETH_INSERT_SVLAN, EthChecksum
 from ...jit.compile import device_function, engine_function
 from ...jit.ops import be16, copy, ld16, ld32, ld64, ld8, st16, st32, st64
-from ..memory.streams import DEVICE_SHIFT, move_now
+from ..memory.streams import DEVICE_SHIFT, copy_and_wait
 from ..state import refuse
 from ..state.counters import COUNTERS, CounterSet
 from ..state.ethernet_queues import SqRow, TirRow, TisRow
@@ -26,7 +26,7 @@ from ..state.qp import QpRow
 from ..state.wire import WireState
 from ..state.worker import WorkerState
 from ..steering.parse import PROTOCOL, parse
-from ..steering.steer import read_frame, steer
+from ..steering.steer import look_up_fate, look_up_frame
 from .frame_sorting import UNDECIDED, follow
 from .lan import load_mac
 from .wire_kinds import frame_room, send_frame
@@ -45,7 +45,7 @@ def copy_data(worker: WorkerState, segment: int, offset: int, nbytes: int, to: i
         part = ld64(segment + 8) - offset
         if part > 0:
             part = min(part, nbytes)
-            reason = move_now(worker, to, ld64(segment) + offset, part)
+            reason = copy_and_wait(worker, to, ld64(segment) + offset, part)
             if reason != 0:
                 return reason
             to += part
@@ -147,8 +147,8 @@ def _come_back(worker: WorkerState, sq: SqRow, nbytes: int, mac: int) -> None:
     frame = worker.frame
     CounterSet(worker.counters).rx_frames += 1
     CounterSet(worker.counters).rx_frame_bytes += nbytes
-    read_frame(worker, frame, nbytes)
-    fate = steer(worker, nbytes)
+    look_up_frame(worker, frame, nbytes)
+    fate = look_up_fate(worker, nbytes)
     if fate == Fate.TIR and _is_blocked(sq, TirRow(Packet(worker.packet).tir), mac):
         result = COUNTERS.rx_frame_own
     else:
@@ -239,7 +239,7 @@ def leave(worker: WorkerState, qp: QpRow, frame: int, nbytes: int, packets: int,
     sq.frame_bytes += on_wire
     if frame == worker.frame:
         if worker.capture != 0:
-            capture_frame(worker.capture, frame, nbytes, frame, 0, worker.now, 1)
+            capture_frame(CaptureRing(worker.capture), frame, nbytes, frame, 0, worker.now, 1)
         _come_back(worker, SqRow(qp), nbytes, mac)
         return
     back = mac & GROUP_MAC and FlowTableRow(worker.flow_tables).miss != 0

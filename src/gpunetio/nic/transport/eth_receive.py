@@ -27,7 +27,7 @@ from ...jit.ops import (
     be16, be32, be64, copy, fence_release_sys, ld16, ld32, ld64, ld8, ld_acquire32, pack64, st128, st32, st64,
 )
 from ..memory.keys import translate
-from ..memory.streams import move_now
+from ..memory.streams import copy_and_wait
 from ..queues.completion import (
     RECEIVE_QUEUE, Completion, count_error, record_error, recover_cq, stage_payload, write_cqe,
 )
@@ -328,7 +328,7 @@ def _put(worker: WorkerState, pdn: int, segment: int, offset: int, data: int, nb
     """Copy bytes to an offset in the memory that a data segment names. Return 0, or a reason."""
     lkey, addr = be32(ld32(segment + DATA_SEG.lkey)), be64(ld64(segment + DATA_SEG.addr))
     target = translate(worker, lkey, pdn, addr + offset, nbytes, Access.LOCAL_WRITE, Reason.LKEY_UNKNOWN)
-    return move_now(worker, target, data, nbytes) if target >= 0 else -target
+    return copy_and_wait(worker, target, data, nbytes) if target >= 0 else -target
 
 
 @engine_function

@@ -6,7 +6,7 @@ A wire to the kernel takes many segments as one frame, as a card does.
 from __future__ import annotations
 
 from ...device.checksum import fold, pseudo_sum
-from ...fabric.ethernet_records import GSO_ECN, GSO_TCPV4, GSO_TCPV6, NEEDS_CHECKSUM, VIRTIO_NET, virtio_net_at
+from ...fabric.ethernet_records import GSO_ECN, GSO_TCPV4, GSO_TCPV6, NEEDS_CHECKSUM, VIRTIO_NET, VirtioNet
 from ...fabric.ip_headers import tag_bytes
 from ...fabric.offloads import set_length, set_tcp
 from ...formats.packet import ETHERNET, GROUP_MAC, IPV4, IP_PROTOCOL_TCP, TCP, TCP_CWR, TCP_OFFSET_SHIFT
@@ -46,12 +46,12 @@ def _leave_uncut(frame: int, l3: int, l4: int, head_bytes: int, nbytes: int, mss
     """Write what the kernel has to know of a frame of many segments, whose IP header is complete."""
     ip = frame + l3
     st16(frame + l4 + TCP.checksum, be16(fold(pseudo_sum(ip, IP_PROTOCOL_TCP, nbytes - l4))))
-    v = virtio_net_at(frame - VIRTIO_NET.size)
+    offload = VirtioNet(frame - VIRTIO_NET.size)
     kind = GSO_TCPV4 if ld8(ip) >> 4 == 4 else GSO_TCPV6
     if be16(ld16(frame + l4 + TCP.offset_flags)) & TCP_CWR:
         kind |= GSO_ECN
-    v.flags, v.gso_type, v.header_bytes, v.gso_bytes = NEEDS_CHECKSUM, kind, head_bytes, mss
-    v.checksum_start, v.checksum_offset = l4, TCP.checksum
+    offload.flags, offload.gso_type, offload.header_bytes, offload.gso_bytes = NEEDS_CHECKSUM, kind, head_bytes, mss
+    offload.checksum_start, offload.checksum_offset = l4, TCP.checksum
 
 
 @engine_function

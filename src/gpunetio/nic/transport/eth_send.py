@@ -14,7 +14,7 @@ from ...jit.compile import device_function, engine_function
 from ...jit.ops import be16, be32, ld16, ld32, ld64, ld8, prefetch, st64
 from ..queues.completion import recover_cq
 from ..queues.doorbells import poll_doorbell
-from ..queues.sent import complete_send
+from ..queues.send_completion import complete_send
 from ..queues.waits import real_time_stamp, time_left, wait_for_cq, wait_for_time
 from ..queues.wqes import NOT_YET, check_wqe, flush_next, gather, in_one_piece, local_failure, read_control, wqe_slot
 from ..state import refuse

@@ -17,9 +17,9 @@ from ...jit.ops import (
     be16, be32, be64, cas_acq_rel_gpu64, fetch_add_acq_rel_gpu64, ld16, ld32, ld64, ld_acquire32, st64,
 )
 from ..memory.keys import translate
-from ..memory.streams import device_of, let_arrive, move, move_now, place
+from ..memory.streams import copy_and_wait, device_of, drain_copies, start_copy, write_payload
 from ..queues.completion import RESPONDER, Completion, fail_qp, fail_receive, format_for, stage_payload, write_cqe
-from ..queues.events import raise_event, tell
+from ..queues.events import raise_event, raise_qp_event
 from ..queues.operations import is_atomic, is_masked, receive_cqe, returns_data, right_of
 from ..state import refuse
 from ..state.counters import CounterSet
@@ -39,7 +39,7 @@ def establish(worker: WorkerState, qp: QpRow) -> None:
     """Raise COMM_EST on the first request in RTR: the peer may send already (IBTA 11.6.3.2)."""
     if qp.state == QpState.RTR and qp.established == 0:
         qp.established = 1
-        tell(worker, qp, EventType.COMM_EST)
+        raise_qp_event(worker, qp, EventType.COMM_EST)
 
 
 @device_function
@@ -132,7 +132,7 @@ def move_segments(worker: WorkerState, message: Message, address: int, scatter: 
     while segment != end:
         nbytes = ld64(segment + 8)
         own = ld64(segment)
-        reason = move(worker, own, address, nbytes) if scatter else move(worker, address, own, nbytes)
+        reason = start_copy(worker, own, address, nbytes) if scatter else start_copy(worker, address, own, nbytes)
         if reason != 0:
             return reason
         address += nbytes
@@ -331,11 +331,11 @@ def receive_scatter(worker: WorkerState, qp: QpRow, offset: int, total: int, dat
                 return Reason.RECV_LKEY
             part = min(begin + capacity - offset, nbytes)
             if qp.service == ServiceType.UD:
-                reason = move_now(worker, target + offset - begin, data, part)
+                reason = copy_and_wait(worker, target + offset - begin, data, part)
             elif qp.wire == 0:
-                reason = move(worker, target + offset - begin, data, part)
+                reason = start_copy(worker, target + offset - begin, data, part)
             else:
-                reason = place(worker, qp, target + offset - begin, data, part)
+                reason = write_payload(worker, qp, target + offset - begin, data, part)
             if reason != 0:
                 return reason
             data += part
@@ -356,7 +356,7 @@ def fits_cqe(qp: QpRow, nbytes: int) -> bool:
 def fail_scatter(worker: WorkerState, qp: QpRow, reason: int) -> None:
     """Complete the next receive with the error that `receive_scatter` found."""
     if worker.stream_count != 0:
-        let_arrive(worker, qp)
+        drain_copies(worker, qp)
     index = _consume_receive(worker, qp)
     syndrome = Syndrome.LOCAL_LENGTH if reason == Reason.RECV_TOO_SMALL else Syndrome.LOCAL_PROT
     fail_receive(worker, qp, index, reason, syndrome)
@@ -376,7 +376,7 @@ def _receive(worker: WorkerState, qp: QpRow, message: Message) -> int:
     while segment != end and reason == 0:
         nbytes = ld64(segment + 8)
         if payload != 0:
-            reason = move_now(worker, payload + done, ld64(segment), nbytes)
+            reason = copy_and_wait(worker, payload + done, ld64(segment), nbytes)
         else:
             reason = receive_scatter(worker, qp, done, message.nbytes, ld64(segment), nbytes)
         done += nbytes
@@ -444,5 +444,5 @@ def flush_receives(worker: WorkerState, qp: QpRow) -> int:
         fail_receive(worker, qp, _consume_receive(worker, qp), refuse.flushed(worker), Syndrome.WR_FLUSH)
     if qp.srq != 0 and qp.drained == 0:
         qp.drained = 1
-        tell(worker, qp, EventType.SRQ_LAST_WQE)
+        raise_qp_event(worker, qp, EventType.SRQ_LAST_WQE)
     return count

@@ -6,13 +6,13 @@ It makes system calls, so the engine must be on a CPU.
 from __future__ import annotations
 
 from ...device.checksum import internet_sum
-from ...fabric.capture import capture_frame
+from ...fabric.capture import CaptureRing, capture_frame
 from ...fabric.ethernet_receive import mark_frames, receive_frames
 from ...fabric.ethernet_records import (
-    ARRIVED, BATCH as READ_TOGETHER, OWN_GID, PIPE, arrived_at, ethernet_wire_at, own_gid_at, send,
+    ARRIVED, BATCH as READ_TOGETHER, OWN_GID, PIPE, Arrived, EthernetEnd, OwnGid, send,
 )
 from ...fabric.ethernet_transmit import transmit_frames
-from ...fabric.frames import PACKET, commit, reserve_frame
+from ...fabric.frames import PACKET, PipeEnd, commit, reserve_frame
 from ...fabric.icrc import packet_icrc, received_crc
 from ...fabric.ip_headers import tag_bytes, whole_ipv4, whole_ipv6
 from ...fabric.udp_records import MAPPED, MSG_DONTWAIT, MSG_NOSIGNAL
@@ -23,7 +23,6 @@ from ...formats.packet import (
 )
 from ...jit.compile import device_function, engine_function
 from ...jit.ops import be16, ld16, ld32, ld64, ld8, st64
-from ...jit.struct_view import Struct
 from ..state.counters import COUNTERS, CounterSet
 from ..state.ethernet_queues import RqRow
 from ..state.extensions import ETHERNET_WIRES
@@ -31,7 +30,7 @@ from ..state.flow import Fate, FlowTableRow
 from ..state.qp import QpRow
 from ..state.wire import WIRE, WireState
 from ..state.worker import WorkerState
-from ..steering.steer import read_frames, steer, turn_to
+from ..steering.steer import look_up_fate, look_up_frames, select_frame
 from .delivery import BATCH, addressee, date_captured, take_checked
 from .eth_receive import ANY_NUMBER, receive_frame, room_for
 
@@ -45,83 +44,79 @@ _ROCE, UNDECIDED = -1, -2
 
 
 @engine_function
-def sort_frame(wire: int, frame: int, nbytes: int) -> int:
+def sort_frame(ethernet: EthernetEnd, frame: int, nbytes: int) -> int:
     """Say what a frame is. For a packet of RoCE v2 with intact headers, fill in the fields `bth` … of ETHERNET_WIRE.
 
     Every length is checked before the bytes are read. The UDP checksum is not looked at: senders of RoCE v2 leave it
     out, and the kernel does not compute it for frames that stay in this machine. The ICRC covers all that it does.
     """
-    w = ethernet_wire_at(wire)
     if nbytes < ETHERNET.size:
         return COUNTERS.rx_frame_malformed
-    if not _is_for_port(w, frame):
+    if not _is_for_port(ethernet, frame):
         return COUNTERS.rx_frame_other_mac
     kind = be16(ld16(frame + ETHERNET.ether_type))
     if kind == ETHER_TYPE_IPV4:
-        return _sort_ipv4(wire, frame + ETHERNET.size, nbytes - ETHERNET.size)
+        return _sort_ipv4(ethernet, frame + ETHERNET.size, nbytes - ETHERNET.size)
     if kind == ETHER_TYPE_IPV6:
-        return _sort_ipv6(wire, frame + ETHERNET.size, nbytes - ETHERNET.size)
+        return _sort_ipv6(ethernet, frame + ETHERNET.size, nbytes - ETHERNET.size)
     if kind == ETHER_TYPE_ARP:
         return COUNTERS.rx_frame_neighbour
     if kind == ETHER_TYPE_VLAN or kind == ETHER_TYPE_SERVICE_VLAN:
-        return _sort_tagged(wire, frame, nbytes)
+        return _sort_tagged(ethernet, frame, nbytes)
     return COUNTERS.rx_frame_other_protocol
 
 
 @device_function
-def _is_for_port(w: Struct, frame: int) -> bool:
+def _is_for_port(ethernet: EthernetEnd, frame: int) -> bool:
     """Return whether a frame's destination is the port's MAC, or a group's."""
-    return ld32(frame) | ld16(frame + 4) << 32 == w.mac or ld8(frame) & GROUP_MAC != 0
+    return ld32(frame) | ld16(frame + 4) << 32 == ethernet.mac or ld8(frame) & GROUP_MAC != 0
 
 
 @device_function
-def _own_gid(wire: int, high: int, low: int) -> int:
+def _own_gid(ethernet: EthernetEnd, high: int, low: int) -> int:
     """Return the index of an own GID, or -1."""
-    w = ethernet_wire_at(wire)
-    for i in range(w.gid_count):
-        gid = own_gid_at(w.gids + OWN_GID.size * i)
+    for i in range(ethernet.gid_count):
+        gid = OwnGid(ethernet.gids + OWN_GID.size * i)
         if gid.low == low and gid.high == high:
             return i
     return -1
 
 
 @engine_function
-def _sort_tagged(wire: int, frame: int, nbytes: int) -> int:
+def _sort_tagged(ethernet: EthernetEnd, frame: int, nbytes: int) -> int:
     """Sort a frame with VLAN tags: the port answers questions for its addresses in any VLAN, and takes nothing else."""
     at = ETHERNET.size + tag_bytes(frame, nbytes)
     kind = be16(ld16(frame + at - 2))
     if kind == ETHER_TYPE_ARP:
         return COUNTERS.rx_frame_neighbour
-    if kind == ETHER_TYPE_IPV6 and _sort_ipv6(wire, frame + at, nbytes - at) == COUNTERS.rx_frame_neighbour:
+    if kind == ETHER_TYPE_IPV6 and _sort_ipv6(ethernet, frame + at, nbytes - at) == COUNTERS.rx_frame_neighbour:
         return COUNTERS.rx_frame_neighbour
     return COUNTERS.rx_frame_vlan
 
 
 @engine_function
-def _sort_ipv4(wire: int, ip: int, nbytes: int) -> int:
+def _sort_ipv4(ethernet: EthernetEnd, ip: int, nbytes: int) -> int:
     """RFC 791, RFC 1122 3.2.1."""
-    w = ethernet_wire_at(wire)
     head = whole_ipv4(ip, nbytes)
     if head == 0:
         return COUNTERS.rx_frame_malformed
     if internet_sum(ip, head) != 0xFFFF:
         return COUNTERS.rx_frame_checksum
-    w.own = _own_gid(wire, 0, ld32(ip + IPV4.destination) << 32 | MAPPED)
-    if w.own < 0:
+    ethernet.own = _own_gid(ethernet, 0, ld32(ip + IPV4.destination) << 32 | MAPPED)
+    if ethernet.own < 0:
         return COUNTERS.rx_frame_other_address
     if be16(ld16(ip + IPV4.flags_fragment)) & IPV4_FRAGMENT_MASK != 0:
         return COUNTERS.rx_frame_fragment
     if ld8(ip + IPV4.protocol) != IP_PROTOCOL_UDP:
         return COUNTERS.rx_frame_other_protocol
-    w.version, w.ip, w.ip_bytes = 4, ip, head
-    w.peer_high, w.peer_low = 0, ld32(ip + IPV4.source) << 32 | MAPPED
-    return _sort_udp(wire, ip + head, be16(ld16(ip + IPV4.total_length)) - head)
+    ethernet.version, ethernet.ip, ethernet.ip_bytes = 4, ip, head
+    ethernet.peer_high, ethernet.peer_low = 0, ld32(ip + IPV4.source) << 32 | MAPPED
+    return _sort_udp(ethernet, ip + head, be16(ld16(ip + IPV4.total_length)) - head)
 
 
 @engine_function
-def _sort_ipv6(wire: int, ip: int, nbytes: int) -> int:
+def _sort_ipv6(ethernet: EthernetEnd, ip: int, nbytes: int) -> int:
     """RFC 8200."""
-    w = ethernet_wire_at(wire)
     if not whole_ipv6(ip, nbytes):
         return COUNTERS.rx_frame_malformed
     length = be16(ld16(ip + IPV6.payload_length))
@@ -130,22 +125,21 @@ def _sort_ipv6(wire: int, ip: int, nbytes: int) -> int:
         kind = ld8(ip + IPV6.size + NEIGHBOUR.type)
         if kind == NEIGHBOUR_SOLICITATION or kind == NEIGHBOUR_ADVERTISEMENT:
             return COUNTERS.rx_frame_neighbour
-    w.own = _own_gid(wire, ld64(ip + IPV6.destination), ld64(ip + IPV6.destination + 8))
-    if w.own < 0:
+    ethernet.own = _own_gid(ethernet, ld64(ip + IPV6.destination), ld64(ip + IPV6.destination + 8))
+    if ethernet.own < 0:
         return COUNTERS.rx_frame_other_address
     if protocol == IP_PROTOCOL_FRAGMENT:
         return COUNTERS.rx_frame_fragment
     if protocol != IP_PROTOCOL_UDP:
         return COUNTERS.rx_frame_other_protocol
-    w.version, w.ip, w.ip_bytes = 6, ip, IPV6.size
-    w.peer_high, w.peer_low = ld64(ip + IPV6.source), ld64(ip + IPV6.source + 8)
-    return _sort_udp(wire, ip + IPV6.size, length)
+    ethernet.version, ethernet.ip, ethernet.ip_bytes = 6, ip, IPV6.size
+    ethernet.peer_high, ethernet.peer_low = ld64(ip + IPV6.source), ld64(ip + IPV6.source + 8)
+    return _sort_udp(ethernet, ip + IPV6.size, length)
 
 
 @device_function
-def _sort_udp(wire: int, udp: int, nbytes: int) -> int:
+def _sort_udp(ethernet: EthernetEnd, udp: int, nbytes: int) -> int:
     """RFC 768. What follows the ICRC is padding."""
-    w = ethernet_wire_at(wire)
     if nbytes < UDP.size:
         return COUNTERS.rx_frame_malformed
     length = be16(ld16(udp + UDP.length))
@@ -153,7 +147,7 @@ def _sort_udp(wire: int, udp: int, nbytes: int) -> int:
         return COUNTERS.rx_frame_malformed
     if be16(ld16(udp + UDP.destination_port)) != ROCE_UDP_PORT:
         return COUNTERS.rx_frame_other_protocol
-    w.bth, w.nbytes = udp + UDP.size, length - UDP.size - ICRC_SIZE
+    ethernet.bth, ethernet.nbytes = udp + UDP.size, length - UDP.size - ICRC_SIZE
     return _ROCE
 
 
@@ -163,7 +157,7 @@ def _sort_udp(wire: int, udp: int, nbytes: int) -> int:
 @engine_function
 def steer_frame(worker: WorkerState, frame: int, nbytes: int) -> int:
     """Do with the frame that was read what the flow tables say. Return the offset of its counter, or UNDECIDED."""
-    return follow(worker, steer(worker, nbytes), frame, nbytes)
+    return follow(worker, look_up_fate(worker, nbytes), frame, nbytes)
 
 
 @engine_function
@@ -182,29 +176,27 @@ def follow(worker: WorkerState, fate: int, frame: int, nbytes: int) -> int:
 
 
 @engine_function
-def _take_packet(worker: WorkerState, wire: WireState, ethernet: int, at: int) -> int:
+def _take_packet(worker: WorkerState, wire: WireState, ethernet: EthernetEnd, at: int) -> int:
     """Take the packet at hand, whose position on the wire is `at`. Return 1 if it is intact and for a QP of this NIC.
 
     Peer and QP are checked before the ICRC, so that packets of strangers cost little.
     """
-    w = ethernet_wire_at(ethernet)
-    worker.arrived_at = w.own
-    qp = QpRow(addressee(worker, wire, w.bth, w.nbytes, w.peer_high, w.peer_low, at))
+    worker.arrived_at = ethernet.own
+    qp = QpRow(addressee(worker, wire, ethernet.bth, ethernet.nbytes, ethernet.peer_high, ethernet.peer_low, at))
     if qp != 0:
-        crc = received_crc(w.scratch, w.ip, w.ip_bytes, w.version)
-        if packet_icrc(crc, w.bth, w.nbytes) != ld32(w.bth + w.nbytes):
+        crc = received_crc(ethernet.scratch, ethernet.ip, ethernet.ip_bytes, ethernet.version)
+        if packet_icrc(crc, ethernet.bth, ethernet.nbytes) != ld32(ethernet.bth + ethernet.nbytes):
             CounterSet(worker.counters).rx_icrc_encapsulated += 1
             return 0
-    return take_checked(worker, qp, wire, w.bth, w.nbytes, w.peer_high, w.peer_low)
+    return take_checked(worker, qp, wire, ethernet.bth, ethernet.nbytes, ethernet.peer_high, ethernet.peer_low)
 
 
 @engine_function
-def decide(worker: WorkerState, ethernet: int, frame: int, nbytes: int, cut: int) -> int:
+def decide(worker: WorkerState, ethernet: EthernetEnd, frame: int, nbytes: int, cut: int) -> int:
     """Do with a frame what the flow tables say, and if they do not, say what it is, as `sort_frame`.
 
     If there is a root table, the frame was read. `cut`: not all of the frame is there.
     """
-    w = ethernet_wire_at(ethernet)
     if worker.link_down:
         return COUNTERS.rx_frame_link_down
     if cut or nbytes < ETHERNET.size:
@@ -212,7 +204,7 @@ def decide(worker: WorkerState, ethernet: int, frame: int, nbytes: int, cut: int
     longest = worker.longest_frame
     if nbytes > longest and nbytes > longest + tag_bytes(frame, nbytes):
         return COUNTERS.rx_frame_oversize
-    if w.promiscuous == 0 and not _is_for_port(w, frame):
+    if ethernet.promiscuous == 0 and not _is_for_port(ethernet, frame):
         return COUNTERS.rx_frame_other_mac
     fate = UNDECIDED
     if FlowTableRow(worker.flow_tables).miss != 0:
@@ -221,29 +213,27 @@ def decide(worker: WorkerState, ethernet: int, frame: int, nbytes: int, cut: int
 
 
 @engine_function
-def _take_frame(worker: WorkerState, wire: WireState, ethernet: int, arrived: int, at: int) -> int:
+def _take_frame(worker: WorkerState, wire: WireState, ethernet: EthernetEnd, arrived: Arrived, at: int) -> int:
     """Take a frame. Return 1 if it is for a queue of this NIC. Every frame counts in `rx_frames`."""
-    a = arrived_at(arrived)
     CounterSet(worker.counters).rx_frames += 1
-    CounterSet(worker.counters).rx_frame_bytes += a.nbytes
+    CounterSet(worker.counters).rx_frame_bytes += arrived.nbytes
     if worker.capture != 0:
-        capture_frame(worker.capture, a.frame, a.nbytes, a.frame, 0, worker.now, 0)
-    fate = decide(worker, ethernet, a.frame, a.nbytes, a.cut)
+        capture_frame(CaptureRing(worker.capture), arrived.frame, arrived.nbytes, arrived.frame, 0, worker.now, 0)
+    fate = decide(worker, ethernet, arrived.frame, arrived.nbytes, arrived.cut)
     if fate == _ROCE:
         return _take_packet(worker, wire, ethernet, at)
     if fate == COUNTERS.rx_frame_neighbour:
-        send(ethernet_wire_at(ethernet).thread, a.frame, a.nbytes, MSG_DONTWAIT | MSG_NOSIGNAL)
+        send(ethernet.thread, arrived.frame, arrived.nbytes, MSG_DONTWAIT | MSG_NOSIGNAL)
     st64(worker.counters + fate, ld64(worker.counters + fate) + 1)
     return 1 if fate == COUNTERS.rx_frame_delivered else 0
 
 
 @engine_function
-def _credit(ethernet: int) -> int:
+def _credit(ethernet: EthernetEnd) -> int:
     """Return how many frames the queues of the wire have room for."""
-    w = ethernet_wire_at(ethernet)
     least = ANY_NUMBER
-    for i in range(w.queue_count):
-        least = min(least, room_for(RqRow(ld64(w.queues + 8 * i)), w.longest))
+    for i in range(ethernet.queue_count):
+        least = min(least, room_for(RqRow(ld64(ethernet.queues + 8 * i)), ethernet.longest))
     return least
 
 
@@ -255,7 +245,7 @@ def take_in(worker: WorkerState, wire: WireState) -> int:
     ROUNDS batches.
     """
     ethernet = wire.medium
-    w = ethernet_wire_at(ethernet)
+    w = EthernetEnd(ethernet)
     done = 0
     ours = 0
     for _ in range(ROUNDS):
@@ -265,9 +255,9 @@ def take_in(worker: WorkerState, wire: WireState) -> int:
         count = receive_frames(ethernet)
         date_captured(worker, count)
         if FlowTableRow(worker.flow_tables).miss != 0:
-            read_frames(worker, w.first, count)
+            look_up_frames(worker, w.first, count)
         for i in range(count):
-            turn_to(worker, i)
+            select_frame(worker, i)
             ours += _take_frame(worker, wire, ethernet, w.first + i * ARRIVED.size, at)
         done += count
         if w.more == 0 or ours >= BATCH:
@@ -280,7 +270,7 @@ def take_in(worker: WorkerState, wire: WireState) -> int:
 def send_out(worker: WorkerState, wire: WireState) -> int:
     """Send the frames that wait for the descriptor."""
     ethernet = wire.medium
-    w = ethernet_wire_at(ethernet)
+    w = EthernetEnd(ethernet)
     sent = transmit_frames(ethernet, worker.capture, worker.now)
     if w.tx_dropped != 0:
         CounterSet(worker.counters).tx_dropped += w.tx_dropped
@@ -291,14 +281,14 @@ def send_out(worker: WorkerState, wire: WireState) -> int:
 @engine_function
 def frame_room(worker: WorkerState, wire: WireState, nbytes: int, mac: int) -> int:
     """Return the address for the bytes of a frame that is to be sent, or 0 if the pipe is full."""
-    frame = reserve_frame(wire + WIRE.tx, nbytes)
+    frame = reserve_frame(PipeEnd(wire + WIRE.tx), nbytes)
     return frame + PACKET if frame != 0 else 0
 
 
 @engine_function
 def send_frame(worker: WorkerState, wire: WireState, nbytes: int) -> int:
     """Send the frame that was written to where `frame_room` said."""
-    commit(wire + WIRE.tx)
+    commit(PipeEnd(wire + WIRE.tx))
     return 1
 
 
@@ -311,4 +301,4 @@ def arrivals(wire: WireState) -> int:
 @ETHERNET_WIRES.function
 def unsent(wire: WireState) -> int:
     """Return the end of the pipe of packets that wait for the descriptor."""
-    return ethernet_wire_at(wire.medium).tx
+    return EthernetEnd(wire.medium).tx

@@ -6,9 +6,9 @@ wires of the LAN. As each pair of NICs has a wire, no NIC forwards what it gets,
 
 from __future__ import annotations
 
-from ...fabric.capture import capture_frame
-from ...fabric.ethernet_records import ARRIVED, BATCH, arrived_at
-from ...fabric.frames import ETHERNET_FRAME, PACKET, commit, consume, frame_at, next_frame, pipe_end_at, reserve_frame
+from ...fabric.capture import CaptureRing, capture_frame
+from ...fabric.ethernet_records import ARRIVED, BATCH, Arrived, EthernetEnd
+from ...fabric.frames import ETHERNET_FRAME, PACKET, Frame, PipeEnd, commit, consume, next_frame, reserve_frame
 from ...fabric.injector import icrc_fits
 from ...formats.packet import ETHERNET, GROUP_MAC
 from ...jit.compile import device_function, engine_function
@@ -20,7 +20,7 @@ from ..state.lan import MACS, MAC_ROW, MAX_AGE_NS, PROBES, LanState, MacRow
 from ..state.wire import WIRE, WireState
 from ..state.worker import WorkerState
 from ..steering.hashing import START, mix
-from ..steering.steer import read_frames, turn_to
+from ..steering.steer import look_up_frames, select_frame
 from .frame_sorting import decide
 
 
@@ -86,7 +86,7 @@ def frame_room(worker: WorkerState, wire: WireState, nbytes: int, mac: int) -> i
     lan.place = 0
     lan.wire = wire_to(worker, mac) if mac & GROUP_MAC == 0 else 0
     if lan.wire != 0:
-        lan.place = reserve_frame(lan.wire + WIRE.tx, nbytes)
+        lan.place = reserve_frame(PipeEnd(lan.wire + WIRE.tx), nbytes)
     return lan.place + PACKET if lan.place != 0 else lan.room
 
 
@@ -100,9 +100,9 @@ def send_frame(worker: WorkerState, wire: WireState, nbytes: int) -> int:
     frame = lan.room
     if lan.place != 0:
         frame = lan.place + PACKET
-        commit(lan.wire + WIRE.tx)
+        commit(PipeEnd(lan.wire + WIRE.tx))
     if worker.capture != 0:
-        capture_frame(worker.capture, frame, nbytes, frame, 0, worker.now, 1)
+        capture_frame(CaptureRing(worker.capture), frame, nbytes, frame, 0, worker.now, 1)
     if lan.wire == 0:
         _flood(worker, nbytes)
     return 1
@@ -115,21 +115,21 @@ def _flood(worker: WorkerState, nbytes: int) -> None:
     for i in range(worker.wire_count):
         wire = WireState(ld64(worker.wires + 8 * i))
         if _is_joined(wire):
-            frame = reserve_frame(wire + WIRE.tx, nbytes)
+            frame = reserve_frame(PipeEnd(wire + WIRE.tx), nbytes)
             if frame == 0:
                 CounterSet(worker.counters).tx_frame_no_room += 1
             else:
                 copy(frame + PACKET, source, nbytes)
-                commit(wire + WIRE.tx)
+                commit(PipeEnd(wire + WIRE.tx))
 
 
 # --- taking --------------------------------------------------------------------------------------------------------
 
 
 @device_function
-def _undamaged(worker: WorkerState, wire: WireState, frame: int, nbytes: int) -> bool:
+def _undamaged(worker: WorkerState, wire: WireState, frame: Frame, nbytes: int) -> bool:
     """Return whether a frame's check sequence is right or absent. Only a fault injector adds one, an ICRC."""
-    return frame_at(frame).icrc == 0 or icrc_fits(
+    return frame.icrc == 0 or icrc_fits(
         worker.scratch, frame + PACKET, nbytes, wire.peer_high, wire.peer_low, wire.here_high, wire.here_low
     )
 
@@ -140,13 +140,13 @@ def _take_lan_frame(worker: WorkerState, wire: WireState, lan: LanState, frame: 
     CounterSet(worker.counters).rx_frames += 1
     CounterSet(worker.counters).rx_frame_bytes += nbytes
     if worker.capture != 0:
-        capture_frame(worker.capture, frame, nbytes, frame, 0, worker.now, 0)
+        capture_frame(CaptureRing(worker.capture), frame, nbytes, frame, 0, worker.now, 0)
     fate = COUNTERS.rx_frame_malformed
-    if lan != 0 and nbytes >= ETHERNET.size and _undamaged(worker, wire, frame - PACKET, nbytes):
+    if lan != 0 and nbytes >= ETHERNET.size and _undamaged(worker, wire, Frame(frame - PACKET), nbytes):
         source = load_mac(frame + ETHERNET.source)
         if source & GROUP_MAC == 0 and source != 0 and worker.link_down == 0 and wire.takes_frames != 0:
             learn(worker, source, wire)
-        fate = decide(worker, lan.port, frame, nbytes, 0)
+        fate = decide(worker, EthernetEnd(lan.port), frame, nbytes, 0)
     st64(worker.counters + fate, ld64(worker.counters + fate) + 1)
 
 
@@ -160,16 +160,16 @@ def take_lan_frames(worker: WorkerState, wire: WireState, arrived: int, most: in
     count = 0
     while count < min(most, BATCH):
         place = next_frame(end)
-        if place <= 0 or frame_at(place).reference != ETHERNET_FRAME:
+        if place <= 0 or Frame(place).reference != ETHERNET_FRAME:
             break
-        a = arrived_at(arrived + count * ARRIVED.size)
-        a.frame, a.nbytes = place + PACKET, pipe_end_at(end).nbytes
+        a = Arrived(arrived + count * ARRIVED.size)
+        a.frame, a.nbytes = place + PACKET, PipeEnd(end).nbytes
         count += 1
         consume(end)
     if FlowTableRow(worker.flow_tables).miss != 0:
-        read_frames(worker, arrived, count)
+        look_up_frames(worker, arrived, count)
     for i in range(count):
-        a = arrived_at(arrived + i * ARRIVED.size)
-        turn_to(worker, i)
+        a = Arrived(arrived + i * ARRIVED.size)
+        select_frame(worker, i)
         _take_lan_frame(worker, wire, LanState(worker.lan), a.frame, a.nbytes)
     return count

@@ -11,11 +11,11 @@ from ..memory.copies import copy_payload
 from ..memory.keys import find
 from ..memory.streams import DEVICE_SHIFT, on_gpu
 from ..queues.completion import fail_send
-from ..queues.local import copy_some, execute_local
+from ..queues.local import copy_next_part, execute_local
 from ..queues.operations import is_local
 from ..queues.psn import on_wire
-from ..queues.sent import complete_send
-from ..queues.wqes import NOT_YET, build, check_wqe, in_one_piece, local_failure, read_control, wqe_slot
+from ..queues.send_completion import complete_send
+from ..queues.wqes import NOT_YET, build_message, check_wqe, in_one_piece, local_failure, read_control, wqe_slot
 from ..state import refuse
 from ..state.counters import CounterSet
 from ..state.message import Message
@@ -128,7 +128,7 @@ def _execute_message(
     """Have the peer execute a WQE. Return what `execute_next` does."""
     message = Message(worker.message)
     wqe = in_one_piece(qp, message, wqe, index, blocks)
-    reason = build(worker, qp, message, wqe, opcode, ds, index)
+    reason = build_message(worker, qp, message, wqe, opcode, ds, index)
     if reason != 0:
         return local_failure(worker, qp, index, opcode, ce, reason, blocks)
     worker.touched, worker.landed = 0, 0
@@ -194,7 +194,7 @@ def execute_next(worker: WorkerState, qp: QpRow) -> int:
 def _begin_copy(worker: WorkerState, qp: QpRow, index: int, ce: int) -> None:
     """Begin the MMO at `index`, which `may_follow` has checked. One that is refused fails after those in flight."""
     worker.touched, worker.landed = 0, 0
-    if copy_some(worker, qp) > 0:
+    if copy_next_part(worker, qp) > 0:
         begin(worker, qp, index, 1, WqeOpcode.MMO, ce, Message(worker.message).nbytes)
 
 

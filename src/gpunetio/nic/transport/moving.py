@@ -13,13 +13,13 @@ from ...jit.compile import device_function, engine_function
 from ...jit.ops import ld64
 from ..memory.keys import find
 from ..memory.staging import free_slots
-from ..memory.streams import copy_failed, device_of, ended, is_pinned, on_gpu, stream_of
+from ..memory.streams import copy_failed, copy_status, device_of, is_pinned, on_gpu, stream_of
 from ..queues.completion import fail_send
 from ..queues.local import check_copy, source_of, target_of
 from ..queues.operations import is_atomic, is_local, receive_cqe, returns_data, right_of
 from ..queues.psn import on_wire, packets_of
-from ..queues.sent import complete_send
-from ..queues.wqes import build, check_wqe, in_one_piece, read_control, wqe_slot
+from ..queues.send_completion import complete_send
+from ..queues.wqes import build_message, check_wqe, in_one_piece, read_control, wqe_slot
 from ..state.counters import CounterSet
 from ..state.dma_stream import DmaStream
 from ..state.message import MESSAGE, Message
@@ -75,7 +75,7 @@ def may_follow(worker: WorkerState, qp: QpRow) -> bool:
         return False
     message = Message(worker.message)
     wqe = in_one_piece(qp, message, wqe, index, control.blocks)
-    if build(worker, qp, message, wqe, opcode, control.ds, index) != 0:
+    if build_message(worker, qp, message, wqe, opcode, control.ds, index) != 0:
         return False
     peer = QpRow(qp.remote_row)
     there = find(worker, message.rkey, peer.pdn, message.raddr, message.nbytes, right)
@@ -132,7 +132,7 @@ def finish(worker: WorkerState, qp: QpRow) -> int:
     while qp.sq_ci != qp.sq_next:
         index = qp.sq_ci
         flight = Flight(flight_of(qp, index))
-        state = ended(DmaStream(qp.stream), flight.fence, qp.failures)
+        state = copy_status(DmaStream(qp.stream), flight.fence, qp.failures)
         if state == 0:
             return done
         if state > 0:
@@ -168,7 +168,7 @@ def is_still(worker: WorkerState, qp: QpRow) -> int:
         return True
     if qp.wire != 0:
         # The responses owed to the peer depend on how the copies ended.
-        if qp.stream != 0 and qp.pending == 0 and ended(DmaStream(qp.stream), qp.fence, qp.failures) != 0:
+        if qp.stream != 0 and qp.pending == 0 and copy_status(DmaStream(qp.stream), qp.fence, qp.failures) != 0:
             qp.stream = 0
         return qp.stream == 0 and free_slots(worker, qp)
     if qp.stream != 0:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ...fabric.capture import capture
-from ...fabric.frames import PACKET, class_of, commit, frame_at, hop_limit_of, label_of, reserve, traffic_of
+from ...fabric.capture import CaptureRing, capture
+from ...fabric.frames import PACKET, Frame, PipeEnd, class_of, commit, hop_limit_of, label_of, reserve, traffic_of
 from ...formats.commands import ServiceType
 from ...formats.packet import (
     BTH, DEFAULT_PKEY, GRH, GRH_NEXT_HEADER, ICRC_SIZE, LNH_GLOBAL, LNH_LOCAL, LRH, PAD_SHIFT, SERVICE_SHIFT,
@@ -74,11 +74,11 @@ def open_packet(worker: WorkerState, qp: QpRow, life: int, nbytes: int) -> int:
         return 0
     headers = link_bytes(qp)
     nbytes += headers
-    frame = reserve(qp.wire + WIRE.tx, nbytes)
+    frame = Frame(reserve(PipeEnd(qp.wire + WIRE.tx), nbytes))
     if frame == 0:
         return 0
-    f = frame_at(frame)
-    f.nbytes, f.peer_high, f.peer_low, f.source, f.life = nbytes, qp.peer_high, qp.peer_low, qp.egress, life
+    frame.nbytes, frame.peer_high, frame.peer_low = nbytes, qp.peer_high, qp.peer_low
+    frame.source, frame.life = qp.egress, life
     if headers:
         return _write_link_headers(worker, qp, frame + PACKET, nbytes)
     return frame + PACKET
@@ -106,8 +106,9 @@ def close_packet(worker: WorkerState, qp: QpRow, bth: int, nbytes: int, payload:
     if worker.capture != 0 and not WireState(qp.wire).whole_frames:
         link = link_bytes(qp)
         source = qp.source | traffic_of(qp.egress)
-        capture(worker.capture, bth - link, nbytes + link, qp.peer_high, qp.peer_low, source, 0, worker.now, 1)
-    commit(qp.wire + WIRE.tx)
+        ring = CaptureRing(worker.capture)
+        capture(ring, bth - link, nbytes + link, qp.peer_high, qp.peer_low, source, 0, worker.now, 1)
+    commit(PipeEnd(qp.wire + WIRE.tx))
 
 
 @device_function

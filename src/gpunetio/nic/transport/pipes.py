@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...fabric.frames import (
-    ETHERNET_FRAME, GRANTED_SHIFT, GRANT_SHIFT, MAX_GRANTED, PACKET, PIPE, consume, frame_at, next_frame, pipe_end_at,
+    ETHERNET_FRAME, GRANTED_SHIFT, GRANT_SHIFT, MAX_GRANTED, PACKET, PIPE, Frame, PipeEnd, consume, next_frame,
     release,
 )
 from ...fabric.injector import icrc_fits
@@ -18,10 +18,9 @@ from .lan import take_lan_frames
 
 
 @device_function
-def _undamaged(worker: WorkerState, wire: WireState, frame: int, nbytes: int) -> bool:
+def _undamaged(worker: WorkerState, wire: WireState, frame: Frame, nbytes: int) -> bool:
     """Return whether a frame's ICRC is right or absent. Between NICs of one host, only a fault injector adds one."""
-    f = frame_at(frame)
-    if f.icrc == 0 or icrc_fits(
+    if frame.icrc == 0 or icrc_fits(
         worker.scratch, frame + PACKET, nbytes, wire.peer_high, wire.peer_low, wire.here_high, wire.here_low
     ):
         return True
@@ -63,19 +62,18 @@ def take_frames(worker: WorkerState, wire: WireState) -> int:
     Frames that found no receive are no work done. An engine that only drops frames lets others run on its core, such as
     the kernel that is to post receives.
     """
-    end = wire + WIRE.rx
+    end = PipeEnd(wire + WIRE.rx)
     starved = CounterSet(worker.counters).rx_frame_no_buffer
     done = 0
     while done < BATCH and not wire.broken:
-        frame = next_frame(end)
+        frame = Frame(next_frame(end))
         if frame == 0:
             break
         if frame < 0:  # the other end does not keep to the protocol
             wire.broken = 1
             break
-        nbytes = pipe_end_at(end).nbytes
-        f = frame_at(frame)
-        if f.reference == ETHERNET_FRAME:
+        nbytes = end.nbytes
+        if frame.reference == ETHERNET_FRAME:
             taken = take_lan_frames(worker, wire, worker.arrived, BATCH - done)
             if taken == 0:  # the process has no Ethernet queues, so nobody has asked for frames
                 consume(end)
@@ -84,13 +82,13 @@ def take_frames(worker: WorkerState, wire: WireState) -> int:
         done += 1
         peer_high, peer_low = wire.peer_high, wire.peer_low
         if has_many_peers(wire):
-            peer_high, peer_low = f.peer_high, f.peer_low
+            peer_high, peer_low = frame.peer_high, frame.peer_low
         intact = nbytes < BTH.size or _undamaged(worker, wire, frame, nbytes)
         if worker.capture != 0:
-            capture_arrived(worker, wire, frame + PACKET, nbytes, peer_high, peer_low, 0 if intact else 1, f.source)
+            capture_arrived(worker, wire, frame + PACKET, nbytes, peer_high, peer_low, 0 if intact else 1, frame.source)
         if intact:
-            reference, life = f.reference, f.life
-            at = pipe_end_at(end).position
+            reference, life = frame.reference, frame.life
+            at = end.position
             if reference == 0:
                 receive(worker, wire, frame + PACKET, nbytes, peer_high, peer_low, life, at)
             else:
@@ -104,4 +102,4 @@ def take_frames(worker: WorkerState, wire: WireState) -> int:
 @engine_function
 def arrivals(wire: WireState) -> int:
     """Return the position behind the frames that are in the pipe already."""
-    return ld_acquire64(pipe_end_at(wire + WIRE.rx).pipe + PIPE.head)
+    return ld_acquire64(PipeEnd(wire + WIRE.rx).pipe + PIPE.head)

@@ -7,7 +7,7 @@ again, so only the FLIGHT is kept.
 
 from __future__ import annotations
 
-from ...fabric.frames import GRANTED_SHIFT, LEAST_GRANTED, publish, refer
+from ...fabric.frames import GRANTED_SHIFT, LEAST_GRANTED, PipeEnd, publish, refer
 from ...formats.commands import QpState, ServiceType
 from ...formats.packet import ATOMIC_ETH, BTH, IMM_DT, OPERATION_MASK, RETH
 from ...formats.wqe import DATA_SEG, INLINE_SEG, SEGMENT
@@ -15,16 +15,16 @@ from ...jit.compile import device_function, engine_function
 from ...jit.ops import be32, copy, ld32, ld64, st32, st64
 from ..memory.copies import copy_payload
 from ..memory.keys import reference
-from ..memory.staging import drop_acknowledged, leave, request_tag, staged
-from ..memory.streams import let_arrive
+from ..memory.staging import abandon_acknowledged, free_if_sent, request_tag, staged_slot
+from ..memory.streams import drain_copies
 from ..queues.completion import fail_send
 from ..queues.local import execute_local
 from ..queues.operations import (
-    has_imm, header_bytes, is_atomic, is_local, is_masked, packet_of, returns_data, right_of, segments_of,
+    has_imm, header_bytes, is_atomic, is_local, is_masked, packet_opcode_of, returns_data, right_of, segments_of,
 )
 from ..queues.psn import MAX_OUTSTANDING, packets_of
-from ..queues.sent import complete_send
-from ..queues.wqes import NOT_YET, build, check_wqe, in_one_piece, local_failure, read_control, wqe_slot
+from ..queues.send_completion import complete_send
+from ..queues.wqes import NOT_YET, build_message, check_wqe, in_one_piece, local_failure, read_control, wqe_slot
 from ..state import refuse
 from ..state.counters import CounterSet
 from ..state.dma_stream import Slot
@@ -77,7 +77,7 @@ def _start(worker: WorkerState, qp: QpRow) -> int:
             return 0
     else:
         message = Message(worker.message)
-        reason = build(worker, qp, message, in_one_piece(qp, message, wqe, index, blocks), opcode, ds, index)
+        reason = build_message(worker, qp, message, in_one_piece(qp, message, wqe, index, blocks), opcode, ds, index)
         if reason != 0:
             local_failure(worker, qp, index, opcode, ce, reason, blocks)
             return 0
@@ -144,7 +144,7 @@ def _send_data(worker: WorkerState, qp: QpRow, message: Message, flight: Flight,
         if qp.tx_psn >= limit:
             return 0
         begin = (qp.tx_psn - flight.first) * qp.mtu
-        slot = staged(worker, qp, request_tag(flight.first), message, begin, flight.nbytes)
+        slot = staged_slot(worker, qp, request_tag(flight.first), message, begin, flight.nbytes)
         if slot <= 0:
             return slot
         if Slot(slot).end < flight.nbytes:
@@ -160,7 +160,7 @@ def _send_data(worker: WorkerState, qp: QpRow, message: Message, flight: Flight,
         carried = 0 if granted != 0 and part >= LEAST_GRANTED else part
         pad = -carried & 3
         last = psn + 1 == end
-        packet = packet_of(opcode, psn == flight.first, last)
+        packet = packet_opcode_of(opcode, psn == flight.first, last)
         headers = BTH.size + header_bytes(packet)
         nbytes = headers + carried + pad
         bth = open_packet(worker, qp, qp.life, nbytes)
@@ -179,7 +179,7 @@ def _send_data(worker: WorkerState, qp: QpRow, message: Message, flight: Flight,
         if pad:
             st32((at + part) & -4, 0)
         if carried < part:
-            refer(qp.wire + WIRE.tx, granted + offset + (part << GRANTED_SHIFT))
+            refer(PipeEnd(qp.wire + WIRE.tx), granted + offset + (part << GRANTED_SHIFT))
         elif slot != 0:
             copy(at, Slot(slot).address + offset - Slot(slot).begin, part)
         else:
@@ -188,9 +188,9 @@ def _send_data(worker: WorkerState, qp: QpRow, message: Message, flight: Flight,
         qp.tx_psn = psn + 1
         sent += 1
         if sent & (PUBLISH_EVERY - 1) == 0:
-            publish(qp.wire + WIRE.tx)
+            publish(PipeEnd(qp.wire + WIRE.tx))
     if slot != 0:
-        leave(Slot(slot), (qp.tx_psn - flight.first) * qp.mtu)
+        free_if_sent(Slot(slot), (qp.tx_psn - flight.first) * qp.mtu)
     return sent
 
 
@@ -225,7 +225,7 @@ def _send_read(worker: WorkerState, qp: QpRow, message: Message, flight: Flight)
     if bth == 0:
         return 0
     offset = (qp.tx_psn - flight.first) * qp.mtu
-    write_bth(qp, bth, packet_of(flight.opcode, True, True), 0, 0, 1, qp.tx_psn)
+    write_bth(qp, bth, packet_opcode_of(flight.opcode, True, True), 0, 0, 1, qp.tx_psn)
     _write_reth(bth + BTH.size, message.raddr + offset, message.rkey, min(packets * qp.mtu, flight.nbytes - offset))
     close_packet(worker, qp, bth, BTH.size + RETH.size, 0)
     _await_response(qp, packets)
@@ -237,7 +237,7 @@ def _send_atomic(worker: WorkerState, qp: QpRow, message: Message, flight: Fligh
     """Send an atomic request: return 1, or 0 if it has to wait."""
     if qp.reads_head - qp.reads_tail >= qp.max_rd:
         return 0
-    packet = packet_of(flight.opcode, True, True)
+    packet = packet_opcode_of(flight.opcode, True, True)
     headers = BTH.size + header_bytes(packet & OPERATION_MASK)
     bth = open_packet(worker, qp, qp.life, headers)
     if bth == 0:
@@ -276,7 +276,7 @@ def _send_flight(worker: WorkerState, qp: QpRow, built: int) -> int:
     message = Message(worker.message)
     wqe = in_one_piece(qp, message, wqe_slot(qp, index), index, flight.blocks)
     if not built:
-        reason = build(worker, qp, message, wqe, flight.opcode, flight.ds, index)
+        reason = build_message(worker, qp, message, wqe, flight.opcode, flight.ds, index)
         if reason == 0 and message.nbytes != flight.nbytes:
             reason = refuse.malformed_wqe(worker, flight.ds)
         if reason != 0:
@@ -299,7 +299,7 @@ def _send_flight(worker: WorkerState, qp: QpRow, built: int) -> int:
 @device_function
 def _is_held(worker: WorkerState, qp: QpRow) -> bool:
     """Return whether a request is not to begin now, because soon it may go without packets (gpu/slices.py)."""
-    return worker.lull != 0 and qp.peer_keys != 0
+    return worker.quiesce_until != 0 and qp.peer_keys != 0
 
 
 @engine_function
@@ -368,7 +368,7 @@ def acknowledge(worker: WorkerState, qp: QpRow, target: int) -> int:
         qp.sq_next = max(qp.sq_next, qp.sq_ci)
         qp.tx_psn = max(qp.tx_psn, qp.una_psn)
         if worker.stream_count != 0:
-            drop_acknowledged(worker, qp)
+            abandon_acknowledged(worker, qp)
     return implied
 
 
@@ -388,7 +388,7 @@ def fail_oldest(worker: WorkerState, qp: QpRow, reason: int) -> None:
     index = qp.sq_ci
     flight = Flight(flight_of(qp, index))
     if qp.stream != 0 and returns_data(flight.opcode):
-        let_arrive(worker, qp)
+        drain_copies(worker, qp)
     qp.sq_ci = index + flight.blocks
     qp.sq_next = qp.sq_ci
     qp.sq_sent = qp.sq_ci

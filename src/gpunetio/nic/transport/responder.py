@@ -19,11 +19,12 @@ from ...jit.compile import device_function, engine_function
 from ...jit.ops import be32, copy, ld32, ld8, st32, st64
 from ..memory.copies import copy_payload
 from ..memory.keys import translate
-from ..memory.staging import drop, leave, response_tag, staged
-from ..memory.streams import await_moved, copy_failed, device_of, ended, place
+from ..memory.staging import abandon_slots, free_if_sent, response_tag, staged_slot
+from ..memory.streams import await_copies, copy_failed, copy_status, device_of, write_payload
 from ..queues.completion import RESPONDER, fail_qp, stage_payload
 from ..queues.operations import (
-    begins, ends, has_imm, header_bytes, is_atomic, is_masked, operation_of, receive_cqe_of, returns_data, right_of,
+    has_imm, header_bytes, is_atomic, is_first, is_last, is_masked, receive_cqe_of, returns_data, right_of,
+    wqe_opcode_of,
 )
 from ..queues.psn import distance, is_before, on_wire, packets_of
 from ..state import refuse
@@ -103,7 +104,7 @@ def _staged_response(worker: WorkerState, qp: QpRow, resource: Resource, offset:
         return source
     st64(message + MESSAGE.segments, source)
     st64(message + MESSAGE.segments + 8, resource.nbytes)
-    return staged(worker, qp, response_tag(resource.serial), message, offset, resource.nbytes)
+    return staged_slot(worker, qp, response_tag(resource.serial), message, offset, resource.nbytes)
 
 
 @engine_function
@@ -161,7 +162,7 @@ def _send_response(worker: WorkerState, qp: QpRow, resource: Resource) -> int:
             copy_payload(worker, at, source, part)
             close_packet(worker, qp, bth, headers + part + pad, part)
             if slot != 0:
-                leave(Slot(slot), offset + part)
+                free_if_sent(Slot(slot), offset + part)
         resource.next += 1
         resource.todo -= 1
         if resource.todo == 0:
@@ -175,7 +176,7 @@ def _all_moved(worker: WorkerState, qp: QpRow) -> int:
 
     A failed copy also fails the QP. Whatever was owed, the NAK is then for the first packet of those bytes.
     """
-    state = ended(DmaStream(qp.stream), qp.fence, qp.failures)
+    state = copy_status(DmaStream(qp.stream), qp.fence, qp.failures)
     if state < 0:
         fail_qp(worker, qp, 0, WqeOpcode.RDMA_WRITE, copy_failed(worker, DmaStream(qp.stream), 0, 0), RESPONDER)
         qp.expect_psn = qp.fence_psn
@@ -247,22 +248,22 @@ def _not_ready(worker: WorkerState, qp: QpRow) -> None:
 
 # --- SEND and WRITE ------------------------------------------------------------------------------------------------
 #
-# A packet of a SEND or WRITE goes through the checks of IBTA 9.7.4.1 in their order: sequence, resources, rights and key,
-# length. Then it is executed, and the last one of a message completes it. Each step returns whether the next one
-# follows; else it has refused the packet.
+# A packet of a SEND or WRITE goes through the checks of IBTA 9.7.4.1 in their order: sequence, resources, rights and
+# key, length. Then it is executed, and the last one of a message completes it. Each step returns whether the next one
+# follows; otherwise it has refused the packet.
 
 
 @device_function
 def _writes(operation: int) -> bool:
     """Return whether a packet belongs to a WRITE; else it belongs to a SEND."""
-    return right_of(operation_of(operation)) != 0
+    return right_of(wqe_opcode_of(operation)) != 0
 
 
 @device_function
 def _check_sequence(worker: WorkerState, qp: QpRow, operation: int, nbytes: int, payload: int, pad: int) -> int:
     """Check that a packet continues the message at hand and has the length of its kind."""
     kind = _WRITING if _writes(operation) else _SENDING
-    first, last = begins(operation), ends(operation)
+    first, last = is_first(operation), is_last(operation)
     if (
         payload < 0
         or payload > qp.mtu
@@ -270,7 +271,7 @@ def _check_sequence(worker: WorkerState, qp: QpRow, operation: int, nbytes: int,
         or (last and not first and payload == 0)
         or qp.rx_kind != (_NONE if first else kind)
     ):
-        _refuse_packet(worker, qp, operation_of(operation), nbytes)
+        _refuse_packet(worker, qp, wqe_opcode_of(operation), nbytes)
         return 0
     return 1
 
@@ -278,7 +279,7 @@ def _check_sequence(worker: WorkerState, qp: QpRow, operation: int, nbytes: int,
 @engine_function
 def _check_resources(worker: WorkerState, qp: QpRow, operation: int, headers: int) -> int:
     """Check that a receive is posted for a message that needs one."""
-    writes, first = _writes(operation), begins(operation)
+    writes, first = _writes(operation), is_first(operation)
     needs_receive = has_imm(operation) if writes else first
     if not needs_receive or receives_posted(qp) != 0:
         return 1
@@ -320,7 +321,7 @@ def _check_write(worker: WorkerState, qp: QpRow, reth: int) -> int:
 @engine_function
 def _begin(worker: WorkerState, qp: QpRow, operation: int, headers: int) -> int:
     """Begin a message with its first packet."""
-    if not begins(operation):
+    if not is_first(operation):
         return 1
     qp.rx_done = 0
     writes = _writes(operation)
@@ -335,13 +336,13 @@ def _check_length(worker: WorkerState, qp: QpRow, operation: int, nbytes: int, p
     """Check that a WRITE has the length that its RETH named, and that a SEND is not too long for the QP."""
     length = qp.rx_done + payload
     if _writes(operation):
-        if length > qp.rx_nbytes or (ends(operation) and length != qp.rx_nbytes):
-            _refuse_packet(worker, qp, operation_of(operation), nbytes)
+        if length > qp.rx_nbytes or (is_last(operation) and length != qp.rx_nbytes):
+            _refuse_packet(worker, qp, wqe_opcode_of(operation), nbytes)
             return 0
         return 1
     reason = check_length(worker, qp, length)
     if reason != 0:
-        _refuse(worker, qp, operation_of(operation), reason)
+        _refuse(worker, qp, wqe_opcode_of(operation), reason)
         return 0
     return 1
 
@@ -357,7 +358,7 @@ def _place_write(worker: WorkerState, qp: QpRow, data: int, nbytes: int) -> int:
         CounterSet(worker.counters).resp_remote_access_errors += 1
         _refuse(worker, qp, WqeOpcode.RDMA_WRITE, -address)
         return 0
-    reason = place(worker, qp, address, data, nbytes)
+    reason = write_payload(worker, qp, address, data, nbytes)
     if reason != 0:
         _refuse(worker, qp, WqeOpcode.RDMA_WRITE, reason)
         return 0
@@ -383,8 +384,8 @@ def _complete(worker: WorkerState, qp: QpRow, operation: int, bth: int, carried:
     cqe = receive_cqe_of(operation)
     if cqe == 0:
         return 1
-    opcode = operation_of(operation)
-    reason = await_moved(worker, qp) if qp.stream != 0 else 0
+    opcode = wqe_opcode_of(operation)
+    reason = await_copies(worker, qp) if qp.stream != 0 else 0
     if reason != 0:
         if not _writes(operation):
             fail_scatter(worker, qp, reason)
@@ -421,14 +422,14 @@ def _take_data(worker: WorkerState, qp: QpRow, operation: int, bth: int, nbytes:
     if _writes(operation):
         if _place_write(worker, qp, data, payload) == 0:
             return 0
-    elif begins(operation) and ends(operation) and fits_cqe(qp, payload):
+    elif is_first(operation) and is_last(operation) and fits_cqe(qp, payload):
         carried = stage_payload(Message(worker.message), INLINE_64_BYTES)
         copy(carried, data, payload)
     elif _place_send(worker, qp, data, payload) == 0:
         return 0
     qp.rx_done += payload
     CounterSet(worker.counters).rdma_rx_bytes += payload
-    return _complete(worker, qp, operation, bth, carried) if ends(operation) else 1
+    return _complete(worker, qp, operation, bth, carried) if is_last(operation) else 1
 
 
 # --- READ and atomics ----------------------------------------------------------------------------------------------
@@ -447,7 +448,7 @@ def _accept(worker: WorkerState, qp: QpRow, opcode: int, packets: int) -> int:
     if qp.res_head >= qp.max_dest_rd and resource.answered == 0:
         return 0
     if resource.todo != 0 and worker.stream_count != 0:
-        drop(worker, qp, response_tag(resource.serial))
+        abandon_slots(worker, qp, response_tag(resource.serial))
     resource.opcode, resource.first, resource.packets = opcode, qp.expect_psn, packets
     resource.next, resource.todo, resource.answered = 0, packets, 0
     resource.serial = qp.res_head
@@ -489,7 +490,7 @@ def _take_read(worker: WorkerState, qp: QpRow, bth: int, nbytes: int) -> int:
 def _take_atomic(worker: WorkerState, qp: QpRow, operation: int, bth: int, nbytes: int) -> int:
     """Execute an atomic request that is in order: return 1, or 0 if it is refused."""
     CounterSet(worker.counters).rx_atomic_requests += 1
-    opcode = operation_of(operation)
+    opcode = wqe_opcode_of(operation)
     masked = is_masked(opcode)
     at = bth + BTH.size
     word = masked_atomics.word_bytes(at) if masked else _ATOMIC_BYTES
@@ -539,7 +540,7 @@ def _take_duplicate(
     retransmission is answered with an acknowledgement of everything, rxe stalls.
     """
     CounterSet(worker.counters).duplicate_request += 1
-    opcode = operation_of(operation)
+    opcode = wqe_opcode_of(operation)
     if opcode != WqeOpcode.NOP and not returns_data(opcode):
         if ack_request == 0:
             return
@@ -567,7 +568,7 @@ def _take_duplicate(
             resource.first, resource.va, resource.nbytes = psn, va, length
             resource.packets = packets_of(length, qp.mtu)
             if worker.stream_count != 0:
-                drop(worker, qp, response_tag(resource.serial))
+                abandon_slots(worker, qp, response_tag(resource.serial))
         resource.next, resource.todo = 0, resource.packets
         qp.res_todo = 1
         _schedule(worker, qp)
@@ -595,7 +596,7 @@ def _resume(worker: WorkerState, qp: QpRow, operation: int, psn: int) -> bool:
     """Return whether to take a UC packet: after a gap, only one that begins a message (IBTA 9.8.2.2)."""
     in_order = psn == qp.expect_psn
     qp.expect_psn = psn
-    if begins(operation):
+    if is_first(operation):
         qp.rx_kind = _NONE  # the end of any message before is lost
         return True
     if in_order and qp.rx_kind != _NONE:
@@ -617,7 +618,7 @@ def take_request(
         return
     if not _follows(worker, qp, operation, psn, ack_request, bth, nbytes):
         return
-    opcode = operation_of(operation)
+    opcode = wqe_opcode_of(operation)
     reason = 0
     packets = 0
     if opcode != WqeOpcode.NOP and not returns_data(opcode):
@@ -626,7 +627,7 @@ def take_request(
         _refuse_packet(worker, qp, operation, nbytes)
     else:
         if qp.stream != 0:  # READs and atomics see the writes before them
-            reason = await_moved(worker, qp)
+            reason = await_copies(worker, qp)
         if reason != 0:
             _refuse(worker, qp, WqeOpcode.RDMA_READ, reason)
         elif is_atomic(opcode):

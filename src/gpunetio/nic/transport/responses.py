@@ -8,10 +8,10 @@ from ...formats.packet import (
 )
 from ...jit.compile import device_function, engine_function
 from ...jit.ops import be32, ld32, ld64, st64
-from ..memory.streams import await_moved, place
+from ..memory.streams import await_copies, write_payload
 from ..queues.operations import is_atomic, returns_data
 from ..queues.psn import unwrap
-from ..queues.wqes import build, in_one_piece, wqe_slot
+from ..queues.wqes import build_message, in_one_piece, wqe_slot
 from ..state import refuse
 from ..state.counters import CounterSet
 from ..state.message import MESSAGE, Message
@@ -109,7 +109,7 @@ def _scatter_part(worker: WorkerState, qp: QpRow, offset: int, nbytes: int, sour
         segment += 16
     while nbytes > 0:
         part = min(nbytes, ld64(segment + 8) - offset)
-        reason = place(worker, qp, ld64(segment) + offset, source, part)
+        reason = write_payload(worker, qp, ld64(segment) + offset, source, part)
         if reason != 0:
             return reason
         source += part
@@ -126,7 +126,7 @@ def _place(worker: WorkerState, qp: QpRow, offset: int, nbytes: int, source: int
     flight = Flight(flight_of(qp, index))
     message = Message(worker.message)
     wqe = in_one_piece(qp, message, wqe_slot(qp, index), index, flight.blocks)
-    reason = build(worker, qp, message, wqe, flight.opcode, flight.ds, index)
+    reason = build_message(worker, qp, message, wqe, flight.opcode, flight.ds, index)
     if reason == 0 and message.nbytes != flight.nbytes:
         reason = refuse.bad_response(worker, qp.remote_qpn, nbytes)
     if reason == 0:
@@ -160,17 +160,17 @@ def _advance(worker: WorkerState, qp: QpRow) -> None:
 def _take_read(worker: WorkerState, qp: QpRow, operation: int, psn: int, data: int, nbytes: int) -> None:
     flight = Flight(flight_of(qp, qp.sq_ci))
     offset = (psn - flight.first) * qp.mtu
-    ends = operation == PacketOpcode.RC_READ_RESPONSE_LAST or operation == PacketOpcode.RC_READ_RESPONSE_ONLY
+    is_last = operation == PacketOpcode.RC_READ_RESPONSE_LAST or operation == PacketOpcode.RC_READ_RESPONSE_ONLY
     if (
         is_atomic(flight.opcode)
         or nbytes != min(qp.mtu, flight.nbytes - offset)
-        or ends != (psn + 1 == read_end(qp, flight, psn))
+        or is_last != (psn + 1 == read_end(qp, flight, psn))
     ):
         _bad_response(worker, qp, nbytes)
         return
     reason = _place(worker, qp, offset, nbytes, data)
     if reason == 0 and qp.stream != 0 and psn + 1 == flight.first + flight.packets:
-        reason = await_moved(worker, qp)
+        reason = await_copies(worker, qp)
     if reason != 0:
         _refuse(worker, qp, reason)
         return
@@ -193,7 +193,7 @@ def _take_atomic(worker: WorkerState, qp: QpRow, data: int, nbytes: int) -> None
         st64(scratch, old)
         reason = _scatter_part(worker, qp, 0, flight.nbytes, scratch)
     if reason == 0 and qp.stream != 0:
-        reason = await_moved(worker, qp)
+        reason = await_copies(worker, qp)
     if reason == 0:
         _advance(worker, qp)
     else:

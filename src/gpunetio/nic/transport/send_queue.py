@@ -5,8 +5,8 @@ from __future__ import annotations
 from ...formats.commands import QpState
 from ...formats.events import EventType
 from ...jit.compile import device_function, engine_function
-from ..queues.doorbells import go_on, poll_doorbell
-from ..queues.events import tell
+from ..queues.doorbells import leave_sqd, poll_doorbell
+from ..queues.events import raise_qp_event
 from ..queues.wqes import flush_next
 from ..state.counters import CounterSet
 from ..state.qp import QpRow
@@ -48,7 +48,7 @@ def end_turn(worker: WorkerState, queue: WorkQueue) -> None:
     qp = QpRow(queue.row)
     if qp.drain and qp.sq_drained == 0 and qp.sq_ci == qp.sq_pi and qp.state == QpState.RTS:  # (IBTA 11.6.3)
         qp.sq_drained = 1
-        tell(worker, QpRow(queue.row), EventType.SQ_DRAINED)
+        raise_qp_event(worker, QpRow(queue.row), EventType.SQ_DRAINED)
     queue.seen = qp.db_seen
     queue.awake = 1 if qp.sq_ci != qp.sq_pi or qp.state == QpState.ERR else 0
 
@@ -59,7 +59,7 @@ def _flush(worker: WorkerState, qp: QpRow) -> int:
     if worker.stream_count != 0 and not is_still(worker, qp):
         return 0
     if qp.drain:
-        go_on(worker, qp)
+        leave_sqd(worker, qp)
     done = flush_receives(worker, qp)
     while qp.sq_ci != qp.sq_pi:
         flush_next(worker, qp)

@@ -18,7 +18,7 @@ from ...formats.packet import (
 from ...jit.compile import device_function, engine_function
 from ...jit.ops import be32, ld16, ld32, ld64, ld8, st16, st32, st64
 from ..queues.completion import stage_payload
-from ..queues.operations import begins, ends, has_imm, header_bytes, is_request, operation_of, receive_cqe_of
+from ..queues.operations import has_imm, header_bytes, is_first, is_last, is_request, receive_cqe_of, wqe_opcode_of
 from ..state.counters import CounterSet
 from ..state.objects import GID_ROW
 from ..state.qp import QpRow
@@ -88,7 +88,7 @@ def take_datagram(
     operation = ld8(bth + BTH.opcode) & OPERATION_MASK
     flags = ld8(bth + BTH.se_m_pad_tver)
     size = nbytes - BTH.size - DETH.size - header_bytes(operation) - (flags >> PAD_SHIFT & 3)
-    whole = is_request(operation, ServiceType.UD) and begins(operation) and ends(operation)
+    whole = is_request(operation, ServiceType.UD) and is_first(operation) and is_last(operation)
     if not whole or size < 0 or size > qp.mtu or worker.payload_bytes != 0:  # nobody lends the payload of a datagram
         counters.rx_malformed += 1
         return
@@ -119,7 +119,7 @@ def take_datagram(
         counters.rx_refused += 1
         return
     head = _sender(worker, wire, packet, header, be32(ld32(deth + DETH.resv_src_qp)) & QPN_MASK)
-    kind, opcode = receive_cqe_of(operation), operation_of(operation)
+    kind, opcode = receive_cqe_of(operation), wqe_opcode_of(operation)
     if complete_receive(worker, qp, kind, total, imm, opcode, flags & SOLICITED, head) != 0:
         counters.rx_refused += 1
         return

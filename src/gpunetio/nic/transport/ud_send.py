@@ -12,11 +12,11 @@ from ...formats.packet import BTH, DETH, FLOW_LABEL_MASK, IMM_DT, OWN_Q_KEY, QPN
 from ...formats.wqe import AV_GRH, AV_SEG, AV_SGID_MASK, AV_SGID_SHIFT, EXTENDED_AV, SEGMENT
 from ...jit.compile import device_function, engine_function
 from ...jit.ops import be16, be32, ld16, ld32, ld64, ld8, st32
-from ..memory.streams import move_now
+from ..memory.streams import copy_and_wait
 from ..queues.local import execute_local
-from ..queues.operations import has_imm, is_local, packet_of
-from ..queues.sent import complete_send
-from ..queues.wqes import NOT_YET, build, check_wqe, in_one_piece, local_failure, read_control, wqe_slot
+from ..queues.operations import has_imm, is_local, packet_opcode_of
+from ..queues.send_completion import complete_send
+from ..queues.wqes import NOT_YET, build_message, check_wqe, in_one_piece, local_failure, read_control, wqe_slot
 from ..state.counters import CounterSet
 from ..state.message import MESSAGE, Message
 from ..state.path import Path, find_path
@@ -77,7 +77,7 @@ def _execute(worker: WorkerState, qp: QpRow, wqe: int, opcode: int, ds: int, ind
     """Send the datagram of a WQE: return _DONE, even if nobody can get it, _WAIT if the wire is full, or -reason."""
     message = Message(worker.message)
     wqe = in_one_piece(qp, message, wqe, index, blocks)
-    reason = build(worker, qp, message, wqe, opcode, ds, index)
+    reason = build_message(worker, qp, message, wqe, opcode, ds, index)
     if reason != 0:
         return -reason
     result = _DONE
@@ -128,7 +128,7 @@ def _aim(worker: WorkerState, message: Message, av: int) -> int:
 def _send(worker: WorkerState, qp: QpRow, message: Message, q_key: int) -> int:
     """Put the message on the wire of its `connection`: return _DONE, _WAIT if the wire is full, or -reason."""
     connection = QpRow(message + MESSAGE.connection)
-    operation = packet_of(message.opcode, True, True)
+    operation = packet_opcode_of(message.opcode, True, True)
     pad = -message.nbytes & 3
     headers = BTH.size + DETH.size + (IMM_DT.size if has_imm(operation) else 0)
     bth = open_packet(worker, connection, 0, headers + message.nbytes + pad)
@@ -146,7 +146,7 @@ def _send(worker: WorkerState, qp: QpRow, message: Message, q_key: int) -> int:
     segment = message + MESSAGE.segments
     for _ in range(message.nsegments):
         part = ld64(segment + 8)
-        reason = move_now(worker, at, ld64(segment), part)
+        reason = copy_and_wait(worker, at, ld64(segment), part)
         if reason != 0:
             return -reason
         at += part

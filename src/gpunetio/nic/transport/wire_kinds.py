@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ...fabric.frames import PIPE, pipe_end_at, publish, recall
-from ...fabric.injector import inject, recall_injected
+from ...fabric.frames import PIPE, PipeEnd, publish, recall
+from ...fabric.injector import FaultInjector, inject, recall_injected
 from ...jit.by_kind import by_kind
 from ...jit.compile import DeviceFunction, device_function, engine_function
 from ...jit.ops import fence_sys, ld64, ld_relaxed64
@@ -111,7 +111,7 @@ def arrivals(qp: QpRow) -> int:
 @device_function
 def has_pipe_in(wire: WireState) -> bool:
     """Return whether somebody else puts what arrives on this wire into a pipe."""
-    return pipe_end_at(wire + WIRE.rx).pipe != 0
+    return PipeEnd(wire + WIRE.rx).pipe != 0
 
 
 @engine_function
@@ -128,8 +128,8 @@ def serve_wires(worker: WorkerState) -> int:
 @device_function
 def is_to_wake(wire: WireState) -> bool:
     """Return whether the other end sleeps, and has not been woken, while frames wait for it."""
-    e = pipe_end_at(wire + WIRE.tx)
-    return wire.wake_fd != 0 and wire.woken != e.position and ld_relaxed64(e.pipe + PIPE.asleep) != 0
+    end = PipeEnd(wire + WIRE.tx)
+    return wire.wake_fd != 0 and wire.woken != end.position and ld_relaxed64(end.pipe + PIPE.asleep) != 0
 
 
 @engine_function
@@ -170,8 +170,8 @@ def recall_sent(qp: QpRow) -> None:
         return
     wire = WireState(qp.wire)
     if wire.faults != 0:
-        recall_injected(wire.faults, link_bytes(qp), qp.remote_qpn, qp.peer_high, qp.peer_low)
-    unsent = _unsent(wire.kind, qp.wire)
+        recall_injected(FaultInjector(wire.faults), link_bytes(qp), qp.remote_qpn, qp.peer_high, qp.peer_low)
+    unsent = PipeEnd(_unsent(wire.kind, qp.wire))
     if unsent != 0:
         recall(unsent, link_bytes(qp), qp.remote_qpn, qp.peer_high, qp.peer_low)
 
@@ -181,8 +181,8 @@ def flush_wires(worker: WorkerState) -> None:
     """Publish what was sent in this turn to the other ends."""
     for i in range(worker.wire_count):
         wire = WireState(ld64(worker.wires + 8 * i))
-        publish(wire + WIRE.tx)
+        publish(PipeEnd(wire + WIRE.tx))
         if wire.faults != 0:
-            inject(wire.faults, worker.now)
+            inject(FaultInjector(wire.faults), worker.now)
         if wire.broken:  # nobody reads the pipe any more: packets sent are lost
-            pipe_end_at(wire + WIRE.tx).seen = pipe_end_at(wire + WIRE.tx).position
+            PipeEnd(wire + WIRE.tx).seen = PipeEnd(wire + WIRE.tx).position

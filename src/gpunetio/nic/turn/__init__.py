@@ -1,1 +1,1 @@
-"""Turns of a worker: what the engine does again and again, on a thread of the CPU or on a GPU."""
+"""Turns of a worker: the iterations of the engine's loop, on a CPU thread or on a GPU."""

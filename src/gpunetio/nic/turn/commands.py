@@ -1,4 +1,4 @@
-"""Commands: what the control path asks the engine to do between two WQEs, on the row that the command names."""
+"""Engine commands: changes to a row that the control path posts, and that the engine executes between two WQEs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ...jit.compile import DeviceFunction, device_function, engine_function
 from ...jit.ops import copy, ld64, st64
 from ..memory.staging import free_slots
 from ..queues.completion import recover_cq, resize_cq
-from ..queues.doorbells import clear_line, go_on
+from ..queues.doorbells import clear_line, leave_sqd
 from ..queues.events import raise_event, scan_arm_records
 from ..state.cq import Channel, CqRow, Event
 from ..state.qp import QP_ROW, QP_SETUP_BYTES, QpRow
@@ -28,11 +28,11 @@ from . import work_queues
 
 
 class EngineCommand(IntEnum):
-    """A command for the engine. `EXECUTE` has a function for each."""
+    """A command for the engine. `EXECUTE` maps each to its function."""
 
     WRITE_ROW = 1  # copy a prepared row into place
     ADD_QP = 2  # the same for a QP, and start serving it
-    MODIFY_QP = 3  # the same for a served QP, if it is still in the state that the interpreter saw
+    MODIFY_QP = 3  # copy the set-up of a served QP, if it is still in the state that the interpreter saw
     RESET_QP = 4  # modify a QP to RST: forget all queue positions
     REMOVE_QP = 5  # stop serving a QP
     RAISE_EVENT = 6  # raise the prepared EVENT on the channel `row`
@@ -43,11 +43,11 @@ class EngineCommand(IntEnum):
     ADD_SQ = 11  # write the row of an SQ, and start serving it
     MODIFY_SQ = 12  # change the state of an SQ, if it is still in the one that the interpreter saw
     REMOVE_SQ = 13  # stop serving an SQ
-    READ_ROW = 14  # copy from where `row` is to where the command has been prepared
+    READ_ROW = 14  # copy `row` to the command's buffer
 
 
 class Result(IntEnum):
-    """How a command ended (`command_result`)."""
+    """The result of a command (`command_result`)."""
 
     DONE = 0
     WRONG_STATE = 1
@@ -67,7 +67,7 @@ def _clear_positions(worker: WorkerState, qp: QpRow) -> None:
 
 @device_function
 def _set_up(qp: QpRow, source: int) -> None:
-    """Copy what a command has prepared for a QP. The QP may have moved since, so who serves it stays."""
+    """Copy a prepared QP row. The QP may have moved to another worker since, so `worker` and `work_queue` stay."""
     worker, queue = qp.worker, qp.work_queue
     copy(qp, source, QP_SETUP_BYTES)
     qp.worker, qp.work_queue = worker, queue
@@ -75,7 +75,7 @@ def _set_up(qp: QpRow, source: int) -> None:
 
 @engine_function
 def _forget(worker: WorkerState, qp: QpRow) -> None:
-    """Forget what a QP that is reset or destroyed has begun."""
+    """Cancel everything that a QP which is reset or destroyed has in progress."""
     forget_pending(worker, qp)
     recall_sent(qp)
     return_shared(qp)
@@ -86,7 +86,7 @@ def _forget(worker: WorkerState, qp: QpRow) -> None:
 
 @engine_function
 def _modify(worker: WorkerState, qp: QpRow, source: QpRow, expected_state: int) -> int:
-    """Copy what a command has prepared for a QP that is served, and begin the state that it says."""
+    """Copy a prepared row to a QP that is served, and enter its new state."""
     if qp.state != expected_state and qp.state != source.state:
         return Result.WRONG_STATE  # the engine has moved the QP to ERR meanwhile
     before, draining, wanted = qp.state, qp.drain, source.drain
@@ -94,7 +94,7 @@ def _modify(worker: WorkerState, qp: QpRow, source: QpRow, expected_state: int) 
     if wanted and not draining:
         qp.late, qp.sq_pi, qp.sq_drained = (qp.sq_pi & PI_MASK) + 1, qp.sq_sent, 0
     if draining and not wanted:
-        go_on(worker, qp)
+        leave_sqd(worker, qp)
     if before != QpState.RTR and qp.state == QpState.RTR:
         qp.expect_psn = qp.rq_psn
         qp.rx_from = arrivals(qp)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from ...formats.doorbell import UAR_CQ_OFFSET, UAR_NO_DBR_OFFSET, UAR_REG_HALF, UAR_REG_OFFSET
 from ...jit.compile import device_function, engine_function
 from ...jit.ops import be64, clock_ns, exchange_gpu64, ld64, ld_acquire64, ld_relaxed64, st_release64
-from ..memory.streams import at_work, serve_streams, start_streams
+from ..memory.streams import copies_in_flight, poll_streams, record_streams
 from ..queues.doorbells import announce, announced
-from ..queues.events import hear_arm_registers, scan_arm_records, serve_arm_register
+from ..queues.events import poll_arm_registers, scan_arm_records, serve_arm_register
 from ..state.counters import COUNTERS
 from ..state.ethernet_queues import SQ_ROW
-from ..state.near import is_in
+from ..state.slice_shared import has_bit
 from ..state.qp import QpRow
 from ..state.work_queue import WorkQueue, entry, has_work
 from ..state.worker import WORKER, WorkerState
@@ -32,14 +32,14 @@ _LCG, _POSITIVE = 6364136223846793005, (1 << 63) - 1
 
 @engine_function
 def serve_command(worker: WorkerState) -> int:
-    """Execute a posted command: return 1, or 0 if there is none or it has to wait.
+    """Execute a posted command. Return 1, or 0 if there is none or it has to wait.
 
-    The command, and the worker, waits until no DMA stream is at work. Then no copy uses what the command takes.
+    The command and the worker wait until no copy of a DMA stream is in flight: it may use what the command removes.
     """
     posted = ld_acquire64(worker + WORKER.command_seq)
     if posted == worker.command_done:
         return 0
-    if worker.stream_count != 0 and at_work(worker):
+    if worker.stream_count != 0 and copies_in_flight(worker):
         worker.holding = 1
         return 0
     worker.holding = 0
@@ -52,7 +52,7 @@ def serve_command(worker: WorkerState) -> int:
 
 
 @device_function
-def named_by(worker: WorkerState, raw: int) -> int:
+def row_of_ring(worker: WorkerState, raw: int) -> int:
     """Return the address of the row of the QP or SQ that a ring names, or 0 if there is none."""
     number = (be64(raw) >> 8) & 0xFFFFFF
     row = qp_row(worker, number)
@@ -63,14 +63,14 @@ def named_by(worker: WorkerState, raw: int) -> int:
 
 @device_function
 def _serve_register(worker: WorkerState, register: int) -> int:
-    """Consume a UAR's own register, and announce its index to the QP or SQ that it names: return 1 if it was rung.
+    """Consume a ring in a register of a UAR, and announce its index to the QP or SQ that it names. Return 1 if rung.
 
     If another worker serves the QP, it finds the index in the QP's doorbell line.
     """
     if ld_relaxed64(register) == 0:
         return 0
     raw = exchange_gpu64(register, 0)
-    qp = QpRow(named_by(worker, raw))
+    qp = QpRow(row_of_ring(worker, raw))
     if qp == 0:
         return 1
     line = qp.doorbell
@@ -83,8 +83,8 @@ def _serve_register(worker: WorkerState, register: int) -> int:
 
 @engine_function
 def serve_registers(worker: WorkerState) -> int:
-    """Serve the registers of every UAR page: return how many had been rung. Only the first worker has pages."""
-    hear_arm_registers(worker)
+    """Serve the registers of every UAR page. Return how many had been rung. Only the first worker has pages."""
+    poll_arm_registers(worker)
     done = 0
     for i in range(ld_relaxed64(worker + WORKER.uar_count)):
         page = ld_relaxed64(worker.uars + 8 * i)
@@ -96,7 +96,7 @@ def serve_registers(worker: WorkerState) -> int:
 
 @device_function
 def is_register_rung(worker: WorkerState) -> int:
-    """Return what is not 0 if a queue was rung in a UAR's own register."""
+    """Return a value other than 0 if a queue was rung in a register of a UAR."""
     rung = 0
     for i in range(ld_relaxed64(worker + WORKER.uar_count)):
         page = ld_relaxed64(worker.uars + 8 * i)
@@ -107,7 +107,7 @@ def is_register_rung(worker: WorkerState) -> int:
 
 @device_function
 def is_arm_register_rung(worker: WorkerState) -> int:
-    """Return what is not 0 if a CQ was armed in a register."""
+    """Return a value other than 0 if a CQ was armed in a register."""
     rung = ld_relaxed64(worker + WORKER.arms_rung) ^ ld_relaxed64(worker + WORKER.arms_seen)
     for i in range(ld_relaxed64(worker + WORKER.uar_count)):
         rung |= ld_relaxed64(ld_relaxed64(worker.uars + 8 * i) + UAR_CQ_OFFSET)
@@ -155,15 +155,15 @@ def _in_flight(worker: WorkerState) -> bool:
 
 @device_function
 def serve_queues(worker: WorkerState, which: int) -> int:
-    """Serve the work queues that have work: return how much was done.
+    """Serve the work queues that have work. Return how much was done.
 
-    `which` is the address of bits (state/near.py) of those that are meant; 0: all.
+    `which` is the address of bits (state/slice_shared.py) that select work queues; 0 selects all.
     """
     done = 0
     at = (worker.served_first >> 33) % max(worker.active_count, 1)
     for _ in range(worker.active_count):
         queue = WorkQueue(entry(worker, at))
-        if (which == 0 or is_in(which, at) != 0) and has_work(queue):
+        if (which == 0 or has_bit(which, at) != 0) and has_work(queue):
             done += work_queues.serve(queue.kind, worker, queue)
         at = at + 1 if at + 1 < worker.active_count else 0
     return done
@@ -177,9 +177,9 @@ def select_first(worker: WorkerState) -> None:
 
 @device_function
 def serve_host(worker: WorkerState) -> int:
-    """Do what the host asks for: execute a command, and serve registers. Return how much.
+    """Serve requests of the host: execute a command, and serve registers. Return how much was done.
 
-    If all else has to wait, return -1 minus that.
+    If everything else has to wait, return -1 minus that.
     """
     done = serve_command(worker)
     if worker.holding != 0 or ld_acquire64(worker + WORKER.hold) != 0 or _paused(worker):
@@ -189,7 +189,7 @@ def serve_host(worker: WorkerState) -> int:
 
 @device_function
 def serve_peers(worker: WorkerState) -> int:
-    """Serve the wires and the work queues: return how much was done."""
+    """Serve the wires and the work queues. Return how much was done."""
     done = 0
     if worker.wire_count != 0:
         done += serve_wires(worker)  # before the timers: an acknowledgement may have arrived
@@ -211,15 +211,15 @@ def read_clock(worker: WorkerState) -> None:
 
 @engine_function
 def step(worker: WorkerState) -> int:
-    """Make one turn: return how much was done."""
+    """Make one turn. Return how much was done."""
     read_clock(worker)
     done = 0
     if worker.stream_count != 0:
-        done = serve_streams(worker)
+        done = poll_streams(worker)
     asked = serve_host(worker)
     if asked < 0:
         return done - 1 - asked
     done += asked + serve_peers(worker)
     if worker.stream_count != 0:
-        start_streams(worker)
+        record_streams(worker)
     return done

@@ -1,4 +1,4 @@
-"""The kinds of work queues, and how the engine serves each. Nothing else in compiled code tells kinds apart."""
+"""The kinds of work queues, and the functions that serve each kind."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..transport import connected, eth_send, send_queue, ud_send
 class Kind(NamedTuple):
     """Functions of a kind of work queue."""
 
-    # (worker, queue): do what was announced, and say in the entry whether work is left. Returns how much
+    # (worker, queue): execute announced WQEs, and set `awake` of the entry if work is left. Returns how much was done
     serve: DeviceFunction
     scan: DeviceFunction  # (worker, qp): look for a doorbell that was missed
     waits: DeviceFunction  # (qp): whether announced work is not complete
@@ -32,7 +32,7 @@ KINDS = {
 
 @by_kind({kind: row.serve for kind, row in KINDS.items()})
 def serve(kind: int, worker: WorkerState, queue: WorkQueue) -> int:
-    """Do what a work queue announced. Return how much was done."""
+    """Execute announced WQEs of a work queue. Return how much was done."""
     ...
 
 

@@ -1,1 +1,1 @@
-"""The wires of a NIC as its control path sees them, one module for each kind."""
+"""The wires of a NIC as the control path sees them, with one module per type."""

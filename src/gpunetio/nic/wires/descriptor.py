@@ -1,4 +1,4 @@
-"""What wires that carry Ethernet frames have in common: the descriptor of frames, the neighbours, and errors."""
+"""The base of wires that carry Ethernet frames: the file descriptor for frames, neighbours, and errors."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ WINDOW = 128
 
 
 class Ethernet(Wire):
-    """An Ethernet with any number of peers, who find the port by ARP and neighbour discovery.
+    """An Ethernet with any number of peers, which find the port by ARP and neighbour discovery.
 
-    `name` is what the port's configuration calls it, `interface` what follows the colon there. `reading` says how the
-    engine reads and writes frames, `send_to` to which socket address, if it must. `offloads`: the kernel takes and
-    gives frames with checksums to be finished and with many segments.
+    `name` is the wire in the port's configuration, `interface` the text after the colon there. `reading` selects how
+    the engine reads and writes frames; `send_to` is the socket address to send to, or empty. `offloads`: the kernel
+    sends and receives frames with partial checksums and with several segments (TSO, GRO).
     """
 
     kind: int = ETHERNET
@@ -52,7 +52,7 @@ class Ethernet(Wire):
 
     @abstractmethod
     def attach(self) -> FileIO | socket:
-        """Open and return what frames go through: a file or a socket that does not block."""
+        """Open and return the non-blocking file or socket that carries the frames."""
 
     def open(self, row: np.ndarray) -> np.ndarray:
         ETHERNET_WIRES.load()
@@ -62,8 +62,8 @@ class Ethernet(Wire):
             port = self._port
             fd = self._end.fileno()
             self._wire = EthernetWire(
-                self.name, fd, self.reading, port.mac, port.gids, self.lost, port.config.promiscuous, self.send_to,
-                self.offloads,
+                self.name, fd, self.reading, port.mac, port.gids, self.on_peer_gone, port.config.promiscuous,
+                self.send_to, self.offloads,
             )
         except BaseException:
             self._end.close()
@@ -86,8 +86,8 @@ class Ethernet(Wire):
             )
         return gid, source
 
-    def egress(self, gid: bytes, source: int, port: int, used: Container[int], settle: Callable[[], None]) -> int:
-        return self._wire.egress(gid, source, port, used, settle)
+    def egress(self, gid: bytes, source: int, port: int, used: Container[int], synchronize: Callable[[], None]) -> int:
+        return self._wire.egress(gid, source, port, used, synchronize)
 
     def mac_of(self, gid: bytes) -> bytes:
         return self._wire.neighbours.resolve(gid)
@@ -99,14 +99,14 @@ class Ethernet(Wire):
     def drained(self) -> bool:
         return not self._wire.record["marked"]
 
-    def lost(self) -> None:
-        """Do what is to be done when the other end has gone away. A thread calls this."""
+    def on_peer_gone(self) -> None:
+        """Handle that the other end has gone away. Called in a thread of the wire."""
         logger.error("%s is gone: the NIC reaches nobody there any more", self.name)
 
     # --- for subclasses --------------------------------------------------------------------------------------------
 
     def check_interface(self) -> None:
-        """Refuse an interface that is down, or whose MTU is smaller than the port's."""
+        """Refuse an interface that is down, or has a smaller MTU than the port."""
         name, wanted = self.interface, self._port.config.mtu
         if not interface.is_up(name):
             raise InvalidValueError(
@@ -118,6 +118,6 @@ class Ethernet(Wire):
                 f"`ip link set {name} mtu {wanted}` changes that, if the others on the link can follow"
             )
 
-    def failed(self, error: OSError, what: str) -> OperatingSystemError:
-        """Return the error for a failed call."""
+    def os_error(self, error: OSError, what: str) -> OperatingSystemError:
+        """Return the error for a failed system call. `what` completes "cannot …"."""
         return OperatingSystemError(error.errno, f"wire {self.name}: cannot {what}: {error.strerror}")

@@ -1,7 +1,7 @@
-"""A wire by Unix datagram sockets: frames as QEMU's `-netdev dgram` has them, to a virtual machine or to another NIC.
+"""A wire over Unix datagram sockets, as in QEMU's `-netdev dgram`, to a virtual machine or to another NIC.
 
-Each end has a path of its own, and sends to the other's. None of them connects: an end that is not there yet, or not
-any more, gets nothing, and is reached as soon as it is back.
+Each end has its own path, and sends to the path of the other end. Neither end connects: frames to an end that does not
+exist are lost, and arrive again as soon as it does.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from ...fabric.ethernet_records import DATAGRAM_SOCKET
 from .descriptor import Ethernet
 from .unix import LONGEST_PATH
 
-_BUFFER = 4 << 20  # bytes, if net.core.wmem_max allows: what one end has sent and the other has not read
+_BUFFER = 4 << 20  # bytes that one end has sent and the other has not read, if net.core.wmem_max allows
 _SOCKADDR_UN = struct.Struct("H108s")  # unix(7)
 
 
 class UnixDatagrams(Ethernet):
-    """The cable between two paths."""
+    """A cable between two socket paths."""
 
     reading: int = DATAGRAM_SOCKET
 
@@ -52,14 +52,14 @@ class UnixDatagrams(Ethernet):
         return sock
 
     def _bind(self, sock: socket.socket) -> None:
-        """Bind to this end's path. What a program that was killed has left there is replaced."""
+        """Bind to this end's path. Replace the socket that a killed program has left there."""
         try:
             if stat.S_ISSOCK(os.lstat(self._here).st_mode) and self._is_left_over():
                 os.unlink(self._here)
         except FileNotFoundError:
             pass
         except OSError as error:
-            raise self.failed(error, f"look at {self._here}") from None
+            raise self.os_error(error, f"look at {self._here}") from None
         try:
             sock.bind(self._here)
         except PermissionError:
@@ -72,10 +72,10 @@ class UnixDatagrams(Ethernet):
                     f"wire {self.name}: {self._here} exists: another program has it, or it is no socket. The first "
                     "path is this end's, the second the other end's"
                 ) from None
-            raise self.failed(error, f"make {self._here}") from None
+            raise self.os_error(error, f"make {self._here}") from None
 
     def _is_left_over(self) -> bool:
-        """Whether nobody reads from the socket at this end's path."""
+        """Return whether the socket at this end's path is stale: no process has it open."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as probe:
             try:
                 probe.connect(self._here)

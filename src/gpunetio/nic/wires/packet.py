@@ -1,7 +1,7 @@
-"""A wire through a network interface of this machine: frames of a packet socket (packet(7)).
+"""A wire through a network interface of this machine, with a packet socket (packet(7)).
 
-The port has a MAC and addresses of its own, so the interface becomes promiscuous while the wire is open. The kernel's
-own frames to the network are not the NIC's: they share the interface, but do not reach each other.
+The port has its own MAC and addresses, so the interface is promiscuous while the wire is open. The NIC and the kernel
+share the interface, but frames from one do not reach the other.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _BUFFER = 4 << 20  # bytes, if net.core.rmem_max allows
 
 
 class PacketSocket(Ethernet):
-    """The Ethernet on which a network interface is."""
+    """The Ethernet that a network interface is attached to."""
 
     reading: int = SOCKET
     offloads: bool = True
@@ -37,7 +37,7 @@ class PacketSocket(Ethernet):
                 f"{interface.RECIPE}"
             ) from None
         except OSError as error:
-            raise self.failed(error, "open a packet socket") from None
+            raise self.os_error(error, "open a packet socket") from None
         try:
             self.check_interface()
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER)
@@ -53,7 +53,7 @@ class PacketSocket(Ethernet):
             sock.setsockopt(SOL_PACKET, _ADD_MEMBERSHIP, membership)
         except OSError as error:
             sock.close()
-            raise self.failed(error, f"use the interface {name}") from None
+            raise self.os_error(error, f"use the interface {name}") from None
         except BaseException:
             sock.close()
             raise

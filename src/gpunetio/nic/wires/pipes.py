@@ -1,4 +1,4 @@
-"""A wire of two pipes in memory, to one NIC of this process or of another process of this host."""
+"""A wire of two pipes in memory, to one NIC of this or another process of this host."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ WINDOW = 128
 
 
 class Pipes(Wire):
-    """This end of two pipes. `release` is called when the wire is closed.
+    """One end of two pipes. `release` is called when the wire is closed.
 
-    `on_lan`: the wire is of the LAN, and may carry Ethernet frames. Then `takes_frames` is the address of the word by
-    which this end says that it takes them.
+    `on_lan`: the wire belongs to the LAN, and may carry Ethernet frames. `takes_frames` is then the address of the word
+    that announces that this end accepts frames.
     """
 
     kind: int = PIPES

@@ -1,4 +1,4 @@
-"""A wire whose other end is a capture file: its packets go into a pipe, and the NIC's answers are counted."""
+"""A wire whose other end is a capture file: a pipe carries its packets to the NIC, and packets back are counted."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import numpy as np
 
 from ...errors import InvalidValueError, TimedOutError
 from ...fabric.frames import (
-    PACKET, PIPE, PIPE_END, commit, consume, frame_at, next_frame, pipe_end, pipe_size, publish, release, reserve,
+    PACKET, PIPE, PIPE_END, Frame, PipeEnd, commit, consume, next_frame, pipe_end, pipe_size, publish, release,
+    reserve,
 )
 from ...fabric.pcap_reader import Packet
 from ...formats.packet import ICRC_SIZE
@@ -27,21 +28,20 @@ from .wire import ANY_PEER, Wire
 
 TIMEOUT = 600.0
 _CAPACITY = 1 << 20
-_LARGEST = 1 << 18  # bytes of a packet and its ICRC: what a record of a capture file can have
-_TOGETHER = 32  # packets that come without a pause before the engine is told and its answers are taken
-PAUSE = 50e-6  # seconds between looks at what the NIC has taken
+_LARGEST = 1 << 18  # bytes of a packet with its ICRC, the largest in a capture file
+_BURST = 32  # packets sent without a pause before the engine is woken and its answers are received
+PAUSE = 50e-6  # seconds between checks for what the NIC has received
 _TAKEN = ("rx_accepted", "rx_frame_delivered")
-LONGEST_SLEEP = 0.01  # seconds between looks at what the NIC has sent
+LONGEST_SLEEP = 0.01  # seconds between checks for what the NIC has sent
 
 
 @engine_function
-def _put(end: int, packet: int, nbytes: int, peer_high: int, peer_low: int, with_icrc: int) -> int:
-    """Put a packet into the pipe, with the ICRC behind it if that is to be checked. Return 1, or 0 if it is full."""
-    frame = reserve(end, nbytes)
+def _write_packet(end: PipeEnd, packet: int, nbytes: int, peer_high: int, peer_low: int, with_icrc: int) -> int:
+    """Write a packet into the pipe, followed by its ICRC if that is to be checked. Return 0 if it is full, else 1."""
+    frame = Frame(reserve(end, nbytes))
     if frame == 0:
         return 0
-    f = frame_at(frame)
-    f.nbytes, f.peer_high, f.peer_low, f.icrc = nbytes, peer_high, peer_low, with_icrc
+    frame.nbytes, frame.peer_high, frame.peer_low, frame.icrc = nbytes, peer_high, peer_low, with_icrc
     copy(frame + PACKET, packet, nbytes + ICRC_SIZE)
     commit(end)
     publish(end)
@@ -49,8 +49,8 @@ def _put(end: int, packet: int, nbytes: int, peer_high: int, peer_low: int, with
 
 
 @engine_function
-def _take(end: int) -> int:
-    """Take all frames out of the pipe. Return how many."""
+def _discard_all(end: PipeEnd) -> int:
+    """Discard all frames in the pipe. Return their number."""
     count = 0
     while next_frame(end) > 0:
         consume(end)
@@ -60,17 +60,17 @@ def _take(end: int) -> int:
 
 
 class Replay(Wire):
-    """Two pipes between the NIC and this process. The packets say from whom they come."""
+    """Two pipes between the NIC and this process. Each packet contains the GID of its sender."""
 
     kind: int = PIPES
     window: int = 128
     peer: Hashable = "replay"
-    takes_own: bool = True  # as they were captured on a card in loopback
+    takes_own: bool = True  # for captures of a card in loopback
     gids: tuple[bytes, bytes]
 
     def __init__(self, port: Port):
         self._infiniband = port.infiniband
-        # On InfiniBand, the peer of a path without GRH has no GID, and packets are not checked for it.
+        # On InfiniBand, a path without GRH has no peer GID, and the sender's GID is not checked.
         self.gids = port.gids[0], port.gids[0] if port.infiniband else ANY_PEER
 
     def open(self, row: np.ndarray) -> np.ndarray:
@@ -82,29 +82,30 @@ class Replay(Wire):
         self._tx, self._rx = (self._memory.address + 2 * pipe + i * PIPE_END.size for i in range(2))
         self._scratch = self._memory.array[2 * pipe + 2 * PIPE_END.size :]
         self._pipe = self._memory.view(PIPE.dtype)[0]
-        _put.compile()  # not while packets have to keep to their times
-        _take.compile()
+        _write_packet.compile()  # now, so that compilation does not delay packets
+        _discard_all.compile()
         row["rx"], row["infiniband"] = np.void(ends[0].tobytes()), self._infiniband
         return ends[1].copy()
 
     def close(self) -> None:
         self._memory.close()
 
-    def put(self, packet: Packet) -> bool:
-        """Put a packet on the wire. Return whether there was room."""
+    def write(self, packet: Packet) -> bool:
+        """Write a packet to the wire. Return False if there is no room."""
         data = packet.data if packet.icrc is None else packet.data + packet.icrc
         self._scratch[: len(data)] = np.frombuffer(data, np.uint8)
         high, low = np.frombuffer(packet.gid, np.int64)
         address = self._scratch.ctypes.data
-        return bool(_put(self._tx, address, len(packet.data), int(high), int(low), int(packet.icrc is not None)))
+        with_icrc = int(packet.icrc is not None)
+        return bool(_write_packet(self._tx, address, len(packet.data), int(high), int(low), with_icrc))
 
-    def take(self) -> int:
-        """Take what the NIC has sent. Return how many packets that was."""
-        return int(_take(self._rx))
+    def discard_received(self) -> int:
+        """Discard the packets that the NIC has sent. Return their number."""
+        return int(_discard_all(self._rx))
 
     @property
     def empty(self) -> bool:
-        """Whether the NIC has taken all packets."""
+        """Whether the NIC has received all packets."""
         return bool(self._pipe["tail"] == self._pipe["head"])
 
 
@@ -113,7 +114,7 @@ make = Replay
 
 @dataclass(frozen=True)
 class Replayed:
-    """What became of packets that were replayed: `packets` in `seconds`, and how much the NIC's counters grew."""
+    """The result of a replay: number of `packets`, `seconds`, and the increases of the NIC's `counters`."""
 
     packets: int
     seconds: float
@@ -121,7 +122,7 @@ class Replayed:
 
     @property
     def accepted(self) -> int:
-        """Packets that a queue pair took, or frames that a receive queue took."""
+        """Packets that queue pairs accepted, or frames that receive queues accepted."""
         return sum(self.counters.get(name, 0) for name in _TAKEN)
 
     @property
@@ -131,13 +132,13 @@ class Replayed:
 
     @property
     def refused(self) -> dict[str, int]:
-        """Packets and frames that no queue took, by the counter that says why."""
+        """Packets and frames that no queue accepted, by the counter of the cause."""
         reasons = ("rx_icrc_encapsulated", *PACKET_FATES, *FRAME_FATES, *STEERED_FATES)
         return {name: self.counters[name] for name in reasons if name not in _TAKEN and name in self.counters}
 
 
 class ReplayingNic(Protocol):
-    """What a replay needs of a software NIC."""
+    """The part of a software NIC that a replay uses."""
 
     name: str
     port: Port
@@ -155,10 +156,10 @@ class ReplayingNic(Protocol):
 
 
 def replay(nic: ReplayingNic, packets: Iterable[Packet], fast: bool = False, timeout: float = TIMEOUT) -> Replayed:
-    """Put packets on the wire of a NIC, whose port must have the wire "replay". Return when the NIC has answered them.
+    """Replay packets on the wire of a NIC, whose port must have the wire "replay". Return when it has answered them.
 
-    Each packet comes as long after the first one as its time stamp says or, if `fast`, as soon as there is room.
-    TimedOutError when that takes, or would take, more than `timeout` seconds.
+    The packets keep the spacing of their timestamps or, if `fast`, follow each other as soon as there is room.
+    TimedOutError if the replay takes, or would take, more than `timeout` seconds.
     """
     wire = nic.wire_to_others()
     if not isinstance(wire, Replay):
@@ -173,52 +174,52 @@ def replay(nic: ReplayingNic, packets: Iterable[Packet], fast: bool = False, tim
         if not fast:
             due = (packet.time_ns - first) / 1e9
             if due > timeout:
-                raise late(f"packet {count}", due, timeout)
+                raise late_error(f"packet {count}", due, timeout)
             _wait(wire, start + due)
-        while not wire.put(packet):
-            _rest(nic, wire, end, count)
-        if not fast or count % _TOGETHER == 0:
+        while not wire.write(packet):
+            _wake_and_pause(nic, wire, end, count)
+        if not fast or count % _BURST == 0:
             nic.engine.doorbell_rung()
-            wire.take()
+            wire.discard_received()
     while not wire.empty:
-        _rest(nic, wire, end, count)
-    nic.engine.settle()
-    wire.take()
-    return Replayed(count, time.monotonic() - start, grown(before, nic.counters))
+        _wake_and_pause(nic, wire, end, count)
+    nic.engine.synchronize()
+    wire.discard_received()
+    return Replayed(count, time.monotonic() - start, increases(before, nic.counters))
 
 
-def grown(before: Mapping[str, int], counters: Mapping[str, int]) -> dict[str, int]:
-    """Return how much counters have grown, those that have."""
+def increases(before: Mapping[str, int], counters: Mapping[str, int]) -> dict[str, int]:
+    """Return the increases of the counters that have changed, by name."""
     after = dict(counters)
     return {name: after[name] - before[name] for name in after if after[name] != before[name]}
 
 
 def _wait(wire: Replay, due: float) -> None:
-    """Wait until a packet is due. Take what the NIC sends meanwhile."""
+    """Wait until a packet is due, and discard the packets that the NIC sends meanwhile."""
     while (left := due - time.monotonic()) > 0:
         time.sleep(min(left, LONGEST_SLEEP))
-        wire.take()
+        wire.discard_received()
 
 
-def _rest(nic: ReplayingNic, wire: Replay, end: float, count: int) -> None:
-    """Give the NIC time to take what is on the wire."""
+def _wake_and_pause(nic: ReplayingNic, wire: Replay, end: float, count: int) -> None:
+    """Wake the NIC and pause, so that it receives packets from the wire. TimedOutError after `end`."""
     if time.monotonic() > end:
-        raise stuck(nic, f"packet {count}")
-    wire.take()
+        raise stuck_error(nic, f"packet {count}")
+    wire.discard_received()
     nic.engine.doorbell_rung()
     time.sleep(PAUSE)
 
 
-def late(what: str, due: float, timeout: float) -> TimedOutError:
-    """Return the error for something in a capture that is due after the end."""
+def late_error(what: str, due: float, timeout: float) -> TimedOutError:
+    """Return the error for a packet or frame of a capture that is due after the timeout."""
     return TimedOutError(
         f"{what} of the capture is due {due:g} s after the first, but the timeout is {timeout:g} s: allow more time, "
         "or replay as fast as possible"
     )
 
 
-def stuck(nic: ReplayingNic, what: str) -> TimedOutError:
-    """Return the error for something in a capture that is still on the wire at the end."""
+def stuck_error(nic: ReplayingNic, what: str) -> TimedOutError:
+    """Return the error for a packet or frame of a capture that the NIC has not received in time."""
     return TimedOutError(
         f"{nic.name} has not taken {what} of the capture in time: it is paused, or starved of CPU time"
     )

@@ -20,7 +20,7 @@ _TUN_F_CSUM, _TUN_F_TSO4, _TUN_F_TSO6, _TUN_F_TSO_ECN = 1, 2, 4, 8
 
 
 class Tap(Ethernet):
-    """The Ethernet of which a TAP device is the kernel's end. A device that is made for the wire vanishes with it."""
+    """An Ethernet to the kernel through a TAP device. A device that the wire has created vanishes with the wire."""
 
     reading: int = FILE
     offloads: bool = True
@@ -29,7 +29,7 @@ class Tap(Ethernet):
         device = self._open()
         try:
             existed = interface.exists(self.interface)
-            self._take(device)
+            self._attach_device(device)
             if not existed:
                 self._set_up()
             self.check_interface()
@@ -52,11 +52,11 @@ class Tap(Ethernet):
                 "user (`chmod 0666`, as udev's default), and be where you have CAP_NET_ADMIN: " + interface.RECIPE
             ) from None
         except OSError as error:
-            raise self.failed(error, f"open {_DEVICE}") from None
+            raise self.os_error(error, f"open {_DEVICE}") from None
         return io.FileIO(fd, "r+b")
 
-    def _take(self, device: io.FileIO) -> None:
-        """Make the device, or take the one that exists."""
+    def _attach_device(self, device: io.FileIO) -> None:
+        """Attach to the TAP device with this name, and create the device if it does not exist."""
         name = self.interface
         flags = _IFF_TAP | _IFF_NO_PI | _IFF_VNET_HDR
         try:
@@ -79,16 +79,16 @@ class Tap(Ethernet):
                     f"wire {self.name}: {name} exists, and is no TAP device, or has several queues: choose another "
                     f'name, or "packet:{name}" to use the interface as it is'
                 ) from None
-            raise self.failed(error, f"make the TAP device {name}") from None
+            raise self.os_error(error, f"make the TAP device {name}") from None
 
     def _set_up(self) -> None:
-        """Set up the kernel's end of a device that was made."""
+        """Set the MTU of a created device's interface, and set the interface up."""
         try:
             if self._port.config.mtu:
                 interface.set_mtu(self.interface, self._port.config.mtu)
             interface.set_up(self.interface)
         except OSError as error:
-            raise self.failed(error, f"set up the TAP device {self.interface}") from None
+            raise self.os_error(error, f"set up the TAP device {self.interface}") from None
 
 
 make = Tap

@@ -1,4 +1,4 @@
-"""The UDP wire of a port, to all peers that it reaches by no other wire."""
+"""The UDP wire of a port, to all peers that the port reaches over no other wire."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from ..engine.port import Port, address_of, gid_of
 from ..transport.wire_kinds import UDP
 from .wire import ANY_PEER, Wire
 
-WINDOW = 128  # half a megabyte at the largest MTU, which fits into socket buffers
+WINDOW = 128  # packets: half a megabyte at the largest MTU, which fits into socket buffers
 PIPE = 1 << 20
 
 
 class Udp(Wire):
-    """The sockets of a port's addresses (fabric/udp.py). They open with the wire, when it is first needed."""
+    """The UDP sockets of a port's addresses (fabric/udp.py). They are opened with the wire, on first use."""
 
     kind: int = UDP
     window: int = WINDOW
@@ -52,7 +52,7 @@ class Udp(Wire):
         self._memory.close()
 
     def path(self, gid: bytes, source: int) -> tuple[bytes, int]:
-        """Return the GIDs of the addresses that link-local GIDs stand for."""
+        """Replace link-local GIDs by the GIDs of the addresses that they stand for."""
         port = self._port
         here, there = port.source_address(source), address_of(gid)
         if here.version != there.version:
@@ -67,8 +67,8 @@ class Udp(Wire):
             )
         return gid_of(there), 0 if port.is_link_local(source) else source
 
-    def egress(self, gid: bytes, source: int, port: int, used: Container[int], settle: Callable[[], None]) -> int:
-        return source if port == 0 else self._wire.egress(source, port, used, settle)
+    def egress(self, gid: bytes, source: int, port: int, used: Container[int], synchronize: Callable[[], None]) -> int:
+        return source if port == 0 else self._wire.egress(source, port, used, synchronize)
 
     @property
     def drained(self) -> bool:

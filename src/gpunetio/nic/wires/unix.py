@@ -1,7 +1,7 @@
-"""A wire by a Unix stream socket: frames as QEMU's `-netdev stream` has them, to a virtual machine or to another NIC.
+"""A wire over a Unix stream socket, as in QEMU's `-netdev stream`, to a virtual machine or to another NIC.
 
-The end that comes first listens at the path, and the other one connects. If the other end goes away, the one that
-listens waits for the next.
+The first end listens at the path, and the second connects. If the connected end goes away, the listening end waits for
+another.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from ...fabric.ethernet_records import STREAM
 from ...service import ServiceThread
 from .descriptor import Ethernet, logger
 
-PATIENCE = 1.0  # seconds that the other end has to take a connection
+PATIENCE = 1.0  # seconds that the other end has to accept a connection
 _RETRY = 0.02  # seconds
-_REFUSAL = 0.1  # seconds in which an end that listens, and has a peer already, closes a connection
+_REFUSAL = 0.1  # seconds within which a listening end that already has a peer closes a new connection
 LONGEST_PATH = 107  # bytes (unix(7))
 
 
 class UnixStream(Ethernet):
-    """The cable to the other end of a socket."""
+    """A cable to the other end of a Unix stream socket."""
 
     reading: int = STREAM
 
     def attach(self) -> socket.socket:
         self._listener: socket.socket | None = None
         self._listens = False
-        self._free = threading.Event()  # nobody is at the other end
+        self._free = threading.Event()  # set while no peer is connected
         path, end = self.interface, time.monotonic() + PATIENCE
         if len(os.fsencode(path)) > LONGEST_PATH:
             raise InvalidValueError(f"wire {self.name}: the path of a socket has at most {LONGEST_PATH} bytes")
@@ -47,10 +47,10 @@ class UnixStream(Ethernet):
                     raise InvalidValueError(f"wire {self.name}: {path} exists, and is no socket: choose another path")
             except FileNotFoundError:
                 if self._listen(path):
-                    return socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)  # in the place of the other end
+                    return socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)  # a placeholder until a peer connects
                 continue
             except OSError as error:
-                raise self.failed(error, f"look at {path}") from None
+                raise self.os_error(error, f"look at {path}") from None
             sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             try:
                 if (why := self._connect(sock, path)) is None:
@@ -64,7 +64,7 @@ class UnixStream(Ethernet):
             time.sleep(_RETRY)
 
     def _connect(self, sock: socket.socket, path: str) -> DocaError | None:
-        """Connect to the end that listens. Return None, or why that may be possible a little later."""
+        """Connect to the listening end. Return None, or the error if a retry may succeed."""
         sock.setblocking(False)
         try:
             sock.connect(path)
@@ -83,7 +83,7 @@ class UnixStream(Ethernet):
                 raise InvalidValueError(
                     f"wire {self.name}: {path} is a socket for datagrams; a stream is needed (`-netdev stream`)"
                 ) from None
-            raise self.failed(error, f"connect to {path}") from None
+            raise self.os_error(error, f"connect to {path}") from None
         if select.select([sock], [], [], _REFUSAL)[0]:
             with contextlib.suppress(BlockingIOError):
                 if not sock.recv(1, socket.MSG_PEEK):
@@ -94,7 +94,7 @@ class UnixStream(Ethernet):
         return None
 
     def _listen(self, path: str) -> bool:
-        """Listen at the path. Return False if somebody else does so since a moment ago."""
+        """Listen at the path. Return False if another process has just begun to listen there."""
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             listener.bind(path)
@@ -103,7 +103,7 @@ class UnixStream(Ethernet):
             listener.close()
             if error.errno == errno.EADDRINUSE:
                 return False
-            raise self.failed(error, f"listen at {path}") from None
+            raise self.os_error(error, f"listen at {path}") from None
         close_after_fork(listener)
         self._listener, self._listens = listener, True
         return True
@@ -112,7 +112,7 @@ class UnixStream(Ethernet):
         try:
             tx = super().open(row)
         except BaseException:
-            self._hang_up()
+            self._stop_listening()
             raise
         if self._listener is not None:
             self._wire.record["gone"] = 1
@@ -127,7 +127,7 @@ class UnixStream(Ethernet):
         return tx
 
     def _accept(self) -> None:
-        """Take a peer whenever there is none."""
+        """Accept connections: keep one as the peer while there is none, and close all others."""
         assert self._listener is not None
         while self._stopped not in select.select([self._listener, self._stopped], [], [])[0]:
             connection, _ = self._listener.accept()
@@ -136,9 +136,9 @@ class UnixStream(Ethernet):
                     self._free.clear()
                     self._wire.plug(connection.fileno())
 
-    def lost(self) -> None:
+    def on_peer_gone(self) -> None:
         if not self._listens:
-            super().lost()
+            super().on_peer_gone()
             return
         logger.info("%s: the other end is gone; the NIC waits for another", self.name)
         self._free.set()
@@ -148,11 +148,11 @@ class UnixStream(Ethernet):
             self._stop.close()
             self._thread.join()
             self._stopped.close()
-        self._hang_up()
+        self._stop_listening()
         super().close()
 
-    def _hang_up(self) -> None:
-        """Listen no more."""
+    def _stop_listening(self) -> None:
+        """Stop listening, and remove the path."""
         if self._listener is not None:
             self._listener.close()
             self._listener = None

@@ -1,4 +1,4 @@
-"""The interface of a wire to the NIC's control path. How the engine moves its packets: transport/wire_kinds.py."""
+"""The interface of a wire to the NIC's control path. transport/wire_kinds.py moves the packets, in the engine."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ ANY_PEER = bytes(16)
 class Wire(ABC):
     """A wire of a NIC, from `open` to `close`.
 
-    `kind` says how the engine serves the wire. `window` limits the packets that a QP has in flight. `peer` is who is at
-    the other end. `gids` are this end's and the peer's; the latter is ANY_PEER if the wire leads to any number of
-    peers. `adds_icrc`: packets get their ICRC from the wire, so a fault injector must not add one. `whole_frames`:
-    captures show the frames on the wire, with all their headers. `takes_own`: packets from the NIC to itself also come
-    over the wire.
+    `kind` selects how the engine serves the wire (transport/wire_kinds.py). `window` limits a QP's packets in flight.
+    `peer` identifies the other end. `gids` are the GIDs of this end and of the peer; the latter is ANY_PEER if the wire
+    has any number of peers. `adds_icrc`: the wire adds the ICRC to packets, so a fault injector must not.
+    `whole_frames`: captures contain the frames on the wire with all headers. `takes_own`: packets from the NIC to
+    itself also use the wire.
 
     `events` are descriptors of notifiers (fabric/notifier.py) that wake the engine; `sockets` wake it when they are
-    readable. `notify_fd` wakes the engine at the other end; 0 if none sleeps there.
+    readable. `notify_fd` wakes the engine at the other end; 0 if no engine sleeps there.
 
-    `address` is that of the wire's WIRE row, once the NIC has taken the wire in. `dead`: the peer is gone.
+    `address` is the address of the wire's WIRE row, once the NIC has added the wire. `dead`: the peer is gone.
     """
 
     kind: int
@@ -45,17 +45,17 @@ class Wire(ABC):
 
     @abstractmethod
     def open(self, row: np.ndarray) -> np.ndarray:
-        """Open what the wire leads to, and add to its WIRE `row` what this kind needs.
+        """Open the wire, and set the fields of its WIRE `row` that are specific to its type.
 
-        Return the end of the pipe that takes outgoing frames.
+        Return the end of the pipe for outgoing frames.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Release everything. The engine must not know the wire any more."""
+        """Close the wire and free its memory. The engine must no longer use the wire."""
 
     def row(self) -> np.ndarray:
-        """Return the fields of the WIRE row that all kinds have."""
+        """Return a WIRE row with the fields that all types of wires have."""
         row = np.zeros((), WIRE.dtype)
         row["kind"], row["window"], row["wake_fd"] = self.kind, self.window, self.notify_fd
         row["whole_frames"] = self.whole_frames
@@ -64,28 +64,28 @@ class Wire(ABC):
         return row
 
     def path(self, gid: bytes, source: int) -> tuple[bytes, int]:
-        """Return the peer's GID and the index of this end's, as frames name them. InvalidValueError if there is no way.
+        """Return the peer's GID and this end's GID index as used in frames. InvalidValueError if there is no route.
 
-        QPs may use GIDs that stand for other addresses.
+        They differ from the arguments if these stand for other addresses, as link-local GIDs do.
         """
         return gid, source
 
-    def egress(self, gid: bytes, source: int, port: int, used: Container[int], settle: Callable[[], None]) -> int:
-        """Return the `source` of a QP's frames to `gid` that leave from GID index `source` and UDP port `port`.
+    def egress(self, gid: bytes, source: int, port: int, used: Container[int], synchronize: Callable[[], None]) -> int:
+        """Return the egress of a QP's frames to `gid`, which leave from GID index `source` and UDP port `port`.
 
-        Port 0 is any. `used` are the sources of the other QPs. `settle` returns when the engine has ended its turn.
+        Port 0 means any. `used` contains the egresses of the other QPs. `synchronize` is `Engine.synchronize`.
         """
         return source
 
     def mac_of(self, gid: bytes) -> bytes:
-        """Return the MAC of the peer with this GID: on wires without Ethernet, the one that its address gives it."""
+        """Return the MAC of the peer with this GID. On wires without Ethernet, derive it from the address."""
         return mac_of(address_of(gid))
 
     def seek_mac(self, gid: bytes) -> bool:
-        """Return whether `mac_of` would not wait, and have the neighbour asked if it would."""
+        """Return whether the neighbour's MAC is known. If not, start to resolve it (`mac_of` would wait)."""
         return True
 
     @property
     def drained(self) -> bool:
-        """Whether the engine has taken what arrived before a QP asked for the position of arrivals."""
+        """Whether the engine has received everything that arrived before a QP requested the position of arrivals."""
         return True

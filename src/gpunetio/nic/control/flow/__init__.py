@@ -1,1 +1,1 @@
-"""Flow tables: their groups, entries, counters, and how rules become lookups of the engine."""
+"""Flow tables with their groups, entries and counters, and the hash tables in which the engine looks rules up."""

@@ -21,16 +21,17 @@ _BULKS = 0xFF  # flow_counter_bulk_alloc: up to 16384 counters at once
 
 
 class FlowCounters(MailboxObjects):
-    """The flow counters of a NIC. Some come in bulks, with numbers that follow each other, and go together.
+    """The flow counters of a NIC. Counters of a bulk have consecutive numbers, and are deallocated together.
 
-    Only the engine writes counts while an entry may use a counter. What a query clears is subtracted later.
+    While an entry may use a counter, only the engine writes its counts. Therefore a query that clears a counter only
+    remembers the counts, and later queries subtract them.
     """
 
     def __init__(self, hardware: Hardware):
         table = Table("flow counter", FLOW_COUNTER, 1 << LOG_MAX_COUNTERS, shared=False)
         super().__init__(table, CommandSyndrome.NO_SUCH_FLOW_COUNTER)
         self._hardware = hardware
-        self._bulks: dict[int, int] = {}  # first number → how many
+        self._bulks: dict[int, int] = {}  # first number → number of counters
         self._cleared: dict[int, tuple[int, int]] = {}  # number → packets and octets at the time of the last clear
 
     def commands(self) -> Iterable[Command]:
@@ -66,7 +67,7 @@ class FlowCounters(MailboxObjects):
         return bytes(flow.ALLOC_FLOW_COUNTER_OUT.pack(flow_counter_id=first))
 
     def _free_run(self, count: int) -> int:
-        """Return the first of so many free numbers that follow each other."""
+        """Return the first of `count` consecutive free numbers. CommandError if there are not so many."""
         taken = np.flatnonzero(self.table.rows["counter_id"][1:]) + 1
         edges = np.concatenate(([0], taken, [self.table.mask + 1]))
         gaps = np.flatnonzero(np.diff(edges) > count)
@@ -95,7 +96,7 @@ class FlowCounters(MailboxObjects):
         return DONE
 
     def read(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return the numbers of counters, and their packets and octets, as QUERY_FLOW_COUNTER does."""
+        """Return the numbers of counters, and their packets and octets as QUERY_FLOW_COUNTER reports them."""
         rows = self.table.rows[numbers]
         cleared = np.array([self._cleared.get(number, (0, 0)) for number in numbers.tolist()], np.int64).reshape(-1, 2)
         return rows["counter_id"], rows["packets"] - cleared[:, 0], rows["octets"] - cleared[:, 1]

@@ -21,7 +21,7 @@ from .match import PARAM_BYTES, check_value, words_of
 from .rules import Decision
 from .tables import FlowTable, FlowTables
 
-# As plain ints, which are compared much faster than flags.
+# Plain ints, because comparing them is much faster than comparing flags.
 _DROP, _FWD_DEST = int(FlowAction.DROP), int(FlowAction.FWD_DEST)
 _SUPPORTED = int(FlowAction.DROP | FlowAction.FWD_DEST | FlowAction.COUNT)
 _MODIFIABLE = int(EntryModify.ACTION | EntryModify.FLOW_TAG | EntryModify.DEST_LIST | EntryModify.COUNTERS)
@@ -32,8 +32,8 @@ _ITEM = DEST_FORMAT.size  # as long as a FLOW_COUNTER_LIST
 
 
 @dataclass(frozen=True)
-class _Wish:
-    """What a mailbox wants an entry to do."""
+class _FlowContext:
+    """What an entry does, as set by the flow_context of a mailbox."""
 
     action: int
     tag: int
@@ -44,11 +44,11 @@ class _Wish:
 
 @dataclass
 class _Entry:
-    """An entry: its group, its value, what it does, and the objects that it uses, with their numbers."""
+    """An entry: its group, its match value, what it does, and the objects that it uses."""
 
     group: int
     value: bytes
-    wish: _Wish
+    context: _FlowContext
     uses: Uses
 
 
@@ -85,11 +85,11 @@ class FlowEntries(Handlers):
             )
         value = bytes(mailbox[_VALUE : _VALUE + PARAM_BYTES])
         check_value(value, group.criteria)
-        wish = _wish(mailbox)
-        decision, uses = self._decide(table, wish)
+        context = _read_context(mailbox)
+        decision, uses = self._decide(table, context)
         table.rules.add(index, group.words, words_of(value), decision)
         group.entries += 1
-        self._known[table.number, index] = _Entry(group.number, value, wish, uses)
+        self._known[table.number, index] = _Entry(group.number, value, context, uses)
         uses.hold(_name(table, index))
         return DONE
 
@@ -102,32 +102,32 @@ class FlowEntries(Handlers):
                 Status.BAD_PARAM, CommandSyndrome.FLOW_ACTION,
                 f"modify_enable_mask {changes:#x}: it has ACTION (1), FLOW_TAG (2), DEST_LIST (4) and COUNTERS (8)",
             )
-        new, wish = _wish(mailbox), entry.wish
+        new, context = _read_context(mailbox), entry.context
         if changes & EntryModify.ACTION:
-            wish = replace(wish, action=new.action)
+            context = replace(context, action=new.action)
         if changes & EntryModify.FLOW_TAG:
-            wish = replace(wish, tag=new.tag)
+            context = replace(context, tag=new.tag)
         if changes & EntryModify.DEST_LIST:
-            wish = replace(wish, destinations=new.destinations, ignore_level=new.ignore_level)
+            context = replace(context, destinations=new.destinations, ignore_level=new.ignore_level)
         if changes & EntryModify.COUNTERS:
-            wish = replace(wish, counters=new.counters)
-        decision, uses = self._decide(table, wish)
+            context = replace(context, counters=new.counters)
+        decision, uses = self._decide(table, context)
         table.rules.change(index, decision)
-        before, entry.uses, entry.wish = entry.uses, uses, wish
+        before, entry.uses, entry.context = entry.uses, uses, context
         uses.hold(_name(table, index))
         before.release(_name(table, index))
         return DONE
 
     def _query(self, mailbox: bytes) -> bytes:
         _, _, entry = self._in_mailbox(flow.QUERY_FLOW_TABLE_ENTRY_IN, mailbox)
-        wish = entry.wish
+        context = entry.context
         out = flow.QUERY_FLOW_TABLE_ENTRY_OUT.pack(
             flow_context={
-                "group_id": entry.group, "flow_tag": wish.tag, "action": wish.action,
-                "destination_list_size": len(wish.destinations) // _ITEM,
-                "flow_counter_list_size": len(wish.counters) // _ITEM,
+                "group_id": entry.group, "flow_tag": context.tag, "action": context.action,
+                "destination_list_size": len(context.destinations) // _ITEM,
+                "flow_counter_list_size": len(context.counters) // _ITEM,
             },
-            list=wish.destinations + wish.counters,
+            list=context.destinations + context.counters,
         )
         out[_VALUE : _VALUE + PARAM_BYTES] = entry.value
         return bytes(out)
@@ -148,11 +148,11 @@ class FlowEntries(Handlers):
             )
         return table, index, self._known[table.number, index]
 
-    # --- what an entry does ----------------------------------------------------------------------------------------
+    # --- the action of an entry ------------------------------------------------------------------------------------
 
-    def _decide(self, table: FlowTable, wish: _Wish) -> tuple[Decision, Uses]:
-        """Return the decision of an entry, and the objects that it uses. CommandError if it makes no sense."""
-        action = wish.action
+    def _decide(self, table: FlowTable, context: _FlowContext) -> tuple[Decision, Uses]:
+        """Check an entry's action. Return its decision, and the objects that it uses. CommandError if it is invalid."""
+        action = context.action
         if others := action & ~_SUPPORTED:
             raise CommandError(
                 Status.BAD_PARAM, CommandSyndrome.FLOW_ACTION,
@@ -165,8 +165,8 @@ class FlowEntries(Handlers):
             )
         uses, counter = Uses(), 0
         for name, bit, items in (
-            ("flow_counter_list_size", FlowAction.COUNT, wish.counters),
-            ("destination_list_size", FlowAction.FWD_DEST, wish.destinations),
+            ("flow_counter_list_size", FlowAction.COUNT, context.counters),
+            ("destination_list_size", FlowAction.FWD_DEST, context.destinations),
         ):
             expected = 1 if action & int(bit) else 0
             if len(items) != expected * _ITEM:
@@ -175,20 +175,20 @@ class FlowEntries(Handlers):
                     f"{name} {len(items) // _ITEM}: action {action:#x}, which {'has' if expected else 'lacks'} "
                     f"{bit.name} ({int(bit)}), takes {expected}",
                 )
-        if wish.counters:
-            number = FLOW_COUNTER_LIST.get(wish.counters, "flow_counter_id")
+        if context.counters:
+            number = FLOW_COUNTER_LIST.get(context.counters, "flow_counter_id")
             counter = self._counters.need(number)
             uses.named.append((self._counters, number))
         if action & _DROP:
-            return Decision(Fate.DROP, 0, counter, wish.tag), uses
-        fate, target, use = self._destination(table, DEST_FORMAT.unpack(wish.destinations), wish.ignore_level)
+            return Decision(Fate.DROP, 0, counter, context.tag), uses
+        fate, target, use = self._destination(table, DEST_FORMAT.unpack(context.destinations), context.ignore_level)
         uses.named.append(use)
-        return Decision(fate, target, counter, wish.tag), uses
+        return Decision(fate, target, counter, context.tag), uses
 
     def _destination(
         self, table: FlowTable, destination: Fields, ignore_level: int
     ) -> tuple[Fate, int, tuple[MailboxObjects, int]]:
-        """Return fate and target of an entry that forwards, and the object that it forwards to."""
+        """Return the fate and target of an entry that forwards, and the object that it forwards to."""
         kind, number = destination["destination_type"], destination["destination_id"]
         if destination["vhca_id_valid"] or destination["packet_reformat"]:
             raise CommandError(
@@ -201,7 +201,7 @@ class FlowEntries(Handlers):
             if ignore_level:
                 self._tables.need(number)
             else:
-                self._tables.after(table.level, number, "destination_id")
+                self._tables.need_next(table.level, number, "destination_id")
             return Fate.JUMP, self._tables.table.row_address(number), (self._tables, number)
         name = DestinationType(kind).name if kind in list(DestinationType) else "unknown"
         raise CommandError(
@@ -214,8 +214,8 @@ def _name(table: FlowTable, index: int) -> str:
     return f"entry {index} of {table.name}"
 
 
-def _wish(mailbox: bytes) -> _Wish:
-    """Return what a mailbox wants an entry to do. CommandError if its lists do not fit."""
+def _read_context(mailbox: bytes) -> _FlowContext:
+    """Read what an entry does from the flow_context of a mailbox. CommandError if the mailbox lacks its lists."""
     get = flow.SET_FLOW_TABLE_ENTRY_IN.get
     if get(mailbox, "flow_context.extended_destination"):
         raise CommandError(
@@ -231,7 +231,7 @@ def _wish(mailbox: bytes) -> _Wish:
             f"destination_list_size {destinations}, flow_counter_list_size {counters}: the input takes {end} bytes and "
             f"has {len(mailbox)}",
         )
-    return _Wish(
+    return _FlowContext(
         get(mailbox, "flow_context.action"), get(mailbox, "flow_context.flow_tag"), bytes(mailbox[_LIST:middle]),
         bytes(mailbox[middle:end]), get(mailbox, "ignore_flow_level"),
     )

@@ -18,7 +18,7 @@ _CRITERIA = flow.CREATE_FLOW_GROUP_IN.offset("match_criteria")
 
 
 class FlowGroups(Handlers):
-    """The groups of all flow tables. Each table numbers its own."""
+    """The groups of all flow tables. Each table numbers its groups separately."""
 
     def __init__(self, tables: FlowTables):
         self._tables = tables
@@ -33,7 +33,7 @@ class FlowGroups(Handlers):
 
     @staticmethod
     def of(table: FlowTable, number: int) -> FlowGroup:
-        """Return a group of a table. CommandError if there is none with this number."""
+        """Return a group of a table by number. CommandError if the table has no such group."""
         if number not in table.groups:
             raise CommandError(
                 Status.BAD_RESOURCE, CommandSyndrome.NO_SUCH_FLOW_GROUP, f"{table.name} has no group {number:#x}"
@@ -85,7 +85,7 @@ class FlowGroups(Handlers):
 
 
 def _check_range(table: FlowTable, start: int, end: int) -> None:
-    """Refuse indices outside the table, and those of other groups."""
+    """Refuse indices that are outside the table or belong to other groups."""
     if not start <= end < 1 << table.log:
         raise CommandError(
             Status.BAD_INDEX, CommandSyndrome.FLOW_GROUP,

@@ -1,4 +1,4 @@
-"""Match parameters of flow groups and entries: what the engine can compare, and the words in which it does."""
+"""Match parameters of flow groups and entries: the fields that the engine can compare, and their words."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..syndromes import CommandError, CommandSyndrome
 
 PARAM_BYTES = FTE_MATCH_PARAM.size
 
-# Fields that the engine compares, and the capability that announces each. Those without one go with another field.
+# The fields that the engine compares, and the capability that announces each. None: another field's announces it.
 _OUTER = {
     "dmac_47_16": "outer_dmac", "dmac_15_0": None, "smac_47_16": "outer_smac", "smac_15_0": None,
     "ethertype": "outer_ether_type", "first_prio": "outer_first_prio", "first_cfi": "outer_first_cfi",
@@ -39,7 +39,7 @@ FIELD_SUPPORT: dict[str, int] = {name: 1 for _, fields in _PARTS.values() for na
 
 
 def _leaves(struct: BitStruct, at: int = 0, prefix: str = "") -> Iterator[tuple[str, int, int]]:
-    """Yield dotted name, first bit and width of each field that is no structure."""
+    """Yield the dotted name, first bit and width of each field that is not a structure."""
     for field in struct.fields.values():
         if field.struct:
             yield from _leaves(field.struct, at + field.offset, f"{prefix}{field.name}.")
@@ -69,7 +69,7 @@ def _name_of(bits: int) -> str:
 
 
 def check_criteria(enable: int, criteria: bytes) -> None:
-    """Refuse the mask of a group if it has bits that are not compared."""
+    """Refuse the mask of a group if it has bits that the engine cannot compare."""
     if unknown := enable & ~sum(_PARTS):
         raise CommandError(
             Status.BAD_PARAM, CommandSyndrome.FLOW_MATCH,
@@ -101,5 +101,5 @@ def check_value(value: bytes, criteria: bytes) -> None:
 
 
 def words_of(param: bytes) -> np.ndarray:
-    """Return what the engine compares of match parameters, as words."""
+    """Return the parts of match parameters that the engine compares, as 64-bit words."""
     return np.frombuffer(b"".join(param[first : first + size] for first, size in MATCHED), np.int64)

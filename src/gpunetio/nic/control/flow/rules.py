@@ -1,7 +1,8 @@
-"""The entries of one flow table in the engine's memory: a row for each, and a hash table for each mask.
+"""The entries of a flow table in the engine's memory: one row per entry, and one hash table per mask.
 
-What the engine does not reach yet is prepared in place. What makes it reachable, or changes it, is one row that the
-engine puts in place between two turns. So the engine never sees half an entry, and what it no longer reaches is free.
+Memory that the engine cannot reach yet is written directly. A change that makes it reachable, or modifies reachable
+memory, is a single row that the engine writes between two turns. Thus the engine never sees a partial entry, and memory
+that it can no longer reach may be freed.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ from ...steering.hashing import START, mix
 from ...turn.commands import EngineCommand
 from ..syndromes import CommandError, CommandSyndrome
 
-_FEWEST_MASKS = 4  # of a table whose lookups are remembered: with fewer, a search costs about as much
+_FEWEST_MASKS = 4  # from which lookups in a table are cached: with fewer masks, a search costs about as much
 _FEWEST_SLOTS = 16
 
 
 @dataclass(frozen=True)
 class Decision:
-    """What an entry does with a packet: its fate, where that leads, the counter's address, and the flow tag."""
+    """What an entry does with a packet: the fate and its target, the counter's address, and the flow tag."""
 
     fate: Fate
     target: int = 0
@@ -38,7 +39,7 @@ class Decision:
 
 
 def hash_of(values: np.ndarray) -> np.ndarray:
-    """Return the hash of each row of words, all of which are compared."""
+    """Return the hash of each row of words. All words must be compared words."""
     hashes = np.full(len(values), START, np.int64)
     for column in values.T:
         hashes = mix.py_func(hashes, column)
@@ -47,49 +48,49 @@ def hash_of(values: np.ndarray) -> np.ndarray:
 
 @dataclass
 class _Mask:
-    """A mask, its hash table, and who has it."""
+    """A mask, its hash table, and the groups and entries that have the mask."""
 
     address: int  # of the FLOW_MASK
-    compared: list[int]  # numbers of the words with bits that are compared
+    compared: list[int]  # numbers of the words in which bits are compared
     slots: HostMemory
     table: np.ndarray  # the slots
     starts: list[int] = field(default_factory=list)  # first indices of the groups, in order
     entries: dict[bytes, list[int]] = field(default_factory=dict)  # value → indices, in order
-    taken: int = 0  # slots that do not end a search
+    occupied: int = 0  # number of slots that do not end a search: used and deleted ones
 
     def probe(self, value: np.ndarray) -> tuple[int, Iterator[int]]:
-        """Return the hash of a value, and the slots in which it may be, in the order of a search."""
+        """Return the hash of a value, and the slots to probe for it, in order."""
         hash_, size = START, len(self.table)
         for word in value.tolist():
-            hash_ = mix(hash_, word)  # compiled: for a single value, arrays take ten times as long
+            hash_ = mix(hash_, word)  # the compiled function: for a single value, arrays take ten times as long
         return hash_, ((hash_ + i) % size for i in range(size))
 
 
 def _new_slots(size: int) -> tuple[HostMemory, np.ndarray]:
-    """Return memory for so many slots, and the slots."""
+    """Allocate memory for `size` slots. Return the memory, and the slots as an array."""
     memory = HostMemory(SLOT * size)
     return memory, memory.view(np.int64, 0, size)
 
 
 def _numbers(words: list[int]) -> int:
-    """Return the numbers of words as the engine reads them."""
+    """Pack the numbers of words, 4 bits each, as the engine reads them."""
     return sum(word << 4 * i for i, word in enumerate(words))
 
 
 def _slot(hash_: int, index: int) -> int:
-    """Return the slot of an entry."""
+    """Return the content of the slot of an entry: the high part of its hash, and its index plus 1."""
     return hash_ >> SLOT_HALF << SLOT_HALF | index + 1
 
 
 def _slots_for(count: int) -> int:
-    """Return how many slots a hash table has that so many values fill to a quarter at most."""
+    """Return the number of slots of a hash table that `count` values fill at most to a quarter."""
     return max(_FEWEST_SLOTS, 1 << (4 * count - 1).bit_length()) if count else _FEWEST_SLOTS
 
 
 class FlowRules:
-    """The entries of the table whose FLOW_TABLE_ROW is at `address`. There are `1 << log` of them at most.
+    """The entries of the table whose FLOW_TABLE_ROW is at `address`, at most `1 << log` entries.
 
-    Callers have checked everything: indices, masks and values.
+    Callers must have checked all indices, masks and values.
     """
 
     def __init__(self, engine: Engine, address: int, table_id: int, level: int, log: int):
@@ -97,7 +98,7 @@ class FlowRules:
         self._masks: dict[bytes, _Mask] = {}
         self._mask_of: dict[int, _Mask] = {}  # by index of the entry
         with ExitStack() as undo:
-            self._entries = HostMemory(FLOW_ENTRY.size << log)  # the kernel gives it pages as entries come
+            self._entries = HostMemory(FLOW_ENTRY.size << log)  # the kernel allocates pages as entries are added
             undo.callback(self._entries.close)
             self._mask_rows = HostMemory(FLOW_MASK.size * MAX_MASKS)
             undo.pop_all()
@@ -106,21 +107,21 @@ class FlowRules:
         self._row["table_id"], self._row["level"], self._row["log"] = table_id, level, log
 
     def close(self) -> None:
-        """Free the memory. The engine must not reach the table any more."""
+        """Free the memory. The engine must no longer reach the table."""
         for mask in self._masks.values():
             mask.slots.close()
         self._entries.close()
         self._mask_rows.close()
 
     def set_miss(self, miss: int) -> None:
-        """Let what matches no entry go to the table at an address, or to none."""
+        """Set the table for packets that match no entry: the address of its row, or 0 for none."""
         self._row["miss"] = miss
         self._write_table()
 
     # --- groups ----------------------------------------------------------------------------------------------------
 
     def add_group(self, words: np.ndarray, start: int) -> None:
-        """Add a group whose entries have a mask, and indices from `start` on. CommandError beyond MAX_MASKS masks."""
+        """Add a group with the mask `words` and indices from `start` on. CommandError beyond MAX_MASKS masks."""
         key = words.tobytes()
         mask = self._masks.get(key)
         if mask is None:
@@ -129,7 +130,7 @@ class FlowRules:
         self._write_table()
 
     def remove_group(self, words: np.ndarray, start: int) -> None:
-        """Remove a group, which has no entries."""
+        """Remove a group. It must have no entries."""
         key = words.tobytes()
         mask = self._masks[key]
         mask.starts.remove(start)
@@ -142,8 +143,8 @@ class FlowRules:
 
     def _new_mask(self, words: np.ndarray) -> _Mask:
         used = {mask.address for mask in self._masks.values()}
-        places = (self._mask_rows.address + i * FLOW_MASK.size for i in range(MAX_MASKS))
-        address = next((place for place in places if place not in used), None)
+        rows = (self._mask_rows.address + i * FLOW_MASK.size for i in range(MAX_MASKS))
+        address = next((row for row in rows if row not in used), None)
         if address is None:
             raise CommandError(
                 Status.NO_RESOURCES, CommandSyndrome.FLOW_MATCH,
@@ -183,16 +184,16 @@ class FlowRules:
         same = mask.entries.setdefault(value.tobytes(), [])
         bisect.insort(same, index)
         if same[0] != index:
-            return  # a lower entry decides for the same packets
+            return  # an entry with a lower index already matches the same packets
         if len(same) > 1:
-            self._point(mask, self._slot_of(mask, value), value, index)
-        elif 2 * (mask.taken + 1) > len(mask.table):
+            self._write_slot(mask, self._slot_of(mask, value), value, index)
+        elif 2 * (mask.occupied + 1) > len(mask.table):
             self._rebuild(mask)
         else:
             _, slots = mask.probe(value)
             slot = next(slot for slot in slots if mask.table[slot] in (0, DELETED))
-            mask.taken += int(mask.table[slot]) == 0
-            self._point(mask, slot, value, index)
+            mask.occupied += int(mask.table[slot]) == 0
+            self._write_slot(mask, slot, value, index)
 
     def change(self, index: int, decision: Decision) -> None:
         """Change what an entry does."""
@@ -210,19 +211,19 @@ class FlowRules:
         if first:
             slot = self._slot_of(mask, value)
             if same:
-                self._point(mask, slot, value, same[0])
+                self._write_slot(mask, slot, value, same[0])
             else:
                 del mask.entries[value.tobytes()]
                 self._write(mask.slots.address + slot * SLOT, np.array([DELETED], np.int64))
 
     def read(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return copies of the FLOW_ENTRYs by index, and the values of each as words, with 0 for what it ignores."""
+        """Return copies of the FLOW_ENTRYs by index, and their values as words, 0 where a word is not compared."""
         indices = np.array(sorted(self._mask_of), np.int64)
         rows, words = self._rows[indices], np.zeros((len(indices), WORDS), np.int64)
         for mask in self._masks.values():
             some = np.searchsorted(indices, [index for same in mask.entries.values() for index in same])
-            for place, word in enumerate(mask.compared):
-                words[some, word] = rows["value"][some, place]
+            for column, word in enumerate(mask.compared):
+                words[some, word] = rows["value"][some, column]
         return rows, words
 
     @staticmethod
@@ -236,7 +237,7 @@ class FlowRules:
         return self._rows[index]["value"][: len(mask.compared)].copy()
 
     def _slot_of(self, mask: _Mask, value: np.ndarray) -> int:
-        """Return the slot with a value that is in the hash table."""
+        """Return the slot of a value that is in the hash table."""
         hash_, slots = mask.probe(value)
         for slot in slots:
             found = int(mask.table[slot])
@@ -246,13 +247,13 @@ class FlowRules:
                     return slot
         raise AssertionError("an entry is missing from its hash table")
 
-    def _point(self, mask: _Mask, slot: int, value: np.ndarray, index: int) -> None:
-        """Let a slot lead to an entry."""
+    def _write_slot(self, mask: _Mask, slot: int, value: np.ndarray, index: int) -> None:
+        """Write an entry's hash and index into a slot."""
         hash_, _ = mask.probe(value)
         self._write(mask.slots.address + slot * SLOT, np.array([_slot(hash_, index)], np.int64))
 
     def _rebuild(self, mask: _Mask) -> None:
-        """Move the values of a mask into a hash table with room for as many again."""
+        """Move the values of a mask into a new hash table, which they fill at most to a quarter."""
         indices = [same[0] for same in mask.entries.values()]
         size = _slots_for(len(indices))
         slots, table = _new_slots(size)
@@ -265,7 +266,7 @@ class FlowRules:
             filled[at] = _slot(hash_, index)
         table[:] = filled
         self._write(mask.address, np.array([slots.address, size - 1], np.int64))
-        old, mask.slots, mask.table, mask.taken = mask.slots, slots, table, len(indices)
+        old, mask.slots, mask.table, mask.occupied = mask.slots, slots, table, len(indices)
         old.close()
 
     def _write(self, address: int, row: np.ndarray | np.void) -> None:

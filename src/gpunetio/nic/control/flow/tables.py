@@ -13,7 +13,7 @@ from ....formats.flow import FlowTableType, MissAction, RootChange, TableModify
 from ....formats.layout import BitStruct, Fields
 from ....memory import HostMemory
 from ...engine.hardware import Hardware
-from ...state.flow import FLOW_TABLE_ROW, FLOW_WAY, LOG_LOOKUP_SETS, LOG_MAX_TABLES, LOG_WAYS, LOOKUP
+from ...state.flow import FLOW_CACHE_ENTRY, FLOW_TABLE_ROW, LOG_FLOW_CACHE, LOG_LOOKUP_SETS, LOG_MAX_TABLES, LOOKUP
 from ...state.tables import Table
 from ..command import DONE, Call, Capabilities, Command
 from ..objects import MailboxObjects, log_of
@@ -30,20 +30,20 @@ _NOT_SUPPORTED = "reformat_en", "decap_en", "sw_owner", "termination_table"
 
 @dataclass
 class FlowGroup:
-    """A range of indices, both included, whose entries have one mask."""
+    """A range of indices, from `start` to `end` inclusive, whose entries have the same mask."""
 
     number: int
     start: int
     end: int
     enable: int  # match_criteria_enable
     criteria: bytes
-    words: np.ndarray  # the mask, as the engine compares it
+    words: np.ndarray  # the mask, as the words that the engine compares
     entries: int = 0
 
 
 @dataclass
 class FlowTable:
-    """A flow table with its groups by number. `miss` is the number of the table behind it, or 0."""
+    """A flow table with its groups by number. `miss` is the number of the next table after a miss, or 0."""
 
     number: int
     level: int
@@ -58,7 +58,7 @@ class FlowTable:
 
 
 class FlowTables(MailboxObjects):
-    """The flow tables of a NIC. All are of the type NIC_RX. `known` has them by number."""
+    """The flow tables of a NIC, all of type NIC_RX. `known` contains them by number."""
 
     def __init__(self, hardware: Hardware):
         table = Table("flow table", FLOW_TABLE_ROW, MAX_TABLES, shared=False)
@@ -66,22 +66,22 @@ class FlowTables(MailboxObjects):
         self._hardware, self._engine = hardware, hardware.engine
         self.known: dict[int, FlowTable] = {}
         self._root = 0
-        # The kernel gives these pages as frames come.
+        # The kernel allocates the pages of these as frames arrive.
         self._lookups = HostMemory(2 * LOOKUP.size << LOG_LOOKUP_SETS)
-        self._ways = HostMemory(FLOW_WAY.size << LOG_WAYS)
+        self._flow_cache = HostMemory(FLOW_CACHE_ENTRY.size << LOG_FLOW_CACHE)
         hardware.record["flow_tables"] = self.table.address
-        hardware.record["lookups"], hardware.record["ways"] = self._lookups.address, self._ways.address
+        hardware.record["lookups"], hardware.record["flow_cache"] = self._lookups.address, self._flow_cache.address
 
     def close(self) -> None:
         for table in self.known.values():
             table.rules.close()
         self._lookups.close()
-        self._ways.close()
+        self._flow_cache.close()
         super().close()
 
     @property
     def root(self) -> int:
-        """Return the number of the table with which steering begins; 0 without one."""
+        """Return the number of the root table, where steering starts; 0 without one."""
         return self._root
 
     def commands(self) -> Iterable[Command]:
@@ -108,14 +108,14 @@ class FlowTables(MailboxObjects):
         }
 
     def in_mailbox(self, struct: BitStruct, mailbox: bytes) -> FlowTable:
-        """Return the table that a mailbox names. CommandError if there is none of its type and number."""
+        """Return the table that a mailbox names. CommandError if there is no table of its type and number."""
         self._check_type(struct, mailbox)
         number = struct.get(mailbox, "table_id")
         self.need(number)
         return self.known[number]
 
-    def after(self, level: int, number: int, what: str) -> FlowTable:
-        """Return the table that packets may go to from a table of this level. CommandError if it is not behind that."""
+    def need_next(self, level: int, number: int, what: str) -> FlowTable:
+        """Return the next table for packets from a table of level `level`. CommandError unless its level is higher."""
         self.need(number)
         if self.known[number].level <= level:
             raise CommandError(
@@ -154,7 +154,7 @@ class FlowTables(MailboxObjects):
         rules.set_miss(self._address_of(miss))
         self.known[number] = FlowTable(number, context["level"], context["log_size"], miss, rules)
         if miss:
-            self.hold(miss, self.named(number))
+            self.hold(miss, self.name_of(number))
         return bytes(flow.CREATE_FLOW_TABLE_OUT.pack(table_id=number))
 
     def _modify(self, mailbox: bytes) -> bytes:
@@ -189,7 +189,7 @@ class FlowTables(MailboxObjects):
                 Status.RESOURCE_BUSY, CommandSyndrome.IN_USE,
                 f"{table.name} has {len(table.groups)} group(s): destroy them first",
             )
-        self._write(table.number)
+        self._clear_row(table.number)
         del self.known[table.number]
         table.rules.close()
         if table.miss:
@@ -197,7 +197,7 @@ class FlowTables(MailboxObjects):
         return DONE
 
     def _set_root(self, mailbox: bytes) -> bytes:
-        """Choose the table with which steering begins."""
+        """Set or remove the root table, where steering starts."""
         get = flow.SET_FLOW_TABLE_ROOT_IN.get
         change, qpn = get(mailbox, "op_mod"), get(mailbox, "underlay_qpn")
         if change not in list(RootChange):
@@ -223,7 +223,7 @@ class FlowTables(MailboxObjects):
         return DONE
 
     def _miss_of(self, context: Fields, level: int) -> int:
-        """Return the number of the table that a context wants behind a table of this level, or 0."""
+        """Return the number of the next table after a miss that a context sets for a table of this level, or 0."""
         action = context["table_miss_action"]
         if action == MissAction.DEFAULT:
             return 0
@@ -232,18 +232,18 @@ class FlowTables(MailboxObjects):
                 Status.BAD_PARAM, CommandSyndrome.FLOW_TABLE,
                 f"table_miss_action {action}: NIC_RX tables have DEFAULT (0) and FORWARD (1)",
             )
-        return self.after(level, context["table_miss_id"], "table_miss_id").number
+        return self.need_next(level, context["table_miss_id"], "table_miss_id").number
 
     def _address_of(self, number: int) -> int:
         return self.table.row_address(number) if number else 0
 
-    def _write(self, number: int) -> None:
-        """Let the engine forget a table."""
+    def _clear_row(self, number: int) -> None:
+        """Clear a table's row, so that the engine no longer uses the table."""
         self._hardware.write(self.table.row_address(number), *[0] * (FLOW_TABLE_ROW.size // 8))
 
 
 def _check_context(context: Fields) -> None:
-    """Refuse a table's level or size, and what a table cannot be."""
+    """Refuse a level or size that is too large, and unsupported features."""
     for name in _NOT_SUPPORTED:
         if context[name]:
             raise CommandError(

@@ -1,1 +1,1 @@
-"""Links to other NICs, the LAN of a host, and the ways to addresses."""
+"""Links to other NICs, the LAN of a host, and routes to peers."""

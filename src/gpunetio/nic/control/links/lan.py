@@ -1,4 +1,4 @@
-"""The LAN of the software NICs of a host, as the control path keeps it: who takes part, over which wires."""
+"""The control path of the LAN between a host's software NICs: whether this NIC is a member, and its wires."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from ...wires.pipes import Pipes
 
 
 class Lan:
-    """A NIC's part in the LAN, where it is while it has queues of Ethernet frames. `enter` and `leave` count these.
+    """A NIC's membership in the LAN. The NIC is a member while it has Ethernet queues, which `enter` and `leave` count.
 
-    NICs of this host send each other frames over the pipes that their queue pairs use. In each pipe, the consumer says
-    whether it takes frames.
+    NICs of this host send each other frames over the pipes that their queue pairs use. In each pipe, the consumer
+    announces whether it accepts frames.
     """
 
     def __init__(self, hardware: Hardware):
@@ -43,30 +43,30 @@ class Lan:
         return self._queues != 0
 
     def enter(self) -> bool:
-        """Note one queue more. Return whether it is the first, with which the NIC enters the LAN."""
+        """Add a queue. With the first one, the NIC enters the LAN. Return whether it was the first."""
         self._queues += 1
         if self._queues == 1:
-            self._tell(self._wires, 1)
+            self._announce(self._wires, 1)
         return self._queues == 1
 
     def leave(self) -> None:
-        """Note one queue less. With the last one, the NIC leaves the LAN."""
+        """Remove a queue. With the last one, the NIC leaves the LAN."""
         self._queues -= 1
         if self._queues == 0:
-            self._tell(self._wires, 0)
+            self._announce(self._wires, 0)
 
     def add(self, wire: Pipes) -> None:
         """Add a wire to another NIC, which is or will be on the LAN."""
         self._wires.append(wire)
-        self._tell([wire], int(self.joined))
+        self._announce([wire], int(self.joined))
 
     def remove(self, wire: Pipes) -> None:
-        """Forget a wire, which the engine no longer uses, and what was seen there."""
+        """Remove a wire that the engine no longer uses, and the MACs learned on it."""
         self._wires.remove(wire)
         for row in np.flatnonzero(self._rows["wire"] == wire.address).tolist():
             self._hardware.write(self._rows[row : row + 1].ctypes.data, *[0] * (MAC_ROW.size // 8))
 
-    def _tell(self, wires: list[Pipes], taken: int) -> None:
-        """Tell the NICs at the other ends whether this one takes frames."""
+    def _announce(self, wires: list[Pipes], taken: int) -> None:
+        """Announce to the NICs at the other ends whether this NIC accepts frames."""
         for wire in wires:
             self._hardware.write(wire.takes_frames, taken)

@@ -1,4 +1,4 @@
-"""The wires of a NIC, as its control path keeps them. A QP that names a new peer lays a wire, and QPs keep it."""
+"""The wires of a NIC in its control path. Connecting a QP to a new peer creates a wire, which stays while in use."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ logger: logging.Logger = logging.getLogger("gpunetio.nic")
 
 MAX_WIRES = MAX_LINKS
 DRAIN_PATIENCE = 0.05  # seconds
-_INJECTED = ("lost", "duplicated", "reordered", "corrupted", "passed")  # what an injector counts
+_INJECTED = ("lost", "duplicated", "reordered", "corrupted", "passed")  # the counters of an injector
 
 
 @runtime_checkable
 class LocalNic(Protocol):
-    """A NIC of this process, as the NICs at the other ends of its wires see it."""
+    """The part of a NIC of this process that the NICs at the other ends of its wires use."""
 
     @property
     def mac(self) -> bytes: ...
@@ -54,33 +54,33 @@ class LocalNic(Protocol):
         ...
 
     def lose(self, peer: Hashable) -> None:
-        """Mark the wire to a peer that is gone as dead."""
+        """Mark the wire to `peer`, which is gone, as dead."""
         ...
 
 
 class Connect(Protocol):
-    """Lay a link to the NIC at an address of this host, from one of our addresses. None if there is no such NIC."""
+    """Create a link from an own address to the NIC at an address of this host. None if there is no such NIC."""
 
     def __call__(self, address: IPAddress, source: IPAddress) -> Link | None: ...
 
 
 class LinkToLan(Protocol):
-    """Lay links to the NICs of other processes of this host that are on the LAN. Return those that there are."""
+    """Create links to the NICs of other processes that are on this host's LAN. Return all such links."""
 
     def __call__(self) -> list[Link]: ...
 
 
 class Links:
-    """The wires over which a NIC's QPs reach their peers. `memory` holds the wires' rows.
+    """The wires over which a NIC's QPs reach their peers. `memory` contains the wires' rows.
 
-    `lan` is the NIC's part in the LAN; None if its wire has none.
+    `lan` is the NIC's membership in the LAN, or None if its type of wire has no LAN.
 
-    `lost` are called with the address of a wire whose row is needed for another wire.
+    Before a dead wire's row is reused, the functions in `on_removed` are called with the wire's address.
     """
 
     memory: HostMemory
     lan: Lan | None
-    lost: list[Callable[[int], None]]
+    on_removed: list[Callable[[int], None]]
 
     def __init__(self, hardware: Hardware, qps: Table, grants: Grants, connect: Connect, link_to_lan: LinkToLan):
         self._hardware, self._name, self._port, self._engine = hardware, hardware.name, hardware.port, hardware.engine
@@ -88,12 +88,12 @@ class Links:
         self._link_to_lan = link_to_lan
         self.memory = HostMemory(MAX_WIRES * WIRE.size, shared=True)
         self._wires: list[Wire] = []
-        self._injected_before = Counter[str](dict.fromkeys(_INJECTED, 0))  # by wires that are released
-        self._to_itself = 0
-        self.lost = []
+        self._injected_before = Counter[str](dict.fromkeys(_INJECTED, 0))  # of wires that are already closed
+        self._wire_to_itself = 0
+        self.on_removed = []
         self._kind = self._port.config.wire_kind
         self.lan = Lan(hardware) if self._kind.neighbours and not self._port.infiniband else None
-        self._to_others: Wire = import_module(f"{wires.__name__}.{self._kind.module}").make(self._port)
+        self._wire_to_others: Wire = import_module(f"{wires.__name__}.{self._kind.module}").make(self._port)
 
     def close(self) -> None:
         """Release all wires. The engine must have stopped."""
@@ -116,16 +116,16 @@ class Links:
         return {kind: 0 if record is None else int(record[kind]) for kind in _INJECTED}
 
     def injected(self) -> dict[str, int]:
-        """Return how many faults the wires have injected, by kind: also those to NICs that have left."""
+        """Return how many faults the wires have injected, by type. Closed wires are included."""
         counts = self._injected_before.copy()
         for wire in self._wires:
             counts.update(self._injected_by(wire))
         return dict(counts)
 
-    # --- laying and leaving ----------------------------------------------------------------------------------------
+    # --- adding and removing wires ---------------------------------------------------------------------------------
 
     def add(self, wire: Wire) -> int:
-        """Open a wire and give it to the engine. Return its address."""
+        """Open a wire and add it to the engine's wires. Return the address of its row."""
         address, row = self._free_slot(), wire.row()
         tx = wire.open(row)
         if isinstance(faults := self._port.config.faults, Faults):
@@ -136,15 +136,15 @@ class Links:
         self._engine.post(EngineCommand.WRITE_ROW, address, row)
         wire.address = address
         self._wires.append(wire)
-        self._list()
+        self._write_wire_list()
         return wire.address
 
     def add_pipes(
         self, end: LinkEnd, peer: Hashable, gids: tuple[bytes, bytes], release: Callable[[], None], on_lan: bool = False
     ) -> int:
-        """Add a wire of two pipes and return its address. `gids` are this end's and the peer's, known to both.
+        """Add a wire of two pipes, and return the address of its row. `gids` are the GIDs of this end and of the peer.
 
-        `on_lan`: the wire is of the LAN, if the NIC has one.
+        `on_lan`: the wire belongs to the LAN, if the NIC has one.
         """
         wire = Pipes(end, peer, gids, self._port.infiniband, on_lan and self.lan is not None, release)
         address = self.add(wire)
@@ -152,8 +152,8 @@ class Links:
             self.lan.add(wire)
         return address
 
-    def _list(self) -> None:
-        """Tell the engine which wires there are. The count must never include an entry that is not there."""
+    def _write_wire_list(self) -> None:
+        """Write the list of wires to the engine. The count must never exceed the entries that are in the list."""
         record = self._record
         ends = np.zeros(MAX_WIRES, np.int64)
         ends[: len(self._wires)] = [wire.address for wire in self._wires]
@@ -169,15 +169,15 @@ class Links:
         self._engine.watch(events, [fd for wire in self._wires for fd in wire.sockets])
 
     def _free_slot(self) -> int:
-        """Return a free slot. A dead wire's slot becomes free when no QP names the wire any more."""
+        """Return a free slot. A dead wire's slot becomes free once no QP refers to the wire."""
         named = set(self._qps.given["wire"].tolist())
         gone = [wire for wire in self._wires if wire.dead and wire.address not in named]
         if gone:
             self._wires = [wire for wire in self._wires if wire not in gone]
-            self._list()
+            self._write_wire_list()
             for wire in gone:
-                for forget in self.lost:
-                    forget(wire.address)
+                for callback in self.on_removed:
+                    callback(wire.address)
                 self._engine.post(EngineCommand.WRITE_ROW, wire.address, np.zeros((), WIRE.dtype))
                 self._release(wire)
         used = {wire.address for wire in self._wires}
@@ -187,7 +187,7 @@ class Links:
         raise NoMemoryError(f"{self._name} has wires to {MAX_WIRES} NICs: close queue pairs to some of them")
 
     def lose(self, peer: Hashable) -> None:
-        """Mark the wire to a peer that is gone as dead. What is sent there is lost."""
+        """Mark the wire to `peer`, which is gone, as dead. Frames sent there are lost."""
         for wire in self._wires:
             if wire.peer == peer and not wire.dead:
                 wire.dead = True
@@ -195,35 +195,38 @@ class Links:
                 self._hardware.write(wire.address + WIRE.broken, 1)
                 self._hardware.write(wire.address + WIRE.grants, 0)
                 if isinstance(peer, Link):
-                    self._grants.leave(peer)
+                    self._grants.remove_peer(peer)
                 if self.lan is not None and isinstance(wire, Pipes) and wire.on_lan:
                     self.lan.remove(wire)
-                self._list()
+                self._write_wire_list()
 
     def drain(self, address: int) -> None:
-        """Have the engine take, and drop, what arrived on a wire before a QP entered RTR (transport/delivery.py).
+        """Wait until the engine has dropped what arrived on a wire before a QP entered RTR (transport/delivery.py).
 
-        Otherwise the engine might find the QP's first packet behind that, and drop it, too. If others keep the sockets
-        full, or the NIC is paused, this does not wait for long: the peer retransmits that packet.
+        Otherwise the engine might drop the QP's first packet along with it. If other traffic keeps the sockets full, or
+        if the NIC is paused, stop waiting after DRAIN_PATIENCE or at once: the peer retransmits that packet.
         """
-        wire, end = self._at(address), time.monotonic() + DRAIN_PATIENCE
+        wire, end = self._wire_at(address), time.monotonic() + DRAIN_PATIENCE
         while wire and not wire.drained and not self._record["paused"] and time.monotonic() < end:
             os.sched_yield()
 
-    def _at(self, address: int) -> Wire | None:
-        """Return the wire with this row, or None: a QP whose peer is on its own NIC has none."""
+    def _wire_at(self, address: int) -> Wire | None:
+        """Return the wire whose row is at an address, or None: a QP whose peer is on its own NIC has no wire."""
         return next((wire for wire in self._wires if wire.address == address), None)
 
     def peers(self) -> list[LocalNic]:
-        """Return the NICs of this process at the other ends."""
+        """Return the NICs of this process at the other ends of live wires."""
         return [wire.peer for wire in self._wires if not wire.dead and isinstance(wire.peer, LocalNic)]
 
-    # --- finding ---------------------------------------------------------------------------------------------------
+    # --- finding wires ---------------------------------------------------------------------------------------------
 
-    def towards(self, gid: bytes, lid: int, source: int) -> int:
-        """Return the wire to the NIC with this GID or, on InfiniBand, this LID. `source` is this NIC's GID index."""
+    def wire_to(self, gid: bytes, lid: int, source: int) -> int:
+        """Return the address of the wire to the NIC with this GID or, on InfiniBand, this LID. Create it if needed.
+
+        `source` is this NIC's GID index. NotFoundError if there is no such NIC.
+        """
         port, kind = self._port, self._kind
-        if kind.neighbours and (address := self._to_neighbour(gid, lid, source)):
+        if kind.neighbours and (address := self._wire_to_neighbour(gid, lid, source)):
             return address
         if port.infiniband and not kind.infiniband:
             raise NotFoundError(
@@ -235,11 +238,11 @@ class Links:
                 f"{self._name} reaches no NIC at {address_of(gid)}: its engine is on a GPU, and reaches only software "
                 "NICs of this host; open the peer first"
             )
-        self._to_others.path(gid, source)
-        return self.to_others().address
+        self._wire_to_others.path(gid, source)
+        return self.wire_to_others().address
 
-    def _to_neighbour(self, gid: bytes, lid: int, source: int) -> int:
-        """Return the wire to a NIC of this host, or 0 if there is no such NIC."""
+    def _wire_to_neighbour(self, gid: bytes, lid: int, source: int) -> int:
+        """Return the address of the wire to a NIC of this host, or 0 if there is no such NIC."""
         port = self._port
         for wire in self._wires:
             if not wire.dead and isinstance(wire.peer, LocalNic) and wire.peer.is_at(gid, lid):
@@ -249,43 +252,43 @@ class Links:
         return 0 if link is None else self.add_link(link)
 
     @property
-    def take_own(self) -> bool:
-        """Whether packets from the NIC to itself come over its wire."""
-        return self._to_others.takes_own
+    def takes_own(self) -> bool:
+        """Whether packets from the NIC to itself use its wire."""
+        return self._wire_to_others.takes_own
 
-    def to_others(self) -> Wire:
-        """Return the wire to all peers that have none of their own. It opens when it is first needed."""
-        if self._to_others.address == 0:
-            self.add(self._to_others)
-        return self._to_others
+    def wire_to_others(self) -> Wire:
+        """Return the wire to all peers without a wire of their own, and open it on first use."""
+        if self._wire_to_others.address == 0:
+            self.add(self._wire_to_others)
+        return self._wire_to_others
 
     def listen(self) -> None:
-        """Open the wire to all peers that have none of their own, if this port has one, because any may send."""
+        """Open the wire to all peers without a wire of their own, if the port has one, because any peer may send."""
         reaches_others = self._kind.infiniband or not self._port.infiniband
         if reaches_others and not self._port.config.on_gpu:
-            self.to_others()
+            self.wire_to_others()
 
-    def to_itself(self) -> int:
-        """Return the wire from this NIC to itself, which datagrams take: a pipe that the engine fills and empties."""
-        if self._to_itself == 0:
+    def wire_to_itself(self) -> int:
+        """Return the address of the NIC's wire to itself, for datagrams: a pipe that the engine writes and reads."""
+        if self._wire_to_itself == 0:
             memory, gid = HostMemory(pipe_size(CAPACITY)), self._port.gids[0]
             end = LinkEnd(memory.address, memory.address, CAPACITY, 0)
             try:
-                self._to_itself = self.add_pipes(end, "itself", (gid, gid), memory.close)
+                self._wire_to_itself = self.add_pipes(end, "itself", (gid, gid), memory.close)
             except NoMemoryError:
                 memory.close()
                 raise
-        return self._to_itself
+        return self._wire_to_itself
 
     def add_link(self, link: Link) -> int:
-        """Return the address of the wire over a link to a NIC of another process. A link has one wire."""
+        """Return the address of the wire over a link to a NIC of another process. Add the wire if the link has none."""
         for wire in self._wires:
             if wire.peer is link:
                 return wire.address
         end = LinkEnd(link.tx, link.rx, link.capacity, link.peer_notify_fd)
 
         def release() -> None:
-            self._grants.leave(link)
+            self._grants.remove_peer(link)
             link.close()
 
         gids = gid_of(link.own_address), gid_of(link.peer_address)
@@ -294,15 +297,15 @@ class Links:
         except NoMemoryError:
             link.close()
             raise
-        self._grants.join(link, wire)
+        self._grants.add_peer(link, wire)
         return wire
 
     # --- the LAN of Ethernet frames --------------------------------------------------------------------------------
 
     def enter_lan(self) -> None:
-        """Note that the NIC has a queue of Ethernet frames more. With the first one, it enters the LAN, if it has one.
+        """Add an Ethernet queue. With the first one, the NIC enters the LAN, if there is one.
 
-        Then it has links to all NICs of this host that are on the LAN; those that enter later lay theirs.
+        The NIC then creates links to all members of the LAN. NICs that enter later create links to it.
         """
         if self.lan is not None and self.lan.enter():
             for link in self._link_to_lan():
@@ -312,48 +315,47 @@ class Links:
                     logger.warning("%s: Ethernet frames do not reach %s: %s", self._name, link, error)
 
     def leave_lan(self) -> None:
-        """Note that the NIC has a queue of Ethernet frames less."""
+        """Remove an Ethernet queue. With the last one, the NIC leaves the LAN."""
         if self.lan is not None:
             self.lan.leave()
 
     def is_of_lan(self, link: Link) -> bool:
-        """Return whether frames may go over a link. Of all links between two NICs, that is one: both do as this one.
+        """Return whether Ethernet frames may use a link. Only one of the links between two NICs carries frames.
 
-        A link from our first address is for them to send and to take frames, so one between both first addresses
-        remains.
+        Each NIC uses links from its own first address, so only the link between both first addresses remains.
         """
         return link.own_address == self._port.control_addresses[0]
 
     # --- paths -----------------------------------------------------------------------------------------------------
 
     def path(self, address: int, gid: bytes, source: int) -> tuple[bytes, int]:
-        """Return the peer's GID and the index of this end's as frames on a wire name them."""
-        wire = self._at(address)
+        """Return the peer's GID and this end's GID index as used in frames on a wire (`Wire.path`)."""
+        wire = self._wire_at(address)
         return (gid, source) if wire is None else wire.path(gid, source)
 
     def egress(self, address: int, gid: bytes, source: int, port: int, used: Container[int]) -> int:
-        """Return the `source` of a QP's frames to `gid`: GID index `source` and, on UDP, this source port; 0 is any.
+        """Return the egress of a QP's frames to `gid`, from GID index `source` and, on UDP, from `port` (0: any).
 
-        `used` are those of the other QPs.
+        `used` contains the egresses of the other QPs.
         """
-        wire = self._at(address)
-        return source if wire is None else wire.egress(gid, source, port, used, self._engine.settle)
+        wire = self._wire_at(address)
+        return source if wire is None else wire.egress(gid, source, port, used, self._engine.synchronize)
 
     def mac_of(self, gid: bytes) -> bytes:
-        """Return the MAC behind a GID. Sockets do not need it: the kernel resolves the real MAC of another host.
+        """Return the MAC of the NIC with a GID. Sockets do not use it: the kernel resolves another host's real MAC.
 
-        NotFoundError if there is no way there, or if nobody answers on the Ethernet.
+        NotFoundError if there is no route to the GID, or if no neighbour answers on the Ethernet.
         """
         if self._kind.ethernet:
-            return self._to_others.mac_of(gid)
+            return self._wire_to_others.mac_of(gid)
         for peer in self.peers():
             if peer.has_gid(gid):
                 return peer.mac
         address = address_of(gid)
         if self._kind.routed and not can_reach(address) and claimant(address) is None:
             raise NotFoundError(f"{self._name} has no route to {address}: see `ip route get {address}`")
-        return self._to_others.mac_of(gid)
+        return self._wire_to_others.mac_of(gid)
 
     def seek_mac(self, gid: bytes) -> bool:
-        """Return whether `mac_of` would not wait for a neighbour, and have the neighbour asked if it would."""
-        return not self._kind.ethernet or self._to_others.seek_mac(gid)
+        """Return whether the MAC of a GID is known. If not, start to resolve it (`mac_of` would wait)."""
+        return not self._kind.ethernet or self._wire_to_others.seek_mac(gid)

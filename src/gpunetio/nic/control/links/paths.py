@@ -1,4 +1,4 @@
-"""Paths of datagrams, which address handles ask for: a WQE names its destination, and the engine must know the wire."""
+"""Paths of datagrams: for each destination of an address handle, the wire that the engine sends on."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from ...turn.commands import EngineCommand
 from .links import Links
 from .routes import Routes
 
-Destination = tuple[int, int, int]  # high, low and own of a PATH
+Destination = tuple[int, int, int]  # fields of a PATH: high, low, own
 
 
 @dataclass
 class _Path:
-    """A path: the number of its row, the address handles to it, and when the last of them was released."""
+    """A path: the number of its row, its number of address handles, and when the last one was released."""
 
     slot: int
     users: int = 0
@@ -30,8 +30,8 @@ class _Path:
 class Paths:
     """The paths of a NIC.
 
-    A path stays when the last address handle to its destination is destroyed, until another path needs its row. To a
-    card, the address vector of a WQE is all there is: UCX 1.23 copies it, and destroys the handle before it sends.
+    After the last address handle to its destination is destroyed, a path remains until another path needs its row. On a
+    card, the address vector in a WQE suffices: UCX 1.23 copies it, and destroys the address handle before it sends.
     """
 
     def __init__(self, hardware: Hardware, links: Links, routes: Routes):
@@ -40,19 +40,19 @@ class Paths:
         self._memory = HostMemory(MAX_PATHS * PATH.size)
         self._rows = self._memory.view(PATH.dtype, 0, MAX_PATHS)
         self._paths: dict[Destination, _Path] = {}
-        self._taken: dict[int, Destination] = {}  # by row
+        self._destinations: dict[int, Destination] = {}  # by row
         self._releases = itertools.count()
         hardware.record["paths"] = self._memory.address
-        links.lost.append(self._lose)
+        links.on_removed.append(self._clear_wire)
 
     def close(self) -> None:
         """Release the memory. The engine must have stopped."""
         self._memory.close()
 
     def open(self, gid: bytes, lid: int, source: int) -> Destination:
-        """Return the destination for `find_path`, after the wire to it was laid. `source` is this NIC's GID index.
+        """Open a path for an address handle. Return its destination, for `find_path`.
 
-        NotFoundError if there is no way.
+        This creates the wire if needed. `source` is this NIC's GID index. NotFoundError if there is no route.
         """
         wire, peer, index = self._routes.datagrams(gid, lid, source)
         high, low = (0, lid) if self._port.infiniband else np.frombuffer(gid, np.int64).tolist()
@@ -68,26 +68,26 @@ class Paths:
         return destination
 
     def release(self, destination: Destination) -> None:
-        """Note that an address handle to a destination is gone."""
+        """Release the path of an address handle that is destroyed."""
         path = self._paths[destination]
         path.users -= 1
         path.released = next(self._releases)
 
     def _path(self, destination: Destination) -> _Path:
-        """Return the path to a destination. A new one gets a free row, or that of the path unused for longest."""
+        """Return the path to a destination. A new path gets a free row, or the row of the longest unused path."""
         if destination not in self._paths:
             first = path_slot.py_func(*destination)
             slots = [(first + i) % MAX_PATHS for i in range(PROBES)]
-            slot = next((slot for slot in slots if slot not in self._taken), None)
+            slot = next((slot for slot in slots if slot not in self._destinations), None)
             if slot is None:
                 slot = self._unused(slots)
-                del self._paths[self._taken[slot]]
-            self._taken[slot], self._paths[destination] = destination, _Path(slot)
+                del self._paths[self._destinations[slot]]
+            self._destinations[slot], self._paths[destination] = destination, _Path(slot)
         return self._paths[destination]
 
     def _unused(self, slots: list[int]) -> int:
-        """Return the row of the path, of those in these rows, that has been without address handles for longest."""
-        unused = [path for path in (self._paths[self._taken[slot]] for slot in slots) if path.users == 0]
+        """Return which of these rows contains the longest unused path. NoMemoryError if all of them are in use."""
+        unused = [path for path in (self._paths[self._destinations[slot]] for slot in slots) if path.users == 0]
         if not unused:
             used = sum(path.users > 0 for path in self._paths.values())
             raise NoMemoryError(
@@ -95,8 +95,8 @@ class Paths:
             )
         return min(unused, key=lambda path: path.released).slot
 
-    def _lose(self, wire: int) -> None:
-        """Forget a wire, whose row is used for another one. Datagrams to its destinations are dropped."""
+    def _clear_wire(self, wire: int) -> None:
+        """Clear a wire, whose row is about to be reused, from all paths. Their datagrams are then dropped."""
         for slot in np.flatnonzero(self._rows["wire"] == wire).tolist():
             row = self._rows[slot].copy()
             row["wire"] = 0

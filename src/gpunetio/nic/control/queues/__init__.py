@@ -1,1 +1,1 @@
-"""Completion, event, send and receive queues, and what decides which packets they get."""
+"""Queue pairs, completion, event, send and receive queues, and the objects that distribute packets to queues."""

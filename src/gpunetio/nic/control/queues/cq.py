@@ -33,8 +33,8 @@ MAX_LOG_CQ = 22
 
 
 @dataclass
-class _Place:
-    """The UMEMs of a CQ's ring and doorbell record, and its UAR page."""
+class _Resources:
+    """The objects that a CQ uses: the UMEMs of its ring and of its doorbell record, and its UAR page."""
 
     ring_umem: int
     record_umem: int
@@ -42,7 +42,7 @@ class _Place:
 
 
 class CompletionQueues(QueueObjects):
-    """The completion queues of a NIC. The engine looks for arm requests in those that the NIC lists as armable."""
+    """The completion queues of a NIC. The engine checks only the CQs in the list of armable CQs for arm requests."""
 
     def __init__(
         self, hardware: Hardware, components: Components, umems: Umems, uars: UarPages, eqs: EventQueues
@@ -52,7 +52,7 @@ class CompletionQueues(QueueObjects):
         self._umems, self._uars, self._eqs = umems, uars, eqs
         self._list = HostMemory(8 + 8 * MAX_CQ)
         self._armable_count, self._armable = self._list.view(np.int64), self._list.view(np.int64, 8, MAX_CQ)
-        self._places: dict[int, _Place] = {}
+        self._resources: dict[int, _Resources] = {}
         hardware.record["cqs"], hardware.record["cq_mask"] = self.table.address, self.table.mask
         hardware.record["armable"] = self._list.address
 
@@ -82,24 +82,24 @@ class CompletionQueues(QueueObjects):
         self._uars.need(context["uar_page"])
         self._umems.need_valid(get(mailbox, "cq_umem_valid") and context["dbr_umem_valid"], "cq_umem_valid")
         row = self.new_row()
-        ring_umem, record_umem = self._place_ring(cmd.CREATE_CQ_IN, mailbox, row), context["dbr_umem_id"]
+        ring_umem, record_umem = self._set_ring(cmd.CREATE_CQ_IN, mailbox, row), context["dbr_umem_id"]
         record = self._umems.record(record_umem, context["dbr_addr"], "the CQ doorbell record")
         cqn = self.free_number()
         row["cqn"], row["dbrec"] = cqn, record
         row["overrun"], row["collapsed"] = context["oi"], context["cc"]
-        # What the record contains now is no request. An empty record does not count: the first request may be 0.
+        # The present content of the record is no arm request. 0 becomes -1, because the first request may be 0.
         row["arm_seen"] = int.from_bytes(self._engine.read(record + CQ_DBREC.arm, 4), "big") or -1
         row["eqn"], row["uar_page"] = context["c_eqn"], context["uar_page"]
         row["worker"] = self._engine.workers[0]
         self._engine.post(EngineCommand.WRITE_ROW, self.table.row_address(cqn), row)
         self._components.add_cq(self.table.row_address(cqn))
-        self._places[cqn] = _Place(ring_umem, record_umem, context["uar_page"])
+        self._resources[cqn] = _Resources(ring_umem, record_umem, context["uar_page"])
         self._umems.hold(ring_umem, record_umem)
         self._uars.hold(context["uar_page"])
         return bytes(cmd.CREATE_CQ_OUT.pack(cqn=cqn))
 
-    def _place_ring(self, struct: BitStruct, mailbox: bytes, row: Row) -> int:
-        """Enter the ring that a mailbox names into a row. Return the ring's UMEM."""
+    def _set_ring(self, struct: BitStruct, mailbox: bytes, row: Row) -> int:
+        """Set the ring in a CQ's row to the ring that a mailbox names. Return the ring's UMEM."""
         umem, context = struct.get(mailbox, "cq_umem_id"), struct.get(mailbox, "cq_context")
         size, log = CQE_SIZES[context["cqe_sz"]], context["log_cq_size"]
         ring = self._umems.ring(umem, struct.get(mailbox, "cq_umem_offset"), size << log, "the CQE ring")
@@ -109,7 +109,7 @@ class CompletionQueues(QueueObjects):
         return umem
 
     def _modify(self, mailbox: bytes) -> bytes:
-        """Move a CQ to another ring, the only modification that is supported."""
+        """Resize a CQ by moving it to another ring. No other modification is supported."""
         get = cmd.MODIFY_CQ_IN.get
         cqn, op_mod, context = get(mailbox, "cqn"), get(mailbox, "op_mod"), get(mailbox, "cq_context")
         row_address = self.need(cqn)
@@ -127,7 +127,7 @@ class CompletionQueues(QueueObjects):
                 "cannot be resized, and the size of CQEs cannot change",
             )
         self._umems.need_valid(get(mailbox, "cq_umem_valid"), "cq_umem_valid")
-        umem = self._place_ring(cmd.MODIFY_CQ_IN, mailbox, row)
+        umem = self._set_ring(cmd.MODIFY_CQ_IN, mailbox, row)
         try:
             self._engine.post(
                 EngineCommand.RESIZE_CQ, row_address, row, worker=self._components.worker_of(row_address)
@@ -137,8 +137,8 @@ class CompletionQueues(QueueObjects):
                 Status.BAD_OUTS_CQES, CommandSyndrome.CQ_SIZE,
                 f"CQ {cqn:#x} cannot be resized to {1 << int(row['log'])} entries: {error}",
             ) from None
-        place = self._places[cqn]
-        before, place.ring_umem = place.ring_umem, umem
+        resources = self._resources[cqn]
+        before, resources.ring_umem = resources.ring_umem, umem
         self._umems.hold(umem)
         self._umems.release(before)
         return DONE
@@ -147,19 +147,19 @@ class CompletionQueues(QueueObjects):
         cqn = cmd.DESTROY_CQ_IN.get(mailbox, "cqn")
         row_address = self.need(cqn)
         self.need_unused(cqn)
-        self._forget_armable(row_address)
+        self._remove_armable(row_address)
         worker = self._components.worker_of(row_address)
         self._engine.post(EngineCommand.WRITE_ROW, row_address, self.new_row(), worker=worker)
         self._components.remove(row_address)
-        place = self._places.pop(cqn)
-        self._umems.release(place.ring_umem, place.record_umem)
-        self._uars.release(place.uar_page)
+        resources = self._resources.pop(cqn)
+        self._umems.release(resources.ring_umem, resources.record_umem)
+        self._uars.release(resources.uar_page)
         return DONE
 
     # --- events ----------------------------------------------------------------------------------------------------
 
     def subscribe(self, number: int, channel: EventChannel, types: Iterable[EventType], cookie: int) -> None:
-        """Subscribe a channel to completions or, if `types` are others, to errors of a CQ."""
+        """Subscribe a channel to completions of a CQ or, if `types` does not contain COMPLETION, to its errors."""
         if EventType.COMPLETION in types:
             super().subscribe(number, channel, types, cookie)
             count = int(self._armable_count[0])
@@ -167,7 +167,7 @@ class CompletionQueues(QueueObjects):
             self._armable_count[0] = count + 1
         else:
             row = self.table[number]
-            row["error_cookie"] = cookie  # before the channel: the engine may look at any moment
+            row["error_cookie"] = cookie  # before the channel, because the engine may read the row at any moment
             row["error_channel"] = channel.address
 
     def unsubscribe(self, channel: EventChannel) -> None:
@@ -176,10 +176,10 @@ class CompletionQueues(QueueObjects):
         completions = self.subscribed("channel", channel)
         super().unsubscribe(channel)
         for index in completions:
-            self._forget_armable(self.table.row_address(index))
+            self._remove_armable(self.table.row_address(index))
 
-    def _forget_armable(self, row_address: int) -> None:
-        """Forget a CQ that will not be armed any more."""
+    def _remove_armable(self, row_address: int) -> None:
+        """Remove a CQ from the list of armable CQs."""
         count = int(self._armable_count[0])
         found = np.flatnonzero(self._armable[:count] == row_address)
         if len(found):

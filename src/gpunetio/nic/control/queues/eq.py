@@ -1,4 +1,4 @@
-"""Event queues. They only count, because nothing interrupts a CPU: one for each completion vector, numbered from 1."""
+"""Event queues: one per completion vector, numbered from 1. They contain nothing, as the NIC raises no interrupts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ COMP_VECTORS = 8
 
 
 class EventQueues(Objects):
-    """The event queues of a NIC, which exist from the start."""
+    """The event queues of a NIC. They always exist."""
 
     def __init__(self, hardware: Hardware):
         super().__init__(Table("EQ", EQ_ROW, 2 * COMP_VECTORS), CommandSyndrome.NO_SUCH_EQ)

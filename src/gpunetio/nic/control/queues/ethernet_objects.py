@@ -1,4 +1,4 @@
-"""What the objects of Ethernet queues have in common: an Ethernet port, a context, and what they use."""
+"""The base of objects for Ethernet queues: they need an Ethernet port, have a context, and use other objects."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from ..syndromes import CommandError, CommandSyndrome
 
 
 class EthernetObjects(MailboxObjects):
-    """Objects of one kind, which only an Ethernet port can have. `contexts` are as their QUERY returns them."""
+    """Objects of one type, which only an Ethernet port can have. `contexts` are as QUERY returns them, by number."""
 
     contexts: dict[int, bytearray]
-    put_op: int = EngineCommand.WRITE_ROW  # how the engine puts a new row in place
-    remove_op: int = EngineCommand.WRITE_ROW  # and how it clears one
+    put_op: int = EngineCommand.WRITE_ROW  # the engine's command that writes the row of a new object
+    remove_op: int = EngineCommand.WRITE_ROW  # and the command that clears the row
 
     def __init__(
         self, hardware: Hardware, name: str, entry: Entry, rows: int, no_such: CommandSyndrome, shared: bool = False
@@ -32,9 +32,9 @@ class EthernetObjects(MailboxObjects):
         self._uses: dict[int, Uses] = {}
 
     def capabilities(self) -> Capabilities:
-        return {} if self._port.no_ethernet else self.announced()
+        return {} if self._port.no_ethernet else self.ethernet_capabilities()
 
-    def announced(self) -> Capabilities:
+    def ethernet_capabilities(self) -> Capabilities:
         """Return the capability fields of an Ethernet port."""
         return {}
 
@@ -46,10 +46,10 @@ class EthernetObjects(MailboxObjects):
             )
 
     def add(self, number: int, row: Row, uses: Uses, mailbox: bytes) -> bytes:
-        """Put a new object in place. Return the answer to the mailbox that creates it."""
+        """Add a new object. Return the output of the mailbox that creates it."""
         boxes = mailboxes(Opcode(opcode_of(mailbox)))
         self._engine.post(self.put_op, self.table.row_address(number), row)
-        uses.hold(self.named(number))
+        uses.hold(self.name_of(number))
         self._uses[number] = uses
         if context := boxes.request.fields.get("ctx"):
             start = context.offset // 8
@@ -57,15 +57,15 @@ class EthernetObjects(MailboxObjects):
         return bytes(boxes.answer.pack(**dict.fromkeys(boxes.numbers, number)))
 
     def replace(self, number: int, row: Row, uses: Uses | None = None) -> None:
-        """Change an object between two WQEs: its row and, if `uses` are given, what it uses."""
+        """Change an object between two WQEs: its row and, if `uses` is given, the objects that it uses."""
         self._engine.post(EngineCommand.WRITE_ROW, self.table.row_address(number), row)
         if uses is not None:
-            self.exchange_uses(number, uses)
+            self.replace_uses(number, uses)
 
-    def exchange_uses(self, number: int, uses: Uses) -> None:
-        """Note what an object uses from now on."""
-        uses.hold(self.named(number))
-        self._uses[number].release(self.named(number))
+    def replace_uses(self, number: int, uses: Uses) -> None:
+        """Replace the objects that an object uses."""
+        uses.hold(self.name_of(number))
+        self._uses[number].release(self.name_of(number))
         self._uses[number] = uses
 
     def number_in(self, mailbox: bytes) -> int:
@@ -75,27 +75,27 @@ class EthernetObjects(MailboxObjects):
         return number
 
     def context_of(self, number: int) -> bytearray:
-        """Return an object's context as it is now, with what follows it in the answer of its QUERY."""
+        """Return an object's current context, with the data that follows it in the output of its QUERY."""
         return bytearray(self.contexts[number])
 
     def query(self, mailbox: bytes) -> bytes:
-        """Answer the QUERY of an object with its context."""
+        """Return the output of an object's QUERY, which contains its context."""
         number = self.number_in(mailbox)
         answer = mailboxes(Opcode(opcode_of(mailbox))).answer
         return bytes(answer.pack()[: answer.offset("ctx")] + self.context_of(number))
 
     def destroy(self, mailbox: bytes) -> bytes:
-        """Destroy an object that nothing uses."""
+        """Destroy an object. CommandError if another object uses it."""
         number = self.number_in(mailbox)
         self.need_unused(number)
         self._engine.post(self.remove_op, self.table.row_address(number), self.new_row())
         self.contexts.pop(number, None)
-        self._uses.pop(number).release(self.named(number))
+        self._uses.pop(number).release(self.name_of(number))
         return DONE
 
 
 def refuse_fields(struct: str, context: Fields, unsupported: Mapping[str, str]) -> None:
-    """Refuse a context with any of these fields set. `unsupported` says what they ask for."""
+    """Refuse a context in which an unsupported field is set. `unsupported` maps fields to the features they request."""
     for name, what in unsupported.items():
         value = context[name]
         if any(value.values()) if isinstance(value, dict) else value:
@@ -106,7 +106,7 @@ def refuse_fields(struct: str, context: Fields, unsupported: Mapping[str, str]) 
 
 
 def check_mask(mask: int, allowed: IntFlag) -> None:
-    """Refuse a bitmask of a MODIFY with other bits than these."""
+    """Refuse a MODIFY bitmask with bits other than the allowed ones."""
     if other := mask & ~int(allowed):
         names = ", ".join(f"{bit.name} ({int(bit):#x})" for bit in type(allowed) if bit & allowed)
         raise CommandError(

@@ -1,4 +1,4 @@
-"""What SQs and RQs have in common: a ring in a UMEM, and the states RST, RDY and ERR."""
+"""The base of SQs and RQs: a ring in a UMEM, and the states RST, RDY and ERR."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..syndromes import CommandError, CommandSyndrome
 from .ethernet_objects import EthernetObjects, refuse_fields
 from .qp import MAX_LOG_QUEUE
 
-# To which states MODIFY takes a queue, from each (PRM, MODIFY_SQ and MODIFY_RQ).
+# The states to which MODIFY can move a queue from each state (PRM, MODIFY_SQ and MODIFY_RQ).
 _NEXT = {
     QueueState.RST: (QueueState.RST, QueueState.RDY),
     QueueState.RDY: (QueueState.RDY, QueueState.RST, QueueState.ERR),
@@ -35,10 +35,10 @@ HAIRPIN = {"hairpin": "hairpin queues", "hairpin_peer_vhca": "hairpin queues"}  
 
 
 class EthernetQueues(ChosenEvents, EthernetObjects):
-    """The SQs or the RQs of a NIC. `struct` is their context. While there are any, the NIC is on the LAN of `links`."""
+    """The SQs or the RQs of a NIC. `struct` is their context. While any exist, the NIC is on the LAN of `links`."""
 
     struct: BitStruct
-    formats: tuple[TimestampFormat, ...]  # of timestamps
+    formats: tuple[TimestampFormat, ...]  # supported formats of timestamps
 
     def __init__(
         self, hardware: Hardware, name: str, entry: Entry, rows: int, no_such: CommandSyndrome, links: Links
@@ -57,13 +57,13 @@ class EthernetQueues(ChosenEvents, EthernetObjects):
         return answer
 
     def load(self) -> None:
-        """Load the part of the engine that serves these queues."""
+        """Load the part of the engine that serves Ethernet queues. Compiling it may take many seconds."""
         if not self._port.no_ethernet:
-            with allowed():  # may take many seconds
+            with allowed():
                 ETHERNET_QUEUES.load()
 
     def check_new(self, context: Fields) -> None:
-        """Refuse a new queue's state and its format of timestamps."""
+        """Refuse a new queue with a state other than RST, or with an unsupported format of timestamps."""
         if context["state"] != QueueState.RST:
             raise CommandError(
                 Status.BAD_PARAM, CommandSyndrome.QUEUE_STATE,
@@ -76,10 +76,10 @@ class EthernetQueues(ChosenEvents, EthernetObjects):
                 f"{self.struct.name}.ts_format = {ts_format}: it must be one of {known}",
             )
 
-    def place(
+    def set_ring(
         self, row: np.ndarray, wq: Fields, umems: Umems, ring_fields: tuple[str, str]
     ) -> list[tuple[CountedObjects, int]]:
-        """Enter the ring of a WQ, its address and size, and its doorbell record into a row. Return their UMEMs."""
+        """Set the address and size of a WQ's ring, and its doorbell record, in a queue's row. Return their UMEMs."""
         refuse_fields("wq", wq, _UNSUPPORTED)
         log, stride_log = wq["log_wq_sz"], wq["log_wq_stride"]
         if log > MAX_LOG_QUEUE:
@@ -96,20 +96,20 @@ class EthernetQueues(ChosenEvents, EthernetObjects):
         return [(umems, ring), (umems, record)]
 
     def next_state(self, number: int, now: int, wanted: int) -> QueueState:
-        """Return the state that a MODIFY asks for.
+        """Check the transition of a MODIFY. Return the state `wanted`.
 
-        CommandError if the queue is not in the state `now`, or if that state does not lead to the wanted one.
+        CommandError if the queue is not in the state `now`, or if no transition leads from `now` to `wanted`.
         """
         state = self.state_of(number)
         if now != state:
             raise CommandError(
                 Status.BAD_RES_STATE, CommandSyndrome.QUEUE_STATE,
-                f"{self.named(number)} is in state {state.name} ({int(state)}), not in {now} as the mailbox says",
+                f"{self.name_of(number)} is in state {state.name} ({int(state)}), not in {now} as the mailbox says",
             )
         if wanted not in _NEXT[state]:
             raise CommandError(
                 Status.BAD_RES_STATE, CommandSyndrome.QUEUE_STATE,
-                f"{self.named(number)}: from {state.name} to state {wanted}; "
+                f"{self.name_of(number)}: from {state.name} to state {wanted}; "
                 f"{state.name} leads to {', '.join(f'{to.name} ({int(to)})' for to in _NEXT[state])}",
             )
         return QueueState(wanted)

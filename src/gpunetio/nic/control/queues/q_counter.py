@@ -1,4 +1,4 @@
-"""Q counters, which count what receive queues drop: ALLOC_Q_COUNTER, QUERY_Q_COUNTER, DEALLOC_Q_COUNTER."""
+"""Q counters, which count packets that receive queues drop: ALLOC_Q_COUNTER, QUERY_Q_COUNTER, DEALLOC_Q_COUNTER."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MAX_Q_COUNTER = 256  # a counter_set_id has 8 bits
 
 
 class QCounters(EthernetObjects):
-    """The Q counters of a NIC. Number 0 is none."""
+    """The Q counters of a NIC. Number 0 means no counter."""
 
     def __init__(self, hardware: Hardware):
         super().__init__(hardware, "Q counter", Q_COUNTER_ROW, MAX_Q_COUNTER, CommandSyndrome.NO_SUCH_Q_COUNTER)

@@ -1,4 +1,4 @@
-"""Queue pairs: CREATE_QP, QUERY_QP, DESTROY_QP. Their states are in qp_transitions.py."""
+"""Queue pairs: CREATE_QP, QUERY_QP, DESTROY_QP. For their state transitions, see qp_transitions.py."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ MAX_QP = 16384
 MAX_LOG_QUEUE = 15
 _MAX_RQ_STRIDE_LOG = 5  # 512 bytes, in units of 16
 _ATOMIC_BYTES = 8
-_ATOMIC_SIZES = 4 | 8  # bits, each for words of as many bytes
-SERVICES = {  # by qpc.st: the service, and what serves the send queue
+_ATOMIC_SIZES = 4 | 8  # each bit stands for words of that many bytes
+SERVICES = {  # by qpc.st: the service, and the type of the send queue
     ServiceType.RC:  (ServiceType.RC, QueueKind.CONNECTED_SEND),
     ServiceType.UC:  (ServiceType.UC, QueueKind.CONNECTED_SEND),
     ServiceType.UD:  (ServiceType.UD, QueueKind.DATAGRAM_SEND),
@@ -48,11 +48,11 @@ SERVICES = {  # by qpc.st: the service, and what serves the send queue
 
 @dataclass
 class QueuePair:
-    """What the control path keeps of a queue pair.
+    """The control path's record of a queue pair.
 
-    `created` is the qpc of CREATE_QP, and `mmo` a field of its extension: 2RST returns to both. `context` is the qpc as
-    QUERY_QP returns it. `uses` are the objects that the QP holds. `udp_sport` is the UDP source port that was set for
-    it, or 0.
+    `created` is the qpc of CREATE_QP, and `mmo` a field of its extension; QP_2RST restores both. `context` is the qpc
+    as QUERY_QP returns it. `uses` are the objects that the QP uses. `udp_sport` is the UDP source port that was set for
+    the QP, or 0.
     """
 
     created: bytes
@@ -63,7 +63,7 @@ class QueuePair:
 
 
 class QueuePairs(ChosenEvents, QueueObjects):
-    """The queue pairs of a NIC. `known` is what the control path keeps of each, by QPN."""
+    """The queue pairs of a NIC. `known` contains the control path's records by QPN."""
 
     known: dict[int, QueuePair]
 
@@ -75,7 +75,7 @@ class QueuePairs(ChosenEvents, QueueObjects):
         self._engine, self._components = hardware.engine, components
         self._pds, self._umems, self._uars, self._cqs, self._pools = pds, umems, uars, cqs, pools
         self._lines = HostMemory(MAX_QP * REGISTER_BYTES)
-        self._near_lines = self._engine.lines(self._lines)
+        self._near_lines = self._engine.doorbell_lines(self._lines)
         hardware.record["lines_away"] = self._near_lines - self._lines.address
         self._memory: dict[int, HostMemory] = {}  # QPN → its flights, then its READ and atomic resources
         self.known = {}
@@ -95,7 +95,7 @@ class QueuePairs(ChosenEvents, QueueObjects):
         )
 
     def capabilities(self) -> Capabilities:
-        # Results of atomics are in host order. There are no DC QPs, but NVSHMEM looks up what their atomics would have.
+        # Results of atomics are in host byte order. There are no DC QPs, but NVSHMEM reads their atomic capabilities.
         return {
             CapClass.GENERAL: {
                 "rc": 1, "uc": 1, "ud": 1, "log_max_qp": self.log_max, "log_max_qp_sz": MAX_LOG_QUEUE,
@@ -113,19 +113,19 @@ class QueuePairs(ChosenEvents, QueueObjects):
         }
 
     def free_number(self) -> int:
-        """Return a free QPN. Its upper bits are random, so that a stale QPN names no new QP."""
+        """Return a free QPN. Its upper bits are random, so that a stale QPN does not name a new QP."""
         rows = self.table.mask + 1
         slot = super().free_number()
-        if slot == GSI_QPN:  # QP 1 needs that row: it is given only if no other is free
+        if slot == GSI_QPN:  # QP 1 needs this row, so use it only if no other row is free
             slot = super().free_number()
-        return slot + rows * (1 + secrets.randbelow((1 << 24) // rows - 2))  # not QP 0, 1, 0xffffff
+        return slot + rows * (1 + secrets.randbelow((1 << 24) // rows - 2))  # never QP 0, 1 or 0xffffff
 
     def doorbell_line(self, qpn: int) -> int:
-        """Return the address of the QP's own doorbell register, a cache line."""
+        """Return the address of the QP's own doorbell register, which has a cache line to itself."""
         return self._lines.address + (qpn & self.table.mask) * REGISTER_BYTES
 
     def near_register(self, register: int) -> int | None:
-        """Return where the engine looks at a QP's register if that is elsewhere, on a GPU; else None."""
+        """Return the GPU address at which the engine polls a QP's doorbell register. None if it polls `register`."""
         away = self._near_lines - self._lines.address
         of_qp = self._lines.address <= register < self._lines.address + self._lines.nbytes
         return register + away if away and of_qp else None
@@ -151,9 +151,9 @@ class QueuePairs(ChosenEvents, QueueObjects):
         for objects, number in queues:
             objects.need(number)
         if sq_bytes and context["cs_req"] == ResponsesToCqe.DATA_64:
-            self._need_wide("cs_req 0x22", context["cqn_snd"])
+            self._need_wide_cqe("cs_req 0x22", context["cqn_snd"])
         if (rq_bytes or shared) and context["cs_res"] == ScatterToCqe.DATA_64:
-            self._need_wide("cs_res 0x2", context["cqn_rcv"])
+            self._need_wide_cqe("cs_res 0x2", context["cqn_rcv"])
         self._umems.need_valid(get(mailbox, "wq_umem_valid") and context["dbr_umem_valid"], "wq_umem_valid")
         ring_umem, record_umem = get(mailbox, "wq_umem_id"), context["dbr_umem_id"]
         ring = self._umems.ring(ring_umem, get(mailbox, "wq_umem_offset"), sq_bytes + rq_bytes, "the work queues")
@@ -189,15 +189,15 @@ class QueuePairs(ChosenEvents, QueueObjects):
             (self._umems, ring_umem), (self._umems, record_umem), (self._pds, context["pd"]),
             (self._uars, context["uar_page"]),
         ], queues)
-        uses.hold(self.named(qpn))
+        uses.hold(self.name_of(qpn))
         self.known[qpn] = QueuePair(created, mmo, bytearray(created), uses)
         return bytes(cmd.CREATE_QP_OUT.pack(qpn=qpn))
 
     def _serve(self, qpn: int, row: np.ndarray) -> None:
-        """Have a worker serve a new QP."""
+        """Assign a new QP to a worker, and start to serve it."""
         address, queues = self.table.row_address(qpn), (row["send_cq"], row["recv_cq"], row["srq"])
         if row["core_direct"]:
-            self._components.gather()  # it may wait for any CQ
+            self._components.gather()  # the QP may wait for any CQ, so one worker must serve all
         worker = self._components.add_qp(address, [int(queue) for queue in queues if queue])
         try:
             self._engine.post(EngineCommand.ADD_QP, address, row, worker=worker)
@@ -205,18 +205,18 @@ class QueuePairs(ChosenEvents, QueueObjects):
             self._components.remove(address)
             raise
 
-    def _need_wide(self, asked: str, cqn: int) -> None:
-        """Refuse 64 bytes of payload unless the CQ's entries have room for it, before what one of 64 bytes is."""
+    def _need_wide_cqe(self, setting: str, cqn: int) -> None:
+        """Refuse a setting that puts 64 bytes of payload before a 64-byte CQE, unless the CQ has 128-byte entries."""
         size = 1 << int(self._cqs.table[cqn]["shift"])
         if size != WIDE_CQE_SIZE:
             raise CommandError(
                 Status.BAD_PARAM, CommandSyndrome.SCATTER_TO_CQE,
-                f"{asked} puts 64 bytes of payload before a CQE: CQ {cqn:#x} has entries of {size} bytes, and needs "
+                f"{setting} puts 64 bytes of payload before a CQE: CQ {cqn:#x} has entries of {size} bytes, and needs "
                 f"those of {WIDE_CQE_SIZE}",
             )
 
     def _gsi_number(self) -> int:
-        """Return the number of the queue pair for general services. CommandError if the port has it already."""
+        """Return the QPN of the general services interface, QP 1. CommandError if QP 1 exists or its row is in use."""
         if GSI_QPN in self.table:
             raise CommandError(
                 Status.RESOURCE_BUSY, CommandSyndrome.IN_USE, "the port has QP 1 already: each port has only one"
@@ -235,10 +235,10 @@ class QueuePairs(ChosenEvents, QueueObjects):
         context = bytearray(self.known[qpn].context)
         cmd.QPC.update(
             context, state=int(state_of(row)),
-            # Before INIT2RTR: DOCA queries a QP that it has just created, and takes no code but those of an MTU.
+            # Before INIT2RTR, report a valid MTU: DOCA queries a QP that it has just created, and refuses other codes.
             mtu=cmd.QPC.get(context, "mtu") or cmd.PrmMtu.MTU_256,
             hw_sq_wqebb_counter=int(row["sq_ci"]) & 0xFFFF, sw_sq_wqebb_counter=int(row["sq_pi"]) & 0xFFFF,
-            hw_rq_counter=int(row["rq_ci"]) & 0xFFFF_FFFF, sw_rq_counter=self._receives_announced(row),
+            hw_rq_counter=int(row["rq_ci"]) & 0xFFFF_FFFF, sw_rq_counter=self._receive_doorbell(row),
             **_sequence_numbers(row),
         )
         out = cmd.QUERY_QP_OUT.pack()
@@ -246,7 +246,7 @@ class QueuePairs(ChosenEvents, QueueObjects):
         out[start : start + cmd.QPC.size] = context
         return bytes(out)
 
-    def _receives_announced(self, row: np.void) -> int:
+    def _receive_doorbell(self, row: np.void) -> int:
         """Return the receive word of a QP's doorbell record; 0 if the QP has no receive ring."""
         if not row["rq_stride"]:
             return 0
@@ -258,19 +258,19 @@ class QueuePairs(ChosenEvents, QueueObjects):
         self._engine.post(EngineCommand.REMOVE_QP, address, worker=self._components.worker_of(address))
         self._components.remove(address)
         self._memory.pop(qpn).close()
-        self.known.pop(qpn).uses.release(self.named(qpn))
+        self.known.pop(qpn).uses.release(self.name_of(qpn))
         return DONE
 
 
 def state_of(row: np.void) -> QpState:
-    """Return a QP's state. The engine's row has RTS and `drain` in place of SQD."""
+    """Return a QP's state. In the engine's row, SQD is RTS with `drain` set."""
     if row["state"] == QpState.RTS and row["drain"]:
         return QpState.SQDRAINED if row["sq_drained"] else QpState.SQ_DRAINING
     return QpState(int(row["state"]))
 
 
 def _check_context(context: Fields) -> None:
-    """Refuse a type of QP that is not supported, and data in CQEs in a way that does not exist."""
+    """Refuse unsupported types of QPs, and invalid settings for data in CQEs."""
     if context["st"] not in SERVICES:
         raise CommandError(
             Status.BAD_PARAM, CommandSyndrome.SERVICE_TYPE,
@@ -286,10 +286,10 @@ def _check_context(context: Fields) -> None:
 
 
 def _may_wait(context: Fields) -> int:
-    """Return whether a QP may hold WAITs.
+    """Return whether WAIT WQEs may be posted to a QP.
 
-    DOCA's open library, that of NCCL and NVSHMEM too, sets cd_master by its macro for words of 64 bits. So the 1 comes
-    to lie at the end of the word, in next_rcv_psn, which CREATE_QP does not carry. Cards seem to take WAITs anyway.
+    DOCA's open library, which NCCL and NVSHMEM also use, sets cd_master with its macro for 64-bit words. The 1 thus
+    ends up at the end of the word, in next_rcv_psn, which CREATE_QP does not use. Cards seem to accept WAITs anyway.
     """
     return int(bool(context["cd_master"] or context["next_rcv_psn"] & 1))
 
@@ -313,10 +313,10 @@ def _queue_sizes(context: Fields) -> tuple[int, int]:
 
 
 def _sequence_numbers(row: np.void) -> dict[str, int]:
-    """Return the sequence numbers that QUERY_QP reports.
+    """Return the PSNs that QUERY_QP reports.
 
-    Those of received packets exist once the QP has been in RTR, those of sent packets once it has been in RTS. Between
-    QPs of one NIC, everything that was sent is already acknowledged.
+    Receive PSNs are valid once the QP has been in RTR, send PSNs once it has been in RTS. Between QPs of the same NIC,
+    everything sent is already acknowledged.
     """
     numbers = {}
     if row["mtu"]:

@@ -1,4 +1,4 @@
-"""The extension of a queue pair's context: whether it copies memory by MMO."""
+"""The extension of a queue pair's context (qpc_ext): whether the QP may copy memory with MMO WQEs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ..syndromes import CommandError, CommandSyndrome
 
 
 def mmo_of(mailbox: bytes) -> int:
-    """Return `mmo` of a CREATE_QP, 0 without an extension."""
+    """Return `mmo` of a CREATE_QP mailbox; 0 if it has no extension."""
     if not cmd.CREATE_QP_IN.get(mailbox, "qpc_ext"):
         return 0
     start = cmd.CREATE_QP_IN.offset("pas")
@@ -23,7 +23,7 @@ def mmo_of(mailbox: bytes) -> int:
 
 
 def check_mmo(mmo: int, service: int) -> None:
-    """Refuse copies by MMO on a QP that is not RC."""
+    """Refuse MMO on a QP that is not RC."""
     if mmo and service != ServiceType.RC:
         raise CommandError(
             Status.BAD_PARAM, CommandSyndrome.SERVICE_TYPE,

@@ -1,4 +1,4 @@
-"""The states of queue pairs: the modify commands, QP_2ERR and QP_2RST."""
+"""The state transitions of queue pairs: the modify commands, QP_2ERR and QP_2RST."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _NO_PARAM = OptParam(0)
 
 @dataclass(frozen=True)
 class _Transition:
-    """A modify command. It always sets the fields `required`, and those that opt_param_mask names, out of `allowed`."""
+    """A modify command. It sets the `required` fields, and the fields of opt_param_mask, which must be `allowed`."""
 
     mailbox: BitStruct
     before: QpState
@@ -100,15 +100,15 @@ def _get(context: bytes | bytearray, path: str) -> int:
 
 
 @cache
-def _taken(opcode: Opcode, optional: int) -> int:
-    """Return the bits of a QPC that a command sets, with these optional parameters."""
+def _settable_bits(opcode: Opcode, optional: int) -> int:
+    """Return a mask of the QPC bits that a command sets with the given optional parameters."""
     named = (path for bit, paths in _OPTIONAL.items() if bit & optional for path in paths)
     return reduce(or_, map(cmd.QPC.bits, (*_TRANSITIONS[opcode].required, *named)), 0)
 
 
-def _with_bits(context: bytes | bytearray, wanted: bytes, taken: int) -> bytearray:
-    """Return a context with some bits of another one."""
-    merged = int.from_bytes(context, "big") & ~taken | int.from_bytes(wanted, "big") & taken
+def _merge_bits(context: bytes | bytearray, wanted: bytes, bits: int) -> bytearray:
+    """Return a copy of a context in which some bits are replaced by those of another context."""
+    merged = int.from_bytes(context, "big") & ~bits | int.from_bytes(wanted, "big") & bits
     return bytearray(merged.to_bytes(len(context), "big"))
 
 
@@ -151,7 +151,7 @@ class QpTransitions(Handlers):
         if mmo is not None:
             check_mmo(mmo, int(self._qps.table[qpn]["service"]))
         qp = self._qps.known[qpn]
-        context = _with_bits(qp.context, wanted, _taken(opcode, optional))
+        context = _merge_bits(qp.context, wanted, _settable_bits(opcode, optional))
         if sport is not None:
             cmd.QPC.update(context, **{_PATH: {"udp_sport": sport}})
         self._check_context(opcode, context)
@@ -163,7 +163,7 @@ class QpTransitions(Handlers):
         if mmo is not None:
             row["mmo"] = mmo
         try:
-            # For the engine, SQD is RTS in which no WQE begins.
+            # To the engine, SQD is RTS in which no new WQE starts.
             expected = QpState.RTS if transition.before is QpState.SQDRAINED else transition.before
             worker = self._components.worker_of(row_address)
             self._engine.post(EngineCommand.MODIFY_QP, row_address, row, state=int(expected), worker=worker)
@@ -179,9 +179,9 @@ class QpTransitions(Handlers):
         return DONE
 
     def _compare_with_peer(self, qpn: int, state: QpState) -> None:
-        """Warn if a queue pair that has entered a state and its peer on this NIC do not fit.
+        """Warn if the settings of a queue pair that has entered a state do not fit its peer on this NIC.
 
-        Requests inside a NIC are executed in one piece, one after another, so nothing fails here. On a card, it does.
+        Within a software NIC, such requests succeed, because each is executed as a whole. On a card, they fail.
         """
         own = self._qps.table[qpn]
         number = int(own["remote_qpn"])
@@ -207,7 +207,7 @@ class QpTransitions(Handlers):
     def _optional(
         self, opcode: Opcode, mailbox: bytes, wanted: bytes, datagrams: bool
     ) -> tuple[int, int | None, int | None]:
-        """Return opt_param_mask, and the UDP source port and `mmo` to set or None.
+        """Return opt_param_mask, and the UDP source port and `mmo` to set, each None if it is not to be set.
 
         CommandError if the command does not allow one of them.
         """
@@ -219,7 +219,7 @@ class QpTransitions(Handlers):
         further: int = struct.get(mailbox, "opt_param_mask_95_32") if "opt_param_mask_95_32" in struct.fields else 0
         sport = None
         if opcode is Opcode.RTS2RTS_QP and not datagrams and further & OptParam32.UDP_SPORT:
-            # With qpc_ext or, as libmlx5 does, without.
+            # qpc_ext may be set or not: libmlx5 does not set it.
             sport = self._check_sport(_get(wanted, f"{_PATH}.udp_sport"))
             further &= ~int(OptParam32.UDP_SPORT)
         mmo = None
@@ -255,8 +255,8 @@ class QpTransitions(Handlers):
             row[field] = 0
         row["state"], row["mmo"] = QpState.RST, self._qps.known[qpn].mmo
         worker = self._components.worker_of(row_address)
-        if worker != 0:  # the first one passes on what was rung in a UAR's register: before the reset, or never
-            self._engine.settle()
+        if worker != 0:  # the first worker forwards doorbells rung in UAR registers: now, or never after the reset
+            self._engine.synchronize()
         self._engine.post(EngineCommand.RESET_QP, row_address, row, worker=worker)
         self._components.disconnect(row_address)
         qp = self._qps.known[qpn]
@@ -305,7 +305,7 @@ class QpTransitions(Handlers):
             gid, lid = cmd.QPC.get(context, f"{_PATH}.rgid_rip"), _get(context, f"{_PATH}.rlid")
             source, peer = _get(context, f"{_PATH}.src_addr_index"), _get(context, "remote_qpn")
             route = self._routes.route(gid, lid, source, peer)
-            self._components.connect(self._qps.table.row_address(qpn), route[0] or FIRST)  # which may move the QP
+            self._components.connect(self._qps.table.row_address(qpn), route[0] or FIRST)  # may move the QP
         row = self._qps.table.copy(qpn)
         row["drain"] = state is QpState.SQDRAINED
         if state is QpState.SQDRAINED:
@@ -340,7 +340,7 @@ class QpTransitions(Handlers):
         return row
 
     def _prepare_datagrams(self, qpn: int, context: bytearray, state: QpState) -> np.void:
-        """Return the row of a UD queue pair for a context and a state. It has no peer; a datagram is one packet."""
+        """Return the row of a UD queue pair for a context and a state. It has no peer, and a message is one packet."""
         row = self._qps.table.copy(qpn)
         row["drain"] = state is QpState.SQDRAINED
         if state is QpState.SQDRAINED:
@@ -351,14 +351,14 @@ class QpTransitions(Handlers):
             row["mtu"] = min(128 << _get(context, "mtu"), self._port.active_mtu)
             row["msg_max"] = min(1 << _get(context, "log_msg_max"), row["mtu"])
         if state is QpState.RTR:
-            self._components.connect(self._qps.table.row_address(qpn), FIRST)  # its datagrams take any wire
+            self._components.connect(self._qps.table.row_address(qpn), FIRST)  # its datagrams may use any wire
             self._links.listen()
         if state is QpState.RTS:
             row["sq_psn"] = _get(context, "next_send_psn")
         return row
 
     def _traffic_class(self, context: bytearray) -> int:
-        """Return the traffic class of a path. On Ethernet that is a DSCP, and room for congestion marks (RFC 3168)."""
+        """Return the traffic class of a path. On Ethernet it is the DSCP with the two ECN bits clear (RFC 3168)."""
         if self._port.infiniband:
             return _get(context, f"{_PATH}.tclass")
         return _get(context, f"{_PATH}.dscp") << _DSCP_SHIFT

@@ -1,4 +1,4 @@
-"""Receive memory pools, which verbs calls shared receive queues: CREATE_RMP, MODIFY_RMP, QUERY_RMP, DESTROY_RMP."""
+"""Receive memory pools, the shared receive queues of verbs: CREATE_RMP, MODIFY_RMP, QUERY_RMP, DESTROY_RMP."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from ..syndromes import CommandError, CommandSyndrome
 
 MAX_SRQ = 1024
 MAX_LOG_SRQ = 15
-_TYPES = (WqType.LINKED_LIST, 0), (WqType.CYCLIC, 1), (WqType.CYCLIC, 0)  # and basic_cyclic_rcv_wqe
+_TYPES = (WqType.LINKED_LIST, 0), (WqType.CYCLIC, 1), (WqType.CYCLIC, 0)  # wq_type, basic_cyclic_rcv_wqe
 _MIN_STRIDE_LOG, _MAX_STRIDE_LOG = 4, 9  # strides of 16 to 512 bytes
 
 
 class ReceivePools(QueueObjects):
-    """The receive memory pools of a NIC. Their table has the numbers of SRQs."""
+    """The receive memory pools of a NIC. Their numbers are SRQ numbers."""
 
     def __init__(self, hardware: Hardware, components: Components, umems: Umems, pds: ProtectionDomains):
         super().__init__("SRQ", SRQ_ROW, MAX_SRQ, CommandSyndrome.NO_SUCH_SRQ)
         self._engine, self._components, self._umems, self._pds = hardware.engine, components, umems, pds
         self._contexts: dict[int, bytearray] = {}  # SRQ number → its rmpc, as QUERY_RMP returns it
-        self._returned: dict[int, HostMemory] = {}  # SRQ number → room for the indices of WQEs that come back unused
+        self._returned: dict[int, HostMemory] = {}  # SRQ number → memory for the indices of WQEs returned unused
 
     def close(self) -> None:
         for returned in self._returned.values():
@@ -107,7 +107,7 @@ class ReceivePools(QueueObjects):
         return DONE
 
     def _resize(self, srqn: int, wq: Fields) -> None:
-        """Move a pool to a larger ring, which begins with the WQEs of the old ring."""
+        """Move a pool to a larger ring. The ring must start with the WQEs of the old ring."""
         row, log = self.table.copy(srqn), wq["log_wq_sz"]
         if not row["log"] < log <= MAX_LOG_SRQ:
             raise CommandError(
@@ -156,12 +156,12 @@ class ReceivePools(QueueObjects):
 
 
 def _header(context: Fields) -> int:
-    """Return the bytes before a WQE's data segments. A cyclic queue may have linked WQEs, whose links do not count."""
+    """Return the number of bytes before a WQE's data segments: the next segment, even if a cyclic queue ignores it."""
     return 0 if context["basic_cyclic_rcv_wqe"] else SRQ_NEXT_SEG.size
 
 
 def _check_context(context: Fields) -> None:
-    """Refuse a pool's state, type or size that is not supported."""
+    """Refuse an unsupported state, type or size of a pool."""
     wq = context["wq"]
     if context["state"] != RmpState.RDY:
         raise CommandError(

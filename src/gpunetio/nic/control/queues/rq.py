@@ -44,7 +44,7 @@ _OF_STRIDES = "log_wqe_num_of_strides", "log_wqe_stride_size", "two_byte_shift_e
 
 
 class ReceiveQueues(EthernetQueues):
-    """The RQs of a NIC. Their WQEs are in a ring of their own, or in a receive memory pool."""
+    """The RQs of a NIC. The WQEs of an RQ are in its own ring or in a receive memory pool."""
 
     struct: BitStruct = eth.RQC
     formats: tuple[TimestampFormat, ...] = (TimestampFormat.FREE_RUNNING, TimestampFormat.DEFAULT)
@@ -65,7 +65,7 @@ class ReceiveQueues(EthernetQueues):
             Command(Call.DESTROY, Opcode.DESTROY_RQ, eth.DESTROY_RQ_IN, self._destroy),
         )
 
-    def announced(self) -> Capabilities:
+    def ethernet_capabilities(self) -> Capabilities:
         return {
             CapClass.GENERAL: {
                 "log_max_rq": self.log_max, "log_max_wq_sz": MAX_LOG_QUEUE,
@@ -87,9 +87,9 @@ class ReceiveQueues(EthernetQueues):
         row["flush"] = context["flush_in_error_en"]
         match context["mem_rq_type"]:
             case RqMemory.INLINE:
-                uses = self._own_ring(row, context["wq"])
+                uses = self._set_own_ring(row, context["wq"])
             case RqMemory.RMP:
-                uses = self._pool(row, context["rmpn"])
+                uses = self._set_pool(row, context["rmpn"])
             case other:
                 raise CommandError(
                     Status.BAD_PARAM, CommandSyndrome.RQ_TYPE,
@@ -108,11 +108,11 @@ class ReceiveQueues(EthernetQueues):
         self._components.remove(self.table.row_address(number))
         return done
 
-    def _own_ring(self, row: np.ndarray, wq: Fields) -> Uses:
-        """Enter a ring of its own into an RQ's row. Return what the ring uses."""
+    def _set_own_ring(self, row: np.ndarray, wq: Fields) -> Uses:
+        """Set an RQ's own ring in its row. Return the objects that the ring uses."""
         _check_wqes(wq)
         self._pds.need(wq["pd"])
-        counted = self.place(row, wq, self._umems, ("addr", "log"))
+        counted = self.set_ring(row, wq, self._umems, ("addr", "log"))
         row["pdn"], row["wq_type"], row["stride"] = wq["pd"], wq["wq_type"], 1 << wq["log_wq_stride"]
         if wq["wq_type"] in _STRIDING:
             row["strides"] = 1 << _strides_log(wq)
@@ -120,8 +120,8 @@ class ReceiveQueues(EthernetQueues):
             row["padding"] = _PADDING if wq["two_byte_shift_en"] else 0
         return Uses([*counted, (self._pds, wq["pd"])])
 
-    def _pool(self, row: np.ndarray, rmpn: int) -> Uses:
-        """Enter the receive memory pool with its WQEs into an RQ's row. The RQ has the pool's PD."""
+    def _set_pool(self, row: np.ndarray, rmpn: int) -> Uses:
+        """Set the receive memory pool of an RQ in its row. The RQ gets the pool's PD. Return the pool as its use."""
         row["srq"] = self._pools.need(rmpn)
         pool = self._pools.table[rmpn]
         row["pdn"], row["stride"] = pool["pdn"], pool["stride"]
@@ -129,7 +129,7 @@ class ReceiveQueues(EthernetQueues):
         return Uses(named=[(self._pools, rmpn)])
 
     def _counter_row(self, number: int) -> int:
-        """Return the address of a Q counter's row; 0 if `number` is 0, none. CommandError if it does not exist."""
+        """Return the address of a Q counter's row; 0 if `number` is 0. CommandError if there is no such counter."""
         return self._counters.need(number) if number else 0
 
     def _counter_use(self, number: int) -> list[tuple[MailboxObjects, int]]:
@@ -154,22 +154,22 @@ class ReceiveQueues(EthernetQueues):
             self._engine.post(EngineCommand.MODIFY_RQ, self.table.row_address(number), row, state=now)
         except BadStateError:
             raise CommandError(
-                Status.BAD_RES_STATE, CommandSyndrome.QUEUE_STATE, f"{self.named(number)} has failed meanwhile"
+                Status.BAD_RES_STATE, CommandSyndrome.QUEUE_STATE, f"{self.name_of(number)} has failed meanwhile"
             ) from None
         if uses is not None:
-            self.exchange_uses(number, uses)
+            self.replace_uses(number, uses)
         eth.RQC.update(self.contexts[number], **changed)
         return DONE
 
 
 def _strides_log(wq: Fields) -> int:
-    """Return the logarithm of the strides in a WQE, which the context has as a signed number of 4 bits."""
+    """Return the base-2 logarithm of the strides per WQE, which the context encodes as a signed 4-bit number."""
     code = wq["log_wqe_num_of_strides"]
     return MIN_STRIDES_LOG + (code ^ 8) - 8
 
 
 def _check_wqes(wq: Fields) -> None:
-    """Refuse a ring whose WQEs are not supported."""
+    """Refuse a ring with unsupported WQEs."""
     kind, log = wq["wq_type"], wq["log_wq_stride"]
     if kind not in list(WqType):
         raise CommandError(Status.BAD_PARAM, CommandSyndrome.WQ_TYPE, f"wq_type {kind} is above {int(max(WqType))}")

@@ -46,7 +46,7 @@ class ReceiveQueueTables(EthernetObjects):
             Command(Call.DESTROY, Opcode.DESTROY_RQT, eth.DESTROY_RQT_IN, self._destroy),
         )
 
-    def announced(self) -> Capabilities:
+    def ethernet_capabilities(self) -> Capabilities:
         return {CapClass.GENERAL: {"log_max_rqt": self.log_max, "log_max_rqt_size": MAX_LOG_RQT}}
 
     def _create(self, mailbox: bytes) -> bytes:
@@ -79,7 +79,7 @@ class ReceiveQueueTables(EthernetObjects):
         return DONE
 
     def _list_in(self, mailbox: bytes, count: int, most: int) -> list[int]:
-        """Return the RQs that a mailbox lists, which exist. CommandError if there are not `count`, up to `most`."""
+        """Return the `count` RQNs of a mailbox. CommandError if `count` exceeds `most`, or if an RQ does not exist."""
         if not _is_power_of_two(count) or count > most:
             raise CommandError(
                 Status.BAD_PARAM, CommandSyndrome.RQT_SIZE,
@@ -97,7 +97,7 @@ class ReceiveQueueTables(EthernetObjects):
         return rqns
 
     def _replace(self, number: int, rqns: list[int], mailbox: bytes | None = None) -> None:
-        """Put a list of RQs in place: that of a new RQT, which `mailbox` creates, or of an existing one."""
+        """Set the list of RQs of an existing RQT, or of a new RQT that `mailbox` creates."""
         listed = HostMemory(_ADDRESS * len(rqns))
         listed.view(np.int64, 0, len(rqns))[:] = [self._rqs.table.row_address(rqn) for rqn in rqns]
         row = self.new_row()

@@ -35,7 +35,7 @@ from .ethernet_queue import HAIRPIN, EthernetQueues
 from .tis import SendInterfaces
 
 MAX_SQ = 4096
-# The engine has the states of send queues of QPs.
+# The engine uses the states of QPs for SQs.
 _STATES = {QpState.RST: QueueState.RST, QpState.RTS: QueueState.RDY, QpState.ERR: QueueState.ERR}
 _ENGINE_STATES = {state: engine for engine, state in _STATES.items()}
 _UNSUPPORTED = HAIRPIN | {
@@ -51,7 +51,7 @@ _UNSUPPORTED_WQ = {
 
 
 class SendQueues(EthernetQueues):
-    """The SQs of a NIC. No QP has the number of an SQ, because both ring the same registers: SQNs lie below MAX_QP."""
+    """The SQs of a NIC. SQNs are below MAX_QP, so that no QP has the number of an SQ: both ring the same registers."""
 
     struct: BitStruct = eth.SQC
     formats: tuple[TimestampFormat, ...] = tuple(TimestampFormat)
@@ -82,7 +82,7 @@ class SendQueues(EthernetQueues):
             Command(Call.DESTROY, Opcode.DESTROY_SQ, eth.DESTROY_SQ_IN, self._destroy),
         )
 
-    def announced(self) -> Capabilities:
+    def ethernet_capabilities(self) -> Capabilities:
         return {
             CapClass.GENERAL: {
                 "eth_net_offloads": 1, "log_max_sq": self.log_max, "log_max_tis_per_sq": 0,
@@ -98,7 +98,7 @@ class SendQueues(EthernetQueues):
         return super().free_number() + self.table.mask + 1
 
     def doorbell_line(self, sqn: int) -> int:
-        """Return the address of the SQ's own doorbell register, a cache line."""
+        """Return the address of the SQ's own doorbell register, which has a cache line to itself."""
         return self._lines.address + (sqn & self.table.mask) * REGISTER_BYTES
 
     def _create(self, mailbox: bytes) -> bytes:
@@ -112,12 +112,12 @@ class SendQueues(EthernetQueues):
         self._pds.need(wq["pd"])
         self._uars.need(wq["uar_page"])
         row = self.new_row()
-        counted = self.place(row, wq, self._umems, ("sq_addr", "sq_log"))
+        counted = self.set_ring(row, wq, self._umems, ("sq_addr", "sq_log"))
         sqn = self.free_number()
         row["qpn"], row["user_index"], row["pdn"], row["send_cq"] = sqn, context["user_index"], wq["pd"], cq
         row["kind"], row["mtu"] = QueueKind.ETHERNET_SEND, mtu_of(self._port)
         if self._port.config.wire_kind.ethernet:
-            row["wire"] = self._links.to_others().address
+            row["wire"] = self._links.wire_to_others().address
         row["tis"], row["doorbell"] = self._tiss.table.row_address(context["tis_num_0"]), self.doorbell_line(sqn)
         row["inline_mode"], row["flush"] = context["min_wqe_inline_mode"], context["flush_in_error_en"]
         row["multi_packet"], row["core_direct"] = context["allow_multi_pkt_send_wqe"], context["cd_master"]
@@ -128,7 +128,7 @@ class SendQueues(EthernetQueues):
         )
         address = self.table.row_address(sqn)
         if context["cd_master"]:
-            self._components.gather()  # it may wait for any CQ
+            self._components.gather()  # the SQ may wait for any CQ, so one worker must serve all
         self._components.add_ethernet(address, [cq])
         try:
             return self.add(sqn, row, uses, mailbox)
@@ -157,13 +157,13 @@ class SendQueues(EthernetQueues):
             self._engine.post(EngineCommand.MODIFY_SQ, self.table.row_address(number), row, state=before)
         except BadStateError:
             raise CommandError(
-                Status.BAD_RES_STATE, CommandSyndrome.QUEUE_STATE, f"{self.named(number)} has failed meanwhile"
+                Status.BAD_RES_STATE, CommandSyndrome.QUEUE_STATE, f"{self.name_of(number)} has failed meanwhile"
             ) from None
         return DONE
 
 
 def _check_context(context: Fields) -> None:
-    """Refuse what the context asks for and the software NIC does not have."""
+    """Refuse a context that requests unsupported features."""
     wq = context["wq"]
     refuse_fields("sqc", context, _UNSUPPORTED)
     refuse_fields("wq", wq, _UNSUPPORTED_WQ)

@@ -1,4 +1,4 @@
-"""Transport interfaces receive (TIR), which bring packets to RQs: CREATE_TIR, MODIFY_TIR, QUERY_TIR, DESTROY_TIR."""
+"""Transport interfaces receive (TIR), which forward packets to RQs: CREATE_TIR, MODIFY_TIR, QUERY_TIR, DESTROY_TIR."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _UNSUPPORTED = {
 }
 _HASHED = HashField.SRC_IP | HashField.DST_IP | HashField.L4_SPORT | HashField.L4_DPORT
 _PAIRS = HashField.SRC_IP | HashField.DST_IP, HashField.L4_SPORT | HashField.L4_DPORT
-_OF_BIT = {  # the fields of a context that each bit of a MODIFY carries
+_OF_BIT = {  # the context fields that each bit of a MODIFY bitmask selects
     ModifyTir.INDIRECT_TABLE: ("indirect_table",),
     ModifyTir.HASH: ("rx_hash_fn", "rx_hash_symmetric", "rx_hash_toeplitz_key", "rx_hash_field_selector_outer",
                      "rx_hash_field_selector_inner"),
@@ -37,13 +37,13 @@ _OF_BIT = {  # the fields of a context that each bit of a MODIFY carries
 
 
 class ReceiveInterfaces(EthernetObjects):
-    """The TIRs of a NIC. Entries of flow tables lead packets to them."""
+    """The TIRs of a NIC. Flow table entries forward packets to them."""
 
     def __init__(self, hardware: Hardware, tds: TransportDomains, rqs: ReceiveQueues, rqts: ReceiveQueueTables):
         super().__init__(hardware, "TIR", TIR_ROW, MAX_TIR, CommandSyndrome.NO_SUCH_TIR)
         self._tds, self._rqs, self._rqts = tds, rqs, rqts
         self._toeplitz = ToeplitzTables()
-        self._keys: dict[int, bytes] = {}  # number → the key of its hash, if it has one
+        self._keys: dict[int, bytes] = {}  # number → Toeplitz key, for TIRs that hash
 
     def close(self) -> None:
         self._toeplitz.close()
@@ -57,7 +57,7 @@ class ReceiveInterfaces(EthernetObjects):
             Command(Call.DESTROY, Opcode.DESTROY_TIR, eth.DESTROY_TIR_IN, self._destroy),
         )
 
-    def announced(self) -> Capabilities:
+    def ethernet_capabilities(self) -> Capabilities:
         return {
             CapClass.GENERAL: {"log_max_tir": self.log_max}, CapClass.ETHERNET_OFFLOADS: {"self_lb_en_modifiable": 1},
         }
@@ -67,7 +67,7 @@ class ReceiveInterfaces(EthernetObjects):
         context = eth.CREATE_TIR_IN.get(mailbox, "ctx")
         row, uses = self._prepare(context)
         row["tirn"] = number = self.free_number()
-        self._hash_with(row)
+        self._hold_hash_table(row)
         answer = self.add(number, row, uses, mailbox)
         self._keep_key(number, row)
         return answer
@@ -79,7 +79,7 @@ class ReceiveInterfaces(EthernetObjects):
         changed = {field: given[field] for bit, fields in _OF_BIT.items() if mask & bit for field in fields}
         row, uses = self._prepare(TIRC.unpack(self.contexts[number]) | changed)
         row["tirn"] = number
-        self._hash_with(row)
+        self._hold_hash_table(row)
         self.replace(number, row, uses)
         self._keep_key(number, row)
         TIRC.update(self.contexts[number], **changed)
@@ -91,13 +91,13 @@ class ReceiveInterfaces(EthernetObjects):
         self._keep_key(number, self.new_row())
         return answer
 
-    def _hash_with(self, row: np.ndarray) -> None:
-        """Give a row the table of its key."""
+    def _hold_hash_table(self, row: np.ndarray) -> None:
+        """Set the hash table of a row's Toeplitz key in the row, and hold the table."""
         if row["hash_fn"] == RxHashFn.TOEPLITZ:
             row["toeplitz"] = self._toeplitz.hold(bytes(row["key"]))
 
     def _keep_key(self, number: int, row: np.ndarray) -> None:
-        """Release the table of the key that a TIR had until now, and note that of the row."""
+        """Release the hash table of a TIR's previous key, and record the key of its new row."""
         before = self._keys.pop(number, None)
         if row["toeplitz"]:
             self._keys[number] = bytes(row["key"])
@@ -105,7 +105,7 @@ class ReceiveInterfaces(EthernetObjects):
             self._toeplitz.release(before)
 
     def _prepare(self, context: Fields) -> tuple[np.ndarray, Uses]:
-        """Check a context. Return a row without its number, and what the TIR uses."""
+        """Check a context. Return a row that lacks only its number, and the objects that the TIR uses."""
         refuse_fields("tirc", context, _UNSUPPORTED)
         self._tds.need(context["transport_domain"])
         row = self.new_row()
@@ -132,7 +132,7 @@ class ReceiveInterfaces(EthernetObjects):
 
 
 def _check_hash(context: Fields) -> None:
-    """Refuse settings of the hash that are not supported, or that contradict each other."""
+    """Refuse hash settings that are unsupported or contradictory."""
     function, symmetric = context["rx_hash_fn"], context["rx_hash_symmetric"]
     fields = context["rx_hash_field_selector_outer"]["selected_fields"]
     if function not in (RxHashFn.NONE, RxHashFn.TOEPLITZ):

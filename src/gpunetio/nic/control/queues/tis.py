@@ -38,7 +38,7 @@ class SendInterfaces(EthernetObjects):
             Command(Call.DESTROY, Opcode.DESTROY_TIS, eth.DESTROY_TIS_IN, self.destroy),
         )
 
-    def announced(self) -> Capabilities:
+    def ethernet_capabilities(self) -> Capabilities:
         return {CapClass.GENERAL: {"log_max_tis": self.log_max}}
 
     def _create(self, mailbox: bytes) -> bytes:

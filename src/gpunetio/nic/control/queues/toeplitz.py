@@ -1,4 +1,4 @@
-"""Tables by which the engine hashes packets: one for each key, which TIRs share."""
+"""Tables with which the engine computes Toeplitz hashes: one per key, shared by TIRs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class ToeplitzTables:
         self._users: dict[bytes, int] = {}
 
     def hold(self, key: bytes) -> int:
-        """Count one more user of a key. Return the address of its table."""
+        """Add a user of a key, and create its table for the first user. Return the table's address."""
         if key not in self._memory:
             table = toeplitz_table(key)
             memory = HostMemory(table.nbytes)
@@ -26,7 +26,7 @@ class ToeplitzTables:
         return self._memory[key].address
 
     def release(self, key: bytes) -> None:
-        """Count one user of a key less. The engine must not read its table for that user any more."""
+        """Remove a user of a key. The engine must no longer read the table for that user."""
         self._users[key] -= 1
         if not self._users[key]:
             del self._users[key]

@@ -1,4 +1,4 @@
-"""Transport domains, which TISs and TIRs share: ALLOC_TRANSPORT_DOMAIN, DEALLOC_TRANSPORT_DOMAIN."""
+"""Transport domains of TISs and TIRs: ALLOC_TRANSPORT_DOMAIN, DEALLOC_TRANSPORT_DOMAIN."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class TransportDomains(EthernetObjects):
             Command(Call.DESTROY, Opcode.DEALLOC_TRANSPORT_DOMAIN, eth.DEALLOC_TRANSPORT_DOMAIN_IN, self.destroy),
         )
 
-    def announced(self) -> Capabilities:
+    def ethernet_capabilities(self) -> Capabilities:
         return {CapClass.GENERAL: {"log_max_transport_domain": self.log_max}}
 
     def _alloc(self, mailbox: bytes) -> bytes:

@@ -1,1 +1,1 @@
-"""PDs, memory keys and UMEMs, and which memory other NICs and GPUs share."""
+"""PDs, memory keys and UMEMs, device memory, and memory shared with other NICs."""

@@ -1,4 +1,4 @@
-"""Devices with memory that a NIC's engine cannot touch. Each has a DMA stream from the first region there on."""
+"""Devices whose memory a NIC's engine cannot access. Each gets a DMA stream with the first region registered there."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TIMEOUT_NS = 5_000_000_000  # for a batch of copies; less than the timeout of a 
 
 
 class DeviceMemory:
-    """The DMA streams of a NIC. Callers hold the NIC's lock. A test may set a `driver` of its own for the machine's."""
+    """The DMA streams of a NIC. Callers hold the NIC's lock. A test may replace `driver`, the machine's CUDA driver."""
 
     rows: np.ndarray
 
@@ -34,11 +34,11 @@ class DeviceMemory:
         self._memory: list[HostMemory] = []
         self.rows = np.zeros(0, DMA_STREAM.dtype)
 
-    def mark(self, address: int, nbytes: int) -> int | None:
-        """Return the device address of a range in a device's memory, or None if no device contains the range.
+    def device_address(self, address: int, nbytes: int) -> int | None:
+        """Return the device address of a range in a device's memory, which includes the number of its DMA stream.
 
-        An engine on a GPU has no DMA streams: None. NoMemoryError if there are too many devices, InitializationError if
-        a device cannot be used.
+        None if no device contains the range, or if the engine is on a GPU, which has no DMA streams. NoMemoryError if
+        there are too many devices, InitializationError if a device cannot be used.
         """
         if self._hardware.port.config.on_cuda:
             return None
@@ -52,7 +52,7 @@ class DeviceMemory:
         return address + (1 + list(self._devices).index(ordinal) << DEVICE_SHIFT)
 
     def explain(self, code: int, timeout_ns: int) -> str:
-        """Describe a DMA stream's failure in words."""
+        """Describe the failure of a DMA stream."""
         if code == TIMED_OUT:
             return f"the GPU has not finished the copy within {timeout_ns / 1e9:g} s"
         name = self.driver.error_name(code) if self.driver else "unknown error"
@@ -68,7 +68,7 @@ class DeviceMemory:
             self.rows = self._memory[0].view(DMA_STREAM.dtype, 0, 1 + MAX_STREAMS)
         device = self.driver.open(ordinal)
         try:
-            self._fill(self.rows[number], self._memory[0].address + number * DMA_STREAM.size, device)
+            self._init_row(self.rows[number], self._memory[0].address + number * DMA_STREAM.size, device)
             slots = self._make_slots(device) if number == 1 else 0
         except BaseException:
             device.close()
@@ -80,7 +80,7 @@ class DeviceMemory:
         self._write(WORKER.stream_count, number)
         self._devices[ordinal] = device
 
-    def _fill(self, row: np.void, address: int, device: CopyDevice) -> None:
+    def _init_row(self, row: np.void, address: int, device: CopyDevice) -> None:
         tables = HostMemory(MARKS * MARK.size + LANDINGS * LANDING.size)
         self._memory.append(tables)
         for name, function in asdict(device.calls).items():

@@ -1,7 +1,7 @@
-"""Memory of GPUs that two processes of a host share: allocations of cudaMalloc, and those that are mapped (VMM).
+"""GPU memory that two processes of a host share: allocations of cudaMalloc, and mapped memory of cuMemCreate (VMM).
 
-CUDA names the former by a handle of 64 bytes, and the latter by a descriptor, if they were created to be shared so, as
-those of ncclMemAlloc are. A range in several allocations, or in a pool (cudaMallocAsync), cannot be shared.
+CUDA shares the former with a 64-byte handle. It shares the latter with a file descriptor, if the memory was created for
+that, as in ncclMemAlloc. A range that spans several allocations or lies in a pool (cudaMallocAsync) cannot be shared.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from ....errors import DriverError, InvalidValueError
 from ....jit.launch import running
-from ...engine.hardware import Opened
+from ...engine.hardware import SharedMapping
 from ...memory.cuda_driver import Current, CudaDriver
 
 _LAZY_PEER_ACCESS = 1  # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
@@ -33,11 +33,11 @@ class _Access(ctypes.Structure):
     _fields_ = (("location_type", ctypes.c_int), ("location_id", ctypes.c_int), ("flags", ctypes.c_int))
 
 
-# --- the process that has the memory ---------------------------------------------------------------------------------
+# --- in the process that owns the memory -----------------------------------------------------------------------------
 
 
 def share(driver: CudaDriver, address: int, nbytes: int) -> tuple[int, int, str, int | None] | None:
-    """Share the allocation that contains a range, as `Engine.share` describes it. A context is current."""
+    """Share the allocation that contains a range (`Engine.share`). The caller has made a CUDA context current."""
     start, size = ctypes.c_uint64(), ctypes.c_size_t()
     try:
         driver.call("cuMemGetAddressRange_v2", ctypes.byref(start), ctypes.byref(size), ctypes.c_uint64(address))
@@ -48,12 +48,12 @@ def share(driver: CudaDriver, address: int, nbytes: int) -> tuple[int, int, str,
             driver.call("cuIpcGetMemHandle", ctypes.byref(handle), start)
             return start.value, size.value, bytes(handle).hex(), None
         return start.value, size.value, "", _descriptor(driver, start)
-    except DriverError:  # memory of a pool, or that was not created to be shared
+    except DriverError:  # memory of a pool, or memory that was not created for sharing
         return None
 
 
 def _descriptor(driver: CudaDriver, start: ctypes.c_uint64) -> int:
-    """Return a new descriptor of mapped memory."""
+    """Export mapped memory. Return a new file descriptor of it."""
     allocation, fd = ctypes.c_uint64(), ctypes.c_int()
     driver.call("cuMemRetainAllocationHandle", ctypes.byref(allocation), start)
     try:
@@ -63,32 +63,32 @@ def _descriptor(driver: CudaDriver, start: ctypes.c_uint64) -> int:
     return fd.value
 
 
-# --- the other process -----------------------------------------------------------------------------------------------
+# --- in the other process --------------------------------------------------------------------------------------------
 
-_left: list[_Memory] = []
+_to_unmap: list[_Memory] = []
 
 
 def open_shared(
     driver: CudaDriver, current: Callable[[], Current], ordinal: int, nbytes: int, handle: object, fds: list[int]
-) -> Opened:
-    """Map what another process shares for a GPU, as `Engine.open_shared` describes it. `current` enters its context."""
+) -> SharedMapping:
+    """Map memory that another process shares (`Engine.open_shared`). `current` makes the GPU's context current."""
     with current():
         if fds:
             return _MappedMemory(driver, current, ordinal, nbytes, fds[0])
         return _IpcMemory(driver, current, nbytes, handle)
 
 
-def close_left() -> None:
-    """Unmap what was closed while kernels ran."""
-    while _left:
-        _left.pop().unmap()
+def unmap_closed() -> None:
+    """Unmap memory that was closed while kernels ran."""
+    while _to_unmap:
+        _to_unmap.pop().unmap()
 
 
 class _Memory(ABC):
-    """Memory of a GPU that another process has allocated.
+    """GPU memory that another process has allocated.
 
-    To unmap it, CUDA waits for all running kernels, and launches wait meanwhile, those of slices too. So it stays until
-    no kernel of this process runs, or until the NIC closes.
+    To unmap memory, CUDA waits for all running kernels, and blocks launches meanwhile, including those of slices.
+    Therefore the memory stays mapped until no kernel of this process runs, or until the NIC closes.
     """
 
     address: int
@@ -98,21 +98,21 @@ class _Memory(ABC):
 
     @abstractmethod
     def _unmap(self) -> None:
-        """Unmap the memory. The context is current."""
+        """Unmap the memory. The caller has made the context current."""
 
     def unmap(self) -> None:
         with contextlib.suppress(DriverError), self._current():
             self._unmap()
 
     def close(self) -> None:
-        """Unmap the memory, now or later."""
-        _left.append(self)
+        """Unmap the memory, now if no kernel runs, otherwise later."""
+        _to_unmap.append(self)
         if running() == 0:
-            close_left()
+            unmap_closed()
 
 
 class _IpcMemory(_Memory):
-    """Memory of cudaMalloc."""
+    """Memory of cudaMalloc, opened by its handle."""
 
     def __init__(self, driver: CudaDriver, current: Callable[[], Current], nbytes: int, handle: object):
         super().__init__(driver, current, nbytes)
@@ -136,7 +136,7 @@ class _IpcMemory(_Memory):
 
 
 class _MappedMemory(_Memory):
-    """Memory of cuMemCreate, mapped as a whole. CUDA refuses to map more than there is."""
+    """Memory of cuMemCreate, mapped as a whole. CUDA refuses to map more than its size."""
 
     def __init__(self, driver: CudaDriver, current: Callable[[], Current], ordinal: int, nbytes: int, fd: int):
         super().__init__(driver, current, nbytes)

@@ -1,12 +1,12 @@
-"""Shared memory that NICs of different processes of one host grant each other: a payload is copied once, not twice.
+"""Grants: NICs of different processes of a host share memory, so that a payload is copied once instead of twice.
 
-A NIC grants the shared memory (memory.py) in which a region lies. A grant has a number, which is used once in the
-NIC's life. Every peer that takes messages gets a read-only descriptor of the whole memory. Once the peer says that it
-has mapped the memory, packets to it refer to payloads there. A grant ends with the last region in its memory, or with
+A NIC grants the shared memory (memory.py) in which a region lies. A grant has a number, which the NIC never reuses.
+Every peer that accepts messages gets a read-only descriptor of the whole memory. Once the peer reports that it has
+mapped the memory, packets to the peer refer to payloads there. A grant ends with the last region in its memory, or with
 the peer.
 
-Messages over a link have `op` and `number`: "lend", with `nbytes` and the descriptor; "lent", its answer; "end". If
-anything fails, payloads are copied as on any other wire.
+Messages over a link have `op` and `number`. `op` is "lend", with `nbytes` and the descriptor; "lent", the answer to it;
+or "end". If anything fails, payloads are copied as on any other wire.
 """
 
 from __future__ import annotations
@@ -23,21 +23,22 @@ from ....fabric.control_message import Body
 from ....fabric.frames import GRANT_SHIFT, MAX_GRANTED, MAX_GRANT
 from ....fabric.link import Link
 from ....memory import HostMemory, MappedMemory, open_shared
-from ...engine.hardware import CUDA, Hardware, Opened
+from ...engine.hardware import CUDA, Hardware, SharedMapping
 from ...state.tables import Row
 from ...state.wire import GRANT, GRANTS, WIRE
 from .reach import Reach
 
 logger: logging.Logger = logging.getLogger("gpunetio.nic")
 
-MAX_BORROWED = 1 << 40  # bytes of address space for what one peer grants
+MAX_BORROWED = 1 << 40  # bytes of address space for the grants of one peer
 
 
 @dataclass
 class _Granted:
-    """Memory of this NIC that is granted. `regions` counts the regions in it.
+    """Memory that this NIC grants. `regions` is the number of regions in it.
 
-    `sharing`: it is memory of a GPU, and peers that share theirs in this way map it as `handle` says (`Engine.share`).
+    For GPU memory, `sharing` is how it is shared, and `handle` is what peers with the same `sharing` map it by
+    (`Engine.share`).
     """
 
     number: int
@@ -58,16 +59,16 @@ class _Granted:
 
     @property
     def reference(self) -> int:
-        """Return MKEY_ROW.granted, which makes a reference when added to an address."""
+        """Return MKEY_ROW.granted: the number that turns an address into a reference when added to it."""
         return (self.number << GRANT_SHIFT) - self.address
 
 
 @dataclass
 class _Peer:
-    """A peer: the grant table of its wire, and the memory that it has granted, by number."""
+    """A peer: the grant table of its wire, and the memory that the peer has granted, by number."""
 
     table: HostMemory
-    borrowed: dict[int, Opened] = field(default_factory=dict)
+    borrowed: dict[int, SharedMapping] = field(default_factory=dict)
 
     def row(self, number: int) -> int:
         """Return the address of a grant's row."""
@@ -75,9 +76,9 @@ class _Peer:
 
 
 class Grants:
-    """What a NIC has granted and was granted. Callers hold the NIC's lock. Unless `enabled`, the NIC grants nothing.
+    """The grants that a NIC has given and received. Callers hold its lock. Unless `enabled`, the NIC grants nothing.
 
-    Regions in memory of GPUs can be more than granted: see reach.py.
+    Peers can access regions in GPU memory even without packets: see reach.py.
     """
 
     def __init__(self, hardware: Hardware, enabled: bool, reach: Reach):
@@ -86,7 +87,7 @@ class Grants:
         self._peers: dict[Link, _Peer] = {}
         self._next = 1
 
-    # --- what we grant ---------------------------------------------------------------------------------------------
+    # --- grants of this NIC ----------------------------------------------------------------------------------------
 
     def grant(self, address: int, nbytes: int) -> int:
         """Grant the memory of a new region. Return its MKEY_ROW.granted; 0 if its memory cannot be granted."""
@@ -120,13 +121,13 @@ class Grants:
         own.regions += 1
         return own.reference
 
-    def tell(self, row: Row) -> None:
-        """Tell peers of a region that the engine now knows, if they can reach it without packets."""
+    def announce(self, row: Row) -> None:
+        """Announce a region that is now in the engine's table to the peers that can access it without packets."""
         if (own := self._owner(int(row["granted"]))) is not None and own.sharing:
-            self._reach.tell_key(row, own.number, place_of(row) - own.address)
+            self._reach.announce_key(row, own.number, start_of(row) - own.address)
 
     def withdraw(self, row: np.void) -> None:
-        """Undo a `tell`: the engine knows the region no more."""
+        """Undo `announce` for a region that is no longer in the engine's table."""
         if (own := self._owner(int(row["granted"]))) is not None and own.sharing:
             self._reach.withdraw_key(int(row["key"]))
 
@@ -134,7 +135,7 @@ class Grants:
         return next((own for own in self._granted.values() if own.reference == granted), None)
 
     def _free_number(self) -> int | None:
-        """Return a number that no grant has had, in a row that no grant has, or None."""
+        """Return a number that no grant has used and whose row in grant tables is free, or None."""
         used = {own.number % GRANTS for own in self._granted.values()}
         while len(used) < GRANTS and self._next <= MAX_GRANT:
             self._next += 1
@@ -143,7 +144,7 @@ class Grants:
         return None
 
     def revoke(self, granted: int) -> None:
-        """Note that a region with this MKEY_ROW.granted is gone. The engine no longer uses it."""
+        """Release the grant of a removed region with this MKEY_ROW.granted. The grant ends with its last region."""
         own = self._owner(granted)
         assert own is not None
         own.regions -= 1
@@ -168,39 +169,39 @@ class Grants:
 
     # --- peers -----------------------------------------------------------------------------------------------------
 
-    def join(self, link: Link, wire: int) -> None:
-        """Grant everything to the peer of a new wire over a link, if the peer takes messages."""
+    def add_peer(self, link: Link, wire: int) -> None:
+        """Add the peer of a new wire over a link, and send it all grants, if the peer accepts messages."""
         if link.talks:
             peer = self._peers[link] = _Peer(HostMemory(GRANTS * GRANT.size))
             self._hardware.write(wire + WIRE.grants, peer.table.address)
             for own in self._granted.values():
                 self._offer(link, own)
-            self._reach.join(link, wire)
+            self._reach.add_peer(link, wire)
 
-    def leave(self, link: Link) -> None:
-        """Forget a peer. The engine must no longer use its wire's table. Idempotent."""
-        self._reach.leave(link)
+    def remove_peer(self, link: Link) -> None:
+        """Remove a peer. The engine must no longer use the grant table of its wire. Idempotent."""
+        self._reach.remove_peer(link)
         if (peer := self._peers.pop(link, None)) is not None:
             for memory in (*peer.borrowed.values(), peer.table):
                 memory.close()
 
-    def hear(self, link: Link, message: Body, fds: list[int]) -> None:
-        """Handle a message that came over a link. The descriptors stay the caller's."""
+    def handle_message(self, link: Link, message: Body, fds: list[int]) -> None:
+        """Handle a message that arrived over a link. The caller still owns the descriptors."""
         peer = self._peers.get(link)
         if peer is None:  # the wire is already gone
             return
-        if self._reach.hear(link, message, peer.borrowed.get):
+        if self._reach.handle_message(link, message, peer.borrowed.get):
             if message.get("op") == "reach":
-                self._tell_all(link)
+                self._announce_all(link)
             return
         try:
             op, number = message.get("op"), message.get("number")
             if type(number) is not int or not 0 < number <= MAX_GRANT:
                 raise InvalidValueError(f"{number!r} is not the number of a grant")
             if op == "lend":
-                if self._borrow(peer, number, message, fds):
+                if self._map_grant(peer, number, message, fds):
                     self._send(link, {"op": "lent", "number": number})
-            elif op == "lent":  # perhaps of a grant that has ended meanwhile
+            elif op == "lent":  # the grant may have ended meanwhile
                 if any(own.number == number for own in self._granted.values()):
                     self._hardware.write(peer.row(number) + GRANT.mapped, number)
             elif op == "end":
@@ -212,28 +213,28 @@ class Grants:
         except (InvalidValueError, OSError) as error:
             logger.warning("%s ignores a message from %s: %s", self._hardware.name, link, error)
 
-    def _tell_all(self, link: Link) -> None:
-        """Tell a peer that shares memory of GPUs of all regions there."""
+    def _announce_all(self, link: Link) -> None:
+        """Announce all regions in GPU memory to a peer that shares GPU memory."""
         shared = {own.reference: own for own in self._granted.values() if own.sharing}
         if shared and self._reach.shares(link):
             for own in shared.values():
                 self._offer(link, own)
             for row in self._reach.mkeys:
                 if (own := shared.get(int(row["granted"]))) is not None:
-                    self._reach.tell_key_to(link, row, own.number, place_of(row) - own.address)
+                    self._reach.announce_key_to(link, row, own.number, start_of(row) - own.address)
 
-    def _borrow(self, peer: _Peer, number: int, message: Body, fds: list[int]) -> bool:
+    def _map_grant(self, peer: _Peer, number: int, message: Body, fds: list[int]) -> bool:
         """Map the memory that a peer grants. Return whether the engine reaches it."""
         nbytes, sharing = message.get("nbytes"), message.get("sharing", "")
         if sharing != self._engine.sharing and (sharing or self._engine.sharing == CUDA):
-            return False  # CUDA registers only memory that may be written
+            return False  # CUDA registers only writable memory, and the grant is read-only
         if type(nbytes) is not int or not 0 < nbytes <= MAX_GRANTED or (not sharing and len(fds) != 1):
             raise InvalidValueError(f"{nbytes!r} bytes and {len(fds)} descriptors are not a valid grant")
         if any(other % GRANTS == number % GRANTS for other in peer.borrowed):
             raise InvalidValueError(f"the row of grant {number} is in use")
         if nbytes + sum(memory.nbytes for memory in peer.borrowed.values()) > MAX_BORROWED:
             raise InvalidValueError(f"cannot map {nbytes} more bytes: a peer can grant {MAX_BORROWED} at most")
-        memory: Opened = (
+        memory: SharedMapping = (
             self._engine.open_shared(nbytes, message.get("handle"), fds) if sharing else MappedMemory(fds[0], nbytes)
         )
         peer.borrowed[number] = memory
@@ -248,6 +249,6 @@ class Grants:
         self._reach.close()
 
 
-def place_of(row: Row) -> int:
-    """Return where a region begins."""
+def start_of(row: Row) -> int:
+    """Return the address at which the engine accesses the start of a region."""
     return (int(row["iova"]) + int(row["delta"])) % (1 << 64)

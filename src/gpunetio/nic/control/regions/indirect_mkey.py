@@ -1,7 +1,7 @@
-"""Indirect memory keys: other names and addresses for a region: CREATE_MKEY with a list of keys (KSM), DESTROY_MKEY.
+"""Indirect memory keys, which name a region under another key and address: CREATE_MKEY with KSM entries, DESTROY_MKEY.
 
-The engine knows nothing of them: a row of its own names the same memory, under other virtual addresses. So the list
-must lead to one region, without gaps.
+To the engine, an indirect key is a row like any other, which names the same memory under other virtual addresses.
+Therefore all entries of the list must refer to the same region, without gaps.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def _refused(detail: str, syndrome: CommandSyndrome = CommandSyndrome.UNSUPPORTE
 
 
 class _Indirect(NamedTuple):
-    """An indirect key, the region that it was made for, and its PD."""
+    """An indirect key, the key of the region that it refers to, and its PD."""
 
     key: int
     region: int
@@ -51,7 +51,7 @@ class IndirectKeys(Handlers):
 
     def __init__(self, engine: Engine, table: MkeyTable, pds: ProtectionDomains):
         self._engine, self._table, self._pds = engine, table, pds
-        self._made: dict[int, _Indirect] = {}
+        self._keys: dict[int, _Indirect] = {}
 
     def commands(self) -> Iterable[Command]:
         return (
@@ -64,9 +64,12 @@ class IndirectKeys(Handlers):
             "fixed_buffer_size": 1, "log_max_klm_list_size": log_of(MOST_ENTRIES),
         }}
 
-    def leave(self, region: int) -> list[tuple[int, int, Row]]:
-        """Return the commands (`Engine.post_alone`) after which no key leads to a region, which goes or changes."""
-        rows = [self._table.copy(made.key) for made in self._made.values() if made.region == region]
+    def disable(self, region: int) -> list[tuple[int, int, Row]]:
+        """Return the commands for `Engine.post_alone` that disable all indirect keys of a region.
+
+        The region is about to be deregistered or changed.
+        """
+        rows = [self._table.copy(key.key) for key in self._keys.values() if key.region == region]
         for row in rows:
             row["nbytes"] = row["access"] = row["delta"] = 0
         return [(EngineCommand.WRITE_ROW, self._table.row_address(int(row["key"])), row) for row in rows]
@@ -87,11 +90,11 @@ class IndirectKeys(Handlers):
         row["key"] = key
         self._engine.post_alone((EngineCommand.WRITE_ROW, self._table.row_address(key), row))
         self._pds.hold(context["pd"])
-        self._made[index] = _Indirect(key, region, context["pd"])
+        self._keys[index] = _Indirect(key, region, context["pd"])
         return bytes(cmd.CREATE_MKEY_OUT.pack(mkey_index=index))
 
     def _row_of(self, context: Fields, entries: list[Fields]) -> tuple[Row, int]:
-        """Return the row for a context and its list, and the region that it leads to."""
+        """Return the row for a context and its list of entries, and the key of the region that they refer to."""
         size, region, first = 1 << context["log_entity_size"], entries[0]["mkey"], entries[0]["address"]
         if region not in self._table:
             raise CommandError(
@@ -123,15 +126,15 @@ class IndirectKeys(Handlers):
 
     def _destroy(self, mailbox: bytes) -> bytes:
         index = cmd.DESTROY_MKEY_IN.get(mailbox, "mkey_index")
-        if index not in self._made:
+        if index not in self._keys:
             raise CommandError(
                 Status.BAD_RESOURCE, CommandSyndrome.NO_SUCH_MKEY, f"there is no indirect memory key {index:#x}"
             )
-        gone = self._made[index]
+        gone = self._keys[index]
         row = np.zeros((), MKEY_ROW.dtype)
         self._engine.post_alone((EngineCommand.WRITE_ROW, self._table.row_address(gone.key), row))
         self._pds.release(gone.pdn)
-        del self._made[index]
+        del self._keys[index]
         return DONE
 
 

@@ -1,4 +1,4 @@
-"""Memory keys: regions of memory that work requests and peers may name."""
+"""Memory keys: registered regions of memory, which work requests and peers name by key."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ..command import Capabilities
 from ..objects import Objects
 from ..syndromes import CommandSyndrome
 from .device_memory import DeviceMemory
-from .grants import Grants, place_of
+from .grants import Grants, start_of
 from .indirect_mkey import IndirectKeys
 from .pd import ProtectionDomains
 from .reach import signed
@@ -30,12 +30,12 @@ _LOG_ADDRESSES = 47  # the largest region: all that a process can address
 
 
 def new_table() -> MkeyTable:
-    """Return the table of keys, which the engine has to know from the start."""
+    """Create the table of memory keys. The engine needs its address from the start."""
     return MkeyTable("key", MKEY_ROW, MAX_MR)
 
 
 class MemoryKeys(Objects):
-    """The memory keys of a NIC, which drivers register by calls."""
+    """The memory keys of a NIC, which drivers register with calls, not mailboxes."""
 
     def __init__(
         self, hardware: Hardware, table: MkeyTable, pds: ProtectionDomains, indirect: IndirectKeys, grants: Grants,
@@ -52,8 +52,8 @@ class MemoryKeys(Objects):
     def register(self, pdn: int, address: int, nbytes: int, iova: int, access: Access, cuda: bool) -> int:
         """Register memory. Return its key, which is both lkey and rkey."""
         self._pds.table[pdn]  # it exists
-        place = self._place(address, nbytes, access, cuda)
-        # Index and tag are random, so that a key cannot be guessed from another.
+        engine_address = self._engine_address(address, nbytes, access, cuda)
+        # Index and tag are random, so that no key can be guessed from another.
         index = self.table.free_slot(1 + secrets.randbelow(self.table.mask))
         if index is None:
             raise NoMemoryError(
@@ -63,24 +63,27 @@ class MemoryKeys(Objects):
         self._engine.map(address, nbytes)
         row = self.new_row()
         row["key"], row["pdn"], row["access"], row["iova"] = key, pdn, int(access), signed(iova)
-        row["nbytes"], row["delta"] = nbytes, signed(place - iova)
+        row["nbytes"], row["delta"] = nbytes, signed(engine_address - iova)
         row["granted"], row["near"] = self._grants.grant(address, nbytes), self._engine.is_near(address, nbytes)
         self._engine.post_alone((EngineCommand.WRITE_ROW, self.table.row_address(key), row))
-        self._grants.tell(row)
+        self._grants.announce(row)
         self._pds.hold(pdn)
         return key
 
-    def _place(self, address: int, nbytes: int, access: Access, cuda: bool) -> int:
-        """Return the address that the engine uses for a range. The CUDA driver says whose it is, not the caller."""
+    def _engine_address(self, address: int, nbytes: int, access: Access, cuda: bool) -> int:
+        """Return the address that the engine uses for a range.
+
+        The CUDA driver decides whether the range is device memory; `cuda`, from the caller, is only a hint.
+        """
         if self._engine.reaches(address, nbytes):
             return address
-        place = self._device_memory.mark(address, nbytes) if cuda else None
-        if place is None and is_accessible(address, nbytes, bool(access & Access.LOCAL_WRITE)):
+        device_address = self._device_memory.device_address(address, nbytes) if cuda else None
+        if device_address is None and is_accessible(address, nbytes, bool(access & Access.LOCAL_WRITE)):
             return address
-        if place is None and not cuda:
-            place = self._device_memory.mark(address, nbytes)
-        if place is not None:
-            return place
+        if device_address is None and not cuda:
+            device_address = self._device_memory.device_address(address, nbytes)
+        if device_address is not None:
+            return device_address
         if cuda:
             raise NotSupportedError(
                 f"[{address:#x}, +{nbytes}) is neither memory of this process's CPU nor, according to its CUDA "
@@ -93,7 +96,7 @@ class MemoryKeys(Objects):
     ) -> None:
         """Change a region between two WQEs, and keep its key (`Provider.rereg_mr`).
 
-        After this returns, the NIC touches no byte of memory that the region has left.
+        After this returns, the NIC no longer touches memory that is not in the region any more.
         """
         row, was = self.table.copy(key), self.table.copy(key)
         before, granted, left = int(row["pdn"]), int(row["granted"]), _range_of(row)
@@ -107,14 +110,16 @@ class MemoryKeys(Objects):
                 raise inaccessible(at, nbytes, rights)
         else:
             address, nbytes, cuda = place
-            row["delta"] = signed(self._place(address, nbytes, rights, cuda) - address)
+            row["delta"] = signed(self._engine_address(address, nbytes, rights, cuda) - address)
             self._engine.map(address, nbytes)
             row["iova"], row["nbytes"] = signed(address), nbytes
             row["granted"], row["near"] = self._grants.grant(address, nbytes), self._engine.is_near(address, nbytes)
         row["pdn"], row["access"] = after, int(rights)
-        self._engine.post_alone((EngineCommand.WRITE_ROW, self.table.row_address(key), row), *self._indirect.leave(key))
+        self._engine.post_alone(
+            (EngineCommand.WRITE_ROW, self.table.row_address(key), row), *self._indirect.disable(key)
+        )
         self._grants.withdraw(was)
-        self._grants.tell(row)
+        self._grants.announce(row)
         self._pds.release(before)
         self._pds.hold(after)
         if place is not None:
@@ -123,11 +128,11 @@ class MemoryKeys(Objects):
             self._grants.revoke(granted)
 
     def deregister(self, key: int) -> None:
-        """Deregister a region. After this returns, the NIC touches no byte of it."""
+        """Deregister a region. After this returns, the NIC no longer touches its memory."""
         row = self.table.copy(key)
         pdn, granted, left = int(row["pdn"]), int(row["granted"]), _range_of(row)
         self._engine.post_alone(
-            (EngineCommand.WRITE_ROW, self.table.row_address(key), self.new_row()), *self._indirect.leave(key)
+            (EngineCommand.WRITE_ROW, self.table.row_address(key), self.new_row()), *self._indirect.disable(key)
         )
         self._grants.withdraw(row)
         self._pds.release(pdn)
@@ -137,5 +142,5 @@ class MemoryKeys(Objects):
 
 
 def _range_of(row: np.void) -> tuple[int, int]:
-    """Return where the engine finds a region, and how many bytes it has."""
-    return place_of(row), int(row["nbytes"])
+    """Return the engine's address of a region, and the region's size in bytes."""
+    return start_of(row), int(row["nbytes"])

@@ -1,4 +1,4 @@
-"""User memory: registered ranges in which queues and doorbell records lie."""
+"""User memory (UMEM): registered ranges that contain queues and doorbell records."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _RING_ALIGNMENT, _RECORD_BYTES = 64, 8
 
 
 def inaccessible(address: int, nbytes: int, access: Access) -> InvalidValueError:
-    """Return the error about a range that this process cannot use with these rights."""
+    """Return the error for a range that this process cannot access with these rights."""
     what = "readable and writable" if access & Access.LOCAL_WRITE else "readable"
     return InvalidValueError(f"[{address:#x}, +{nbytes}) is not {what} memory of this process")
 
 
 def new_table() -> Table:
-    """Return the table of UMEMs, which the engine has to know from the start."""
+    """Create the table of UMEMs. The engine needs its address from the start."""
     return Table("UMEM", UMEM_ROW, MAX_UMEM)
 
 
@@ -53,14 +53,14 @@ class Umems(CountedObjects):
 
     @staticmethod
     def need_valid(valid: int, ring_field: str) -> None:
-        """Refuse a queue whose ring or record does not lie in a UMEM: physical addresses are not supported."""
+        """Refuse a queue whose ring or doorbell record is not in a UMEM. Physical addresses are not supported."""
         if not valid:
             raise CommandError(
                 Status.BAD_PARAM, CommandSyndrome.UMEM_REQUIRED, f"{ring_field} and dbr_umem_valid must be set"
             )
 
     def ring(self, umem_id: int, offset: int, nbytes: int, what: str) -> int:
-        """Return the address of a ring in a UMEM. CommandError if it does not lie there, or is not aligned."""
+        """Return the address of a ring in a UMEM. CommandError if the ring is outside the UMEM or not aligned."""
         return self._range(umem_id, offset, nbytes, what, _RING_ALIGNMENT)
 
     def record(self, umem_id: int, offset: int, what: str) -> int:
@@ -89,7 +89,7 @@ class Umems(CountedObjects):
         return address
 
     def need_writable(self, umem_id: int) -> None:
-        """Refuse a CQ ring in a UMEM that the NIC cannot write to."""
+        """Refuse a CQ ring in a UMEM that the NIC cannot write."""
         if not int(self.table[umem_id]["access"]) & Access.LOCAL_WRITE:
             raise CommandError(
                 Status.BAD_PARAM, CommandSyndrome.UMEM_RIGHTS,

@@ -1,6 +1,6 @@
-"""Which requests of a run must wait for those before them, in a warp whose lanes are threads of Python.
+"""Which requests of a warp batch must wait for earlier ones, in a warp whose lanes are Python threads.
 
-Lanes meet at each exchange, as on a GPU, so a lane that leaves one out is found, too.
+Lanes meet at each exchange, as on a GPU, so a lane that skips an exchange is found.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from gpunetio.formats.wqe import WqeOpcode
-from gpunetio.nic.gpu import runs
+from gpunetio.nic.gpu import warp_batches
 
 LANES = 32
 SECONDS = 20
@@ -71,9 +71,9 @@ def warp(monkeypatch: pytest.MonkeyPatch) -> Warp:
         "from_lane": lambda value, lane: warp.exchange(value)[lane],
         "first_lane": lambda lanes: (lanes & -lanes).bit_length() - 1 if lanes else 32,
     }
-    stand_in |= {name: getattr(runs, name).py_func for name in ("_most_before", "_overlaps", "_is_copy")}
+    stand_in |= {name: getattr(warp_batches, name).py_func for name in ("_most_before", "_overlaps", "_is_copy")}
     for name, function in stand_in.items():
-        monkeypatch.setattr(runs, name, function)
+        monkeypatch.setattr(warp_batches, name, function)
     return warp
 
 
@@ -108,7 +108,7 @@ def test_what_overlaps_keeps_its_order(warp: Warp, seed: int):
     random = Random(seed)
     requests = some_requests(random)
     run = random.choice((2, 3, 17, LANES))
-    results = warp.run(runs._beginnings.py_func, [(each, run) for each in requests])
+    results = warp.run(warp_batches._barriers.py_func, [(each, run) for each in requests])
     (begins,) = {begins for begins, _ in results}
     same = [lanes for _, lanes in results]
     for j in range(1, run):
@@ -129,7 +129,7 @@ def test_what_overlaps_keeps_its_order(warp: Warp, seed: int):
 
 def test_rising_writes_with_signals_are_one_section(warp: Warp):
     requests = [request(ADD, 4096, 8, 0) if i % 2 else request(WRITE, 64 * i, 64, 0) for i in range(LANES)]
-    assert set(warp.run(runs._beginnings.py_func, [(each, LANES) for each in requests])) == {(0, 0)}
+    assert set(warp.run(warp_batches._barriers.py_func, [(each, LANES) for each in requests])) == {(0, 0)}
 
 
 @pytest.mark.parametrize(
@@ -145,6 +145,6 @@ def test_rising_writes_with_signals_are_one_section(warp: Warp):
 def test_what_a_doorbell_announces(monkeypatch, rung, seen, end):
     """To a queue of 16 slots whose next WQE is 8, and in which 12 is known to follow what was announced."""
     row = SimpleNamespace(sq_ci=8, sq_pi=12, sq_log=4, db_seen=seen)
-    for name, stand_in in {"near_qp_at": lambda at: row, "be64": int, "announced": int}.items():
-        monkeypatch.setattr(runs, name, stand_in)
-    assert runs._announced.py_func(0, rung) == end
+    for name, stand_in in {"shared_qp_at": lambda at: row, "be64": int, "announced": int}.items():
+        monkeypatch.setattr(warp_batches, name, stand_in)
+    assert warp_batches._announced.py_func(0, rung) == end

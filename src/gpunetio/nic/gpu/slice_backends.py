@@ -1,4 +1,4 @@
-"""The places where a NIC makes its turns in slices: the twin of a GPU, or a GPU (gpu_place.py)."""
+"""What makes a NIC's turns in slices: the twin of a GPU, or a GPU (gpu_backend.py)."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from ...errors import InvalidValueError
 from ...jit.c_function import c_function
 from ...jit.twin import TwinMemory, twin_memory
 from ...memory import HostMemory, MappedMemory
-from ..engine.hardware import Opened
-from ..engine.place import Place
+from ..engine.hardware import SharedMapping
+from ..engine.slice_backend import SliceBackend
 from ..engine.port import TWIN, PortConfig
 from .slices import SLICE_NS, take_slice
 
-_NEAR_BYTES = 227 << 10  # what a block of an H100 may have of shared memory
+_SHARED_BYTES = 227 << 10  # most shared memory of a block on an H100
 
 
-class TwinPlace:
+class TwinSliceBackend:
     """The twin of a GPU. Host memory needs no mapping there."""
 
     def __init__(self) -> None:
@@ -33,16 +33,17 @@ class TwinPlace:
         start, size, fd = self._memory.share()
         return start, size, "", fd
 
-    def open_shared(self, nbytes: int, handle: object, fds: list[int]) -> Opened:
+    def open_shared(self, nbytes: int, handle: object, fds: list[int]) -> SharedMapping:
         if len(fds) != 1:
             raise InvalidValueError(f"{len(fds)} descriptors came with memory of a twin, not 1")
         return MappedMemory(fds[0], nbytes, writable=True)
 
     def add(self, record: np.void, address: int) -> None:
         record["twin"], record["twin_slice"] = self._memory.record, c_function(take_slice, 64)
-        record["slice_ns"], record["near"], record["near_bytes"] = SLICE_NS, self._take(_NEAR_BYTES), _NEAR_BYTES
+        record["slice_ns"] = SLICE_NS
+        record["shared"], record["shared_bytes"] = self._take(_SHARED_BYTES), _SHARED_BYTES
 
-    def lines(self, lines: HostMemory) -> int:
+    def doorbell_lines(self, lines: HostMemory) -> int:
         return self._take(2 * lines.nbytes)
 
     def _take(self, nbytes: int) -> int:
@@ -64,10 +65,10 @@ class TwinPlace:
         self._taken.clear()
 
 
-def place_of(config: PortConfig) -> Place:
-    """Return where a NIC with this port makes its turns, which is not on threads of the CPU."""
+def slice_backend_of(config: PortConfig) -> SliceBackend:
+    """Return the backend that makes the turns of a NIC with this port, whose engine is not on CPU threads."""
     if config.engine == TWIN:
-        return TwinPlace()
-    from .gpu_place import GpuPlace  # which needs CUDA
+        return TwinSliceBackend()
+    from .gpu_backend import GpuSliceBackend  # which needs CUDA
 
-    return GpuPlace(config.gpu, config.copiers)
+    return GpuSliceBackend(config.gpu, config.copiers)

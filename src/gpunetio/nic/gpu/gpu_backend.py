@@ -1,6 +1,6 @@
-"""A GPU as the place where a NIC makes its turns: the kernel of slices, its streams, and what it reaches.
+"""A GPU that makes a NIC's turns: the kernel of slices, its streams, and the memory that the GPU can access.
 
-It reaches its own memory, that of GPUs to which it has peer access, and host memory that is registered.
+The GPU accesses its own memory, that of GPUs to which it has peer access, and host memory that is registered.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from ...jit.cubin import cubin
 from ...jit.cuda_launch import set_up_cuda
 from ...jit.room import need
 from ...memory import HostMemory
-from ..control.regions.gpu_sharing import close_left, open_shared, share
-from ..engine.hardware import CUDA, Opened
+from ..control.regions.gpu_sharing import open_shared, share, unmap_closed
+from ..engine.hardware import CUDA, SharedMapping
 from ..memory.cuda_driver import Current, CudaDriver, cuda_driver
 from ..state.board import BOARD
 from ..state.slices import SLICES
@@ -71,12 +71,12 @@ class _Device:
             driver.call("cuModuleGetFunction", ctypes.byref(function), module, gpunetio_slice.__name__.encode())
             fixed = ctypes.c_int()
             driver.call("cuFuncGetAttribute", ctypes.byref(fixed), _SHARED, function)
-            self.near_bytes = (self._attribute(_SHARED_OF_BLOCK) - fixed.value) & -_LINE
-            driver.call("cuFuncSetAttribute", function, _MOST_SHARED, self.near_bytes)
+            self.shared_bytes = (self._attribute(_SHARED_OF_BLOCK) - fixed.value) & -_LINE
+            driver.call("cuFuncSetAttribute", function, _MOST_SHARED, self.shared_bytes)
         self.function = function.value or 0
 
     def _reach(self, ordinal: int) -> bool:
-        """Reach the memory of another GPU, over NVLink or PCIe. Return whether that is possible."""
+        """Enable access to the memory of another GPU, over NVLink or PCIe. Return whether that is possible."""
         device, context, can = ctypes.c_int(), ctypes.c_void_p(), ctypes.c_int()
         self.driver.call("cuDeviceGet", ctypes.byref(device), ordinal)
         self.driver.call("cuDeviceCanAccessPeer", ctypes.byref(can), self._device, device)
@@ -119,7 +119,7 @@ def _pinned() -> Pinned:
     return Pinned(device.driver, device.current)
 
 
-class GpuPlace:
+class GpuSliceBackend:
     """A GPU where a NIC makes its turns."""
 
     def __init__(self, ordinal: int, copiers: int):
@@ -157,14 +157,14 @@ class GpuPlace:
         with self._device.current():
             return share(self._driver, address, nbytes)
 
-    def open_shared(self, nbytes: int, handle: object, fds: list[int]) -> Opened:
+    def open_shared(self, nbytes: int, handle: object, fds: list[int]) -> SharedMapping:
         return open_shared(self._driver, self._device.current, self._device.ordinal, nbytes, handle, fds)
 
     def add(self, record: np.void, address: int) -> None:
         with self._device.current():
             least, greatest = ctypes.c_int(), ctypes.c_int()
             self._driver.call("cuCtxGetStreamPriorityRange", ctypes.byref(least), ctypes.byref(greatest))
-            stream = self._new_stream(greatest.value)  # so that a slice goes before waiting blocks of other kernels
+            stream = self._new_stream(greatest.value)  # so that a slice runs before waiting blocks of other kernels
         memory = HostMemory(SLICES.size)
         self._memory.append(memory)
         config = _LaunchConfig(1 + self._copiers, 1, 1, THREADS, 1, 1, 0, stream, None, 0)
@@ -179,17 +179,17 @@ class GpuPlace:
         row["config"], row["parameters"] = ctypes.addressof(config), ctypes.addressof(parameters)
         row["shared"] = ctypes.addressof(config) + _LaunchConfig.shared.offset
         row["function"], row["context"], row["stream"] = self._device.function, self._device.context.value, stream.value
-        record["slices"], record["slice_ns"], record["near"] = memory.address, SLICE_NS, 1
-        record["near_bytes"] = self._device.near_bytes
+        record["slices"], record["slice_ns"], record["shared"] = memory.address, SLICE_NS, 1
+        record["shared_bytes"] = self._device.shared_bytes
         record["board"] = board
         self._need(1)
 
     def _need(self, change: int) -> None:
-        """Note that this NIC needs more SMs, or fewer: one for each worker. Nobody waits for copiers."""
+        """Change the number of SMs that this NIC needs, one per worker. Nothing waits for copiers."""
         need(self._device.ordinal, self._device.sms, change)
         self._needed += change
 
-    def lines(self, lines: HostMemory) -> int:
+    def doorbell_lines(self, lines: HostMemory) -> int:
         return self._alloc(2 * lines.nbytes)
 
     def _alloc(self, nbytes: int) -> int:
@@ -216,9 +216,9 @@ class GpuPlace:
 
     def close(self) -> None:
         self._need(-self._needed)
-        close_left()
+        unmap_closed()
         with contextlib.suppress(DriverError), self._device.current():  # after a kernel has failed, every call fails
-            for stream in self._streams:  # warps of the last slices may still end
+            for stream in self._streams:  # warps of the last slices may still be running
                 self._driver.call("cuStreamSynchronize", stream)
             for address in self._allocated:
                 self._driver.call("cuMemFreeAsync", ctypes.c_uint64(address), self._allocations)

@@ -1,4 +1,4 @@
-"""Send WQEs that have succeeded: their CQEs, with what READs and atomics have returned if the QP asks for it."""
+"""Completion of send WQEs that have succeeded: their CQEs, which contain small responses if the QP requests that."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from ...formats.cqe import INLINE_64_BYTES, CqeFormat, CqeOpcode
 from ...formats.wqe import SEGMENT, CompletionMode
 from ...jit.compile import device_function, engine_function
 from ...jit.ops import fetch_add_acq_rel_gpu64, ld64
-from ..memory.streams import move_now
+from ..memory.streams import copy_and_wait
 from ..state.cq import EQ_ROW, CqRow
 from ..state.message import MESSAGE, Message
 from ..state.qp import QpRow
@@ -36,22 +36,22 @@ def complete_send(worker: WorkerState, qp: QpRow, index: int, opcode: int, ce: i
 
 @engine_function
 def _write_with_response(worker: WorkerState, qp: QpRow, index: int, opcode: int, nbytes: int) -> int:
-    """Write the CQE of a WQE on a QP that wants small responses there (qpc.cs_req). Return what `write_cqe` does.
+    """Write the CQE of a WQE of a QP with small responses in CQEs (qpc.cs_req). Return what `write_cqe` returns.
 
-    A card writes a response either to the CQE or to the memory that the WQE names. Here it is in memory already, and
-    whoever polls copies the same bytes there once more.
+    A card writes a response either to the CQE or to the memory that the WQE names. Here the response is already in
+    memory, and the poller copies the same bytes to that memory once more.
     """
     form = format_for(qp.cs_req, nbytes) if returns_data(opcode) else CqeFormat.NO_INLINE
     head = _read_back(worker, qp, index, opcode, nbytes) if form != CqeFormat.NO_INLINE else 0
     if head == 0:
         form = CqeFormat.NO_INLINE
-    said = Completion(CqeOpcode.REQ, qp.qpn, qp.user_index, index, opcode, nbytes, form=form, head=head)
-    return write_cqe(worker, CqRow(qp.send_cq), said)
+    completion = Completion(CqeOpcode.REQ, qp.qpn, qp.user_index, index, opcode, nbytes, form=form, head=head)
+    return write_cqe(worker, CqRow(qp.send_cq), completion)
 
 
 @engine_function
 def _read_back(worker: WorkerState, qp: QpRow, index: int, opcode: int, nbytes: int) -> int:
-    """Collect a response of `nbytes` from the memory that its WQE names: return the address of the copy, or 0.
+    """Collect a response of `nbytes` from the memory that its WQE names. Return the address of the copy, or 0.
 
     It is 0 if that memory was deregistered since the response arrived, or if the WQE was changed.
     """
@@ -68,7 +68,7 @@ def _read_back(worker: WorkerState, qp: QpRow, index: int, opcode: int, nbytes: 
     done = 0
     while segment != end:
         part = ld64(segment + 8)
-        if move_now(worker, payload + done, ld64(segment), part) != 0:
+        if copy_and_wait(worker, payload + done, ld64(segment), part) != 0:
             return 0
         done += part
         segment += 16

@@ -1,4 +1,4 @@
-"""Rows that a slice has borrowed are in a block's shared memory, which operations on global memory do not reach.
+"""Rows that a slice has cached are in a block's shared memory, which operations on global memory do not reach.
 
 On a CPU nobody notices. On a GPU, the kernel ends with an error, and the NIC with it.
 """
@@ -11,7 +11,7 @@ import pytest
 from repository import ROOT
 
 SOURCE = ROOT / "src" / "gpunetio"
-NEAR = "near"  # what functions of the engine call the address of a NEAR
+SHARED = "shared"  # the name that engine functions give to the address of a SLICE_SHARED
 
 
 def global_only() -> set[str]:
@@ -43,11 +43,11 @@ def leftmost(node: ast.expr) -> str:
 def mistakes(source: str, operations: set[str]) -> Iterator[str]:
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in operations:
-            if any(leftmost(argument) == NEAR for argument in node.args[:1]):
+            if any(leftmost(argument) == SHARED for argument in node.args[:1]):
                 yield f"line {node.lineno}: {ast.unparse(node)}"
 
 
-def test_nothing_near_is_taken_for_global_memory():
+def test_nothing_in_shared_memory_is_taken_for_global_memory():
     operations = global_only()
     assert {"ld_relaxed64", "st_release64", "fetch_add_gpu64", "exchange64"} < operations
     assert not {"ld64", "st64", "ld_acquire_cta64", "st_release_cta64", "copy"} & operations
@@ -59,10 +59,10 @@ def test_nothing_near_is_taken_for_global_memory():
     assert found == []
 
 
-@pytest.mark.parametrize("call", ["ld_relaxed64(near + WORKER.uar_count)", "st_release64(near, 1)"])
+@pytest.mark.parametrize("call", ["ld_relaxed64(shared + WORKER.uar_count)", "st_release64(shared, 1)"])
 def test_a_mistake_is_found(call):
-    assert list(mistakes(f"def look(near):\n    return {call}\n", global_only()))
+    assert list(mistakes(f"def look(shared):\n    return {call}\n", global_only()))
 
 
-def test_memory_that_near_only_names_may_be_global():
-    assert not list(mistakes("ld_relaxed64(near_worker_at(near).uars + 8)", global_only()))
+def test_memory_that_shared_memory_only_names_may_be_global():
+    assert not list(mistakes("ld_relaxed64(shared_worker_at(shared).uars + 8)", global_only()))

@@ -1,13 +1,14 @@
-"""Runs: WQEs of a queue pair that the lanes of a warp execute together, one each, on borrowed rows.
+"""Warp batches: WQEs of a queue pair that the lanes of a warp execute together, one per lane, on cached rows.
 
-A run has requests that always succeed once they are checked: WRITEs of one segment or of inline data, READs of one
-segment, and atomics of 8 bytes, to a queue pair of this NIC or of one that it reaches (control/regions/reach.py). It
-ends before the first WQE that is anything else, that fails a check, or whose completion finds no room. One thread then
-goes on in the engine's own code, which finds out why. So errors, events, receives and retries exist only there. On the
-host a run is one WQE long.
+A batch consists of requests that always succeed once they are checked: WRITEs of one segment or of inline data, READs
+of one segment, and atomics of 8 bytes, to a queue pair of this NIC or of one that it reaches without packets
+(control/regions/reach.py). A batch ends before the first WQE that is anything else, that fails a check, or whose CQE
+finds no room. One thread then continues with the engine's other code, which finds the reason. So only that code handles
+errors, events, receives and retries. On the host, a batch is one WQE.
 
-Requests take effect in their order (IBTA 10.8.3.3), but WRITEs and atomics to regions with RELAXED_ORDERING may pass
-those before them to other addresses, as over PCIe. Without that, a fence between two requests costs half a microsecond.
+Requests take effect in order (IBTA 10.8.3.3), but WRITEs and atomics to regions with RELAXED_ORDERING may pass earlier
+requests to other addresses, as over PCIe. Without RELAXED_ORDERING, a fence between two requests costs half a
+microsecond.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ from ..memory.streams import DEVICE_SHIFT
 from ..queues.completion import Completion, fill_cqe, last_word
 from ..queues.doorbells import announced
 from ..queues.psn import on_wire, packets_of
-from ..state.near import (
-    KEYS, NEAR, is_in, near_counters_at, near_cq_at, near_mkey_at, near_qp_at, near_queue, near_work_queue_at,
-    near_worker_at, put_in,
+from ..state.slice_shared import (
+    KEYS, SLICE_SHARED, has_bit, set_bits, shared_counters_at, shared_cq_at, shared_mkey_at, shared_qp_at, shared_queue,
+    shared_work_queue_at, shared_worker_at,
 )
 from ..state.objects import MKEY_ROW, MkeyRow
 from ..state.worker import WorkerState
@@ -51,9 +52,9 @@ _LOCAL_WRITE, _REMOTE_WRITE, _REMOTE_READ, _REMOTE_ATOMIC, _RELAXED = map(
 
 
 class Request(NamedTuple):
-    """What a lane executes. `target` and `source` are of a copy; an atomic is on `target`, and its result goes to
-    `source`. `strict`: it must not pass those before it. `near`: it writes to memory of this GPU only. A key is 0 where
-    there is none.
+    """A request that a lane executes. `target` and `source` are those of the copy; an atomic changes `target` and
+    stores its result at `source`. `strict`: it must not pass earlier requests. `near`: it only writes to memory of this
+    GPU. A key is 0 if there is none.
     """
 
     good: int
@@ -74,78 +75,78 @@ class Request(NamedTuple):
 
 
 @device_function
-def _kept(worker: WorkerState, key: int) -> int:
-    """Return where a key's row is kept near the turns, if it is."""
-    return worker + NEAR.keys + ((key >> 8) & (KEYS - 1)) * MKEY_ROW.size
+def _cached_key(worker: WorkerState, key: int) -> int:
+    """Return the address of a key's slot in the cache of keys in shared memory."""
+    return worker + SLICE_SHARED.keys + ((key >> 8) & (KEYS - 1)) * MKEY_ROW.size
 
 
 @device_function
 def _key_row(worker: WorkerState, keys: int, key: int) -> int:
-    """Return the address of a key's row: near the turns, or in the table `keys`. `key` may be any, with its tag."""
-    kept = _kept(worker, key)
-    if near_mkey_at(kept).key == key:
-        return kept
-    return keys + ((key >> 8) & near_worker_at(worker).mkey_mask) * MKEY_ROW.size
+    """Return the address of a key's row: in shared memory, or in the table `keys`. `key` includes the tag of a peer."""
+    cached = _cached_key(worker, key)
+    if shared_mkey_at(cached).key == key:
+        return cached
+    return keys + ((key >> 8) & shared_worker_at(worker).mkey_mask) * MKEY_ROW.size
 
 
 @device_function
-def _keep(worker: WorkerState, keys: int, key: int) -> None:
-    """Keep a key's row near the turns. One lane calls this, while no other looks at what is kept."""
-    kept = _kept(worker, key)
-    if key != 0 and near_mkey_at(kept).key != key:
-        row = keys + ((key >> 8) & near_worker_at(worker).mkey_mask) * MKEY_ROW.size
+def _cache_key(worker: WorkerState, keys: int, key: int) -> None:
+    """Cache a key's row in shared memory. One lane calls this, while no other lane reads the cache of keys."""
+    cached = _cached_key(worker, key)
+    if key != 0 and shared_mkey_at(cached).key != key:
+        row = keys + ((key >> 8) & shared_worker_at(worker).mkey_mask) * MKEY_ROW.size
         for at in range(0, MKEY_ROW.size, 8):
-            st64(kept + at, ld64(row + at))
+            st64(cached + at, ld64(row + at))
 
 
 # --- reading requests ------------------------------------------------------------------------------------------------
 
 
 @device_function
-def _serves(row: int) -> bool:
-    """Return whether the next WQEs of a queue pair may be a run, as far as the queue pair is concerned."""
-    q = near_qp_at(row)
+def _is_batchable(row: int) -> bool:
+    """Return whether the state of a queue pair allows its next WQEs to be a batch."""
+    q = shared_qp_at(row)
     if q.peer_keys == 0 or q.send_cq == 0 or q.sq_addr == 0:
         return False
-    c = near_cq_at(q.send_cq)
+    c = shared_cq_at(q.send_cq)
     other = (q.state ^ QpState.RTS) | (q.service ^ ServiceType.RC)
     other |= q.drain | q.retry_at | q.stream | q.copied | q.cs_req | (q.sq_next ^ q.sq_ci)
     other |= c.error | c.channel
     if q.wire == 0:
-        p = near_qp_at(q.remote_row)
+        p = shared_qp_at(q.remote_row)
         other |= (p.state ^ QpState.RTS) | (p.service ^ q.service) | p.wire
         other |= (p.qpn ^ q.remote_qpn) | (p.remote_qpn ^ q.qpn) | (p.expect_psn ^ on_wire(q.tx_psn))
     return other == 0
 
 
 @engine_function
-def find_ready(near: int) -> None:
-    """Find out whose next WQEs may be a run. Runs do not change that. All lanes call this."""
-    count = near_worker_at(near).active_count
+def find_batchable(shared: int) -> None:
+    """Mark the queue pairs whose next WQEs may be a batch. Batches do not change the marks. All lanes call this."""
+    count = shared_worker_at(shared).active_count
     for base in range(0, count, lanes_here()):
         i = base + lane_or_0()
-        serves = 1 if i < count and _serves(near_work_queue_at(near_queue(near, i)).row) else 0
+        serves = 1 if i < count and _is_batchable(shared_work_queue_at(shared_queue(shared, i)).row) else 0
         ready = lanes_where(serves)
         if lane_or_0() == 0:
-            put_in(near + NEAR.ready, base, ready)
+            set_bits(shared + SLICE_SHARED.batchable, base, ready)
     sync_lanes(ALL_LANES)
 
 
 @device_function
 def _high(word: int) -> int:
-    """Return the big-endian 32 bits in the first half of a word that was loaded."""
+    """Return the big-endian 32-bit value in the first half of a loaded word."""
     return be32(word)
 
 
 @device_function
 def _low(word: int) -> int:
-    """Return those in the second half."""
+    """Return the big-endian 32-bit value in the second half of a loaded word."""
     return be32(word >> 32)
 
 
 @device_function
 def _load(slot: int) -> tuple[int, int, int, int, int, int, int, int]:
-    """Return the words of a slot. All are loaded at once: each load takes as long as all."""
+    """Return the words of a slot. All are loaded at once: one load takes as long as all of them."""
     return (
         ld_relaxed64(slot), ld_relaxed64(slot + 8), ld_relaxed64(slot + 16), ld_relaxed64(slot + 24),
         ld_relaxed64(slot + 32), ld_relaxed64(slot + 40), ld_relaxed64(slot + 48), ld_relaxed64(slot + 56),
@@ -154,12 +155,12 @@ def _load(slot: int) -> tuple[int, int, int, int, int, int, int, int]:
 
 @device_function
 def _parse(worker: WorkerState, row: int, index: int, there: int, wqe: int, words: tuple[int, ...]) -> Request:
-    """Return the request of WQE `index`, not `good` if it is none for a run, or unless `there`.
+    """Return the request of WQE `index`. It is not `good` if it cannot be in a batch, or if it is not `there`.
 
-    `words` are those of its slot, at `wqe`. There is one way through, and all checks are one: to leave early costs
-    more, because each exit sets all values.
+    `words` are the words of its slot, at `wqe`. All checks are combined into one: an early return costs more, because
+    each return sets all values.
     """
-    q = near_qp_at(row)
+    q = shared_qp_at(row)
     control, flags, raddr, third, fourth, fifth, sixth, seventh = words
     opcode, found = _high(control) & 0xFF, (_high(control) >> WQE_IDX_SHIFT) & PI_MASK
     mode = flags >> 8 * CTRL_SEG.fm_ce_se - 64
@@ -171,7 +172,7 @@ def _parse(worker: WorkerState, row: int, index: int, there: int, wqe: int, word
     sizes, address = (sixth, seventh) if counts else (fourth, fifth)
     inline, nbytes = _high(sizes) & INLINE_SEG, _high(sizes) & INLINE_SEG - 1
     local_key = 0 if inline else _low(sizes)
-    here = MkeyRow(_key_row(worker, near_worker_at(worker).mkeys, local_key))
+    here = MkeyRow(_key_row(worker, shared_worker_at(worker).mkeys, local_key))
     source = find_in(here, local_key, q.pdn, be64(address), nbytes, 0 if writes else _LOCAL_WRITE)
     near_here = here.near
     segments = 4 if counts else 3
@@ -185,7 +186,7 @@ def _parse(worker: WorkerState, row: int, index: int, there: int, wqe: int, word
 
     bad = (found ^ index & PI_MASK) | (_low(control) >> 8) ^ q.qpn | ds ^ segments
     bad |= (nbytes - 1 | right - 1 | most - nbytes | CompletionMode.ALWAYS - ce) >> 63
-    # -1 was refused. Other upper bits are those of device memory, which is copied by streams (memory/streams.py).
+    # -1 is a refusal. Other upper bits mark device memory, which DMA streams copy (memory/streams.py).
     bad |= (source | target) >> DEVICE_SHIFT | ((nbytes ^ 8 | (target | source) & 7) if counts else 0)
     may_pass = reads or far.access & _RELAXED != 0
     to, come_from = (source, target) if reads else (target, source)
@@ -205,9 +206,9 @@ def _is_copy(request: Request) -> bool:
 
 @device_function
 def _fence(of_gpu: int) -> None:
-    """Order what was stored before what follows: for the threads of this GPU, or for all that reach the memory.
+    """Order earlier stores before later ones: for threads of this GPU, or for everything that accesses the memory.
 
-    Stores to memory of this GPU are ordered where everybody finds them, so the scope of the GPU is enough.
+    Stores to memory of this GPU are ordered in that memory for all readers, so the scope of the GPU is sufficient.
     """
     if of_gpu:
         fence_gpu()
@@ -217,7 +218,7 @@ def _fence(of_gpu: int) -> None:
 
 @device_function
 def _atomic(request: Request) -> int:
-    """Execute an atomic: return the old word. Fences are around it."""
+    """Execute an atomic and return the old word. The caller issues the fences."""
     if request.opcode == _FETCH_ADD:
         return fetch_add_gpu64(request.target, request.add)
     return cas_gpu64(request.target, request.compare, request.add)
@@ -225,7 +226,7 @@ def _atomic(request: Request) -> int:
 
 @device_function
 def _sum_up_to(value: int) -> int:
-    """Return the sum of the values of this lane and those below it."""
+    """Return the sum of the values of this lane and of all lower lanes."""
     lane = lane_or_0()
     step = 1
     while step < lanes_here():
@@ -237,14 +238,17 @@ def _sum_up_to(value: int) -> int:
 
 @device_function
 def _is_one(value: int, counts: int, lanes: int) -> bool:
-    """Return whether all of `lanes`, where `counts`, have the same value."""
+    """Return whether all of `lanes`, the lanes where `counts`, have the same value."""
     one = from_lane(value, first_lane(lanes))
     return lanes_where(1 if counts and value != one else 0) == 0
 
 
 @device_function
-def _add_as_one(request: Request, up_to: int, lanes: int) -> int:
-    """Add to a word what `lanes` add to it: return the word as each lane finds it. `up_to` are sums up to each lane."""
+def _add_combined(request: Request, up_to: int, lanes: int) -> int:
+    """Execute the additions of `lanes` to one word as one addition. Return the old word for each lane.
+
+    `up_to` is the sum of the operands up to this lane.
+    """
     total, first = from_lane(up_to, lanes_here() - 1), first_lane(lanes)
     old = 0
     if lane_or_0() == first:
@@ -253,8 +257,8 @@ def _add_as_one(request: Request, up_to: int, lanes: int) -> int:
 
 
 @device_function
-def _take_turns(request: Request, counts: int, lanes: int) -> int:
-    """Execute atomics, those on one word in their order: return the old words."""
+def _serialize_atomics(request: Request, counts: int, lanes: int) -> int:
+    """Execute atomics, those on the same word in order. Return the old words."""
     rank = 0
     if count_lanes(lanes) != 1:
         rank = rank_among(lanes_with(ALL_LANES, request.target if counts else ~lane_or_0()))
@@ -271,33 +275,33 @@ def _take_turns(request: Request, counts: int, lanes: int) -> int:
 
 @device_function
 def _execute_atomics(request: Request, counts: int, lanes: int, fences: int, of_gpu: int) -> None:
-    """Execute the atomics of `lanes`, where `counts`, after a fence if `fences`.
+    """Execute the atomics of `lanes`, the lanes where `counts`, after a fence if `fences`.
 
-    Sums and comparisons come before the fence, while stores are on their way.
+    Sums and comparisons come before the fence, while stores are still in flight.
     """
     same = lanes
-    as_one = 0
+    combined = 0
     up_to = 0
     if count_lanes(lanes) != 1:
         if lanes_where(1 if counts and request.opcode != _FETCH_ADD else 0) == 0:
-            as_one = 1 if _is_one(request.target, counts, lanes) else 0
-        if as_one:
+            combined = 1 if _is_one(request.target, counts, lanes) else 0
+        if combined:
             up_to = _sum_up_to(request.add if counts else 0)
         if not _is_one(request.source, counts, lanes):
             same = lanes & lanes_with(ALL_LANES, request.source if counts else ~lane_or_0())
     if fences:
         _fence(of_gpu)
-    if as_one:
-        old = _add_as_one(request, up_to, lanes)
+    if combined:
+        old = _add_combined(request, up_to, lanes)
     else:
-        old = _take_turns(request, counts, lanes)
-    if counts and same < 2 << lane_or_0():  # the last result of those for one place
+        old = _serialize_atomics(request, counts, lanes)
+    if counts and same < 2 << lane_or_0():  # the last of several results for one address
         st64(request.source, old)
 
 
 @device_function
 def _execute(worker: WorkerState, request: Request, mine: int, of_gpu: int) -> None:
-    """Execute the requests of the lanes where `mine`: those that copy, then the atomics."""
+    """Execute the requests of the lanes where `mine`: first the copies, then the atomics."""
     copies = mine and _is_copy(request)
     if copies and request.nbytes <= SMALL:
         copy_by_lane(request.target, request.source, request.nbytes)
@@ -312,7 +316,7 @@ def _execute(worker: WorkerState, request: Request, mine: int, of_gpu: int) -> N
 
 @device_function
 def _most_before(value: int) -> int:
-    """Return the maximum of the values, which are not negative, of the lanes below this one; 0 in the first one."""
+    """Return the maximum of the values of all lower lanes, which are not negative; 0 in the first lane."""
     lane = lane_or_0()
     below = from_lane(value, max(lane - 1, 0))
     most = below if lane != 0 else 0
@@ -325,15 +329,16 @@ def _most_before(value: int) -> int:
 
 
 @engine_function
-def _overlaps(target: int, end: int, run: int, copying: int) -> tuple[int, int]:
-    """Return whether this lane copies to bytes that one before it changes, and the lanes that copy to the same place.
+def _overlaps(target: int, end: int, batch: int, copying: int) -> tuple[int, int]:
+    """Return whether this lane changes bytes that an earlier lane changes, and the lanes that copy to the same range.
 
-    Those are no overlap. `copying` are the lanes that copy, from `target` to `end`; the others change words by atomics.
+    Copies to exactly the same range don't count as overlaps. `copying` are the lanes that copy to [target, end); the
+    other lanes execute atomics.
     """
     lane = lane_or_0()
     overlaps = 0
     same = 0
-    for other in range(run):
+    for other in range(batch):
         begin_there, end_there = from_lane(target, other), from_lane(end, other)
         if copying >> other & 1 and begin_there == target and end_there == end:
             same |= 1 << other
@@ -343,19 +348,19 @@ def _overlaps(target: int, end: int, run: int, copying: int) -> tuple[int, int]:
 
 
 @device_function
-def _beginnings(request: Request, run: int) -> tuple[int, int]:
-    """Return the lanes whose requests must not pass those before them, and the lanes that copy to where this one does.
+def _barriers(request: Request, batch: int) -> tuple[int, int]:
+    """Return the lanes whose requests must not pass earlier ones, and the lanes that copy to this lane's range.
 
-    The latter is 0 if no two lanes change the same bytes. A list of copies to rising addresses, with additions to one
-    other word, is the usual case, in which lanes need not be compared with each other one by one.
+    The latter is 0 if no two lanes change the same bytes. In the usual case, copies to rising addresses with additions
+    to one other word, lanes need not be compared one by one.
     """
     lane = lane_or_0()
-    mine = lane < run
+    mine = lane < batch
     copies = mine and _is_copy(request)
     counts = mine and not copies
     copying, counting = lanes_where(1 if copies else 0), lanes_where(1 if counts else 0)
     reads = lanes_where(1 if mine and request.opcode == _READ else 0)
-    begins = 1 if mine and request.strict else 0
+    barriers = 1 if mine and request.strict else 0
     target, end = request.target if mine else 0, request.target + request.nbytes if mine else 0
     most = _most_before(end if copies else 0)  # all lanes take part in this
     mixed = 1 if copies and target < most else 0
@@ -365,26 +370,26 @@ def _beginnings(request: Request, run: int) -> tuple[int, int]:
             mixed = 1
     same = 0
     if lanes_where(mixed) != 0:
-        overlaps, same = _overlaps(target, end, run, copying)
+        overlaps, same = _overlaps(target, end, batch, copying)
         if copies and overlaps:
-            begins = 1
-    # READs take no effect, and may pass each other, but nothing else.
-    return lanes_where(begins) | reads ^ reads << 1, same if copies else 0
+            barriers = 1
+    # READs have no effect on remote memory. They may pass each other, but no other request.
+    return lanes_where(barriers) | reads ^ reads << 1, same if copies else 0
 
 
 @device_function
-def _execute_in_order(worker: WorkerState, request: Request, run: int, of_gpu: int) -> None:
-    """Execute a run. Between a request that must not pass others and those before it is a fence; none is at the end.
+def _execute_in_order(worker: WorkerState, request: Request, batch: int, of_gpu: int) -> None:
+    """Execute a batch, with a fence before each request that must not pass earlier ones, and none at the end.
 
-    Of copies to one address that nothing separates, only the last is made: nobody can tell that the others were not.
+    Of several copies to one range with no fence between them, only the last is made: no one can observe the others.
     """
     lane = lane_or_0()
-    begins, same = 0, 0
-    if run > 1:
-        begins, same = _beginnings(request, run)
+    barriers, same = 0, 0
+    if batch > 1:
+        barriers, same = _barriers(request, batch)
     at = 0
-    while at < run:
-        end = min(first_lane(begins >> at + 1) + at + 1, run)
+    while at < batch:
+        end = min(first_lane(barriers >> at + 1) + at + 1, batch)
         if at != 0:
             _fence(of_gpu)
         last = same & (1 << end) - 1 < 2 << lane or not _is_copy(request)
@@ -393,24 +398,24 @@ def _execute_in_order(worker: WorkerState, request: Request, run: int, of_gpu: i
 
 
 @device_function
-def _sum_of_sizes(nbytes: int) -> int:
+def _total_bytes(nbytes: int) -> int:
     """Return the sum of the sizes of all lanes, which have at most 32 bits each."""
     return (sum_of_lanes(nbytes >> 16) << 16) + sum_of_lanes(nbytes & 0xFFFF)
 
 
 @device_function
 def _room(cq: int, consumed: int) -> int:
-    """Return how many CQEs of a run a CQ has room for. `consumed` is a load of its record."""
-    c = near_cq_at(cq)
+    """Return how many CQEs of a batch a CQ has room for. `consumed` is the consumer index loaded from its record."""
+    c = shared_cq_at(cq)
     used = 0 if c.overrun else (c.pi - (be32(consumed) & CI_MASK)) & CI_MASK
     return (lanes_here() if c.collapsed & c.overrun else 1 << c.log) - used
 
 
 @device_function
 def _complete(worker: WorkerState, row: int, request: Request, index: int, cqes: int, of_gpu: int) -> None:
-    """Write the CQEs of these lanes, of a collapsed CQ the last one. The fence is for the payload, too."""
-    q = near_qp_at(row)
-    c = near_cq_at(q.send_cq)
+    """Write the CQEs of these lanes, or only the last one to a collapsed CQ. The fence also covers the payload."""
+    q = shared_qp_at(row)
+    c = shared_cq_at(q.send_cq)
     lane = lane_or_0()
     mine = 1 if cqes >> lane == 1 else (cqes >> lane & 1) & (c.collapsed ^ 1)
     pi = c.pi + rank_among(cqes)
@@ -424,43 +429,43 @@ def _complete(worker: WorkerState, row: int, request: Request, index: int, cqes:
 
 
 @device_function
-def _count(worker: WorkerState, row: int, request: Request, run: int, cqes: int) -> None:
-    """Count what a run has done. Only the first lane writes."""
-    q = near_qp_at(row)
+def _count(worker: WorkerState, row: int, request: Request, batch: int, cqes: int) -> None:
+    """Count the work of a batch. Only the first lane writes."""
+    q = shared_qp_at(row)
     lane = lane_or_0()
-    mine = lane < run
+    mine = lane < batch
     nbytes, packets = request.nbytes if mine else 0, packets_of(request.nbytes, q.mtu) if mine else 0
     reads = lanes_where(1 if mine and request.opcode == _READ else 0)
     writes = lanes_where(1 if mine and request.opcode == _WRITE else 0)
-    if run > 1:
-        nbytes, packets = _sum_of_sizes(nbytes), sum_of_lanes(packets)
+    if batch > 1:
+        nbytes, packets = _total_bytes(nbytes), sum_of_lanes(packets)
     if lane == 0:
         # Everything is loaded before anything is stored: a load cannot pass stores that may be to the same word.
-        n, c = near_counters_at(worker + NEAR.counters), near_cq_at(q.send_cq)
+        n, c = shared_counters_at(worker + SLICE_SHARED.counters), shared_cq_at(q.send_cq)
         tx_bytes, sq_wqes, all_cqes, pi, ci = n.rdma_tx_bytes, n.sq_wqes, n.cqes, c.pi, q.sq_ci
-        if q.wire == 0:  # else the peer, which does not know of them, would count them
-            p = near_qp_at(q.remote_row)
+        if q.wire == 0:  # across processes, the peer's NIC would count them, but it does not see them
+            p = shared_qp_at(q.remote_row)
             all_reads, all_writes, atomics = n.rx_read_requests, n.rx_write_requests, n.rx_atomic_requests
             rx_bytes, ssn, msn, psn = n.rdma_rx_bytes, q.ssn, p.msn, q.tx_psn + packets
             n.rx_read_requests = all_reads + count_lanes(reads)
             n.rx_write_requests = all_writes + count_lanes(writes)
-            n.rx_atomic_requests = atomics + run - count_lanes(reads | writes)
+            n.rx_atomic_requests = atomics + batch - count_lanes(reads | writes)
             n.rdma_rx_bytes = rx_bytes + nbytes
-            q.ssn, p.msn = ssn + run, msn + run
+            q.ssn, p.msn = ssn + batch, msn + batch
             q.tx_psn, p.expect_psn = psn, on_wire(psn)
-        n.rdma_tx_bytes, n.sq_wqes, n.cqes = tx_bytes + nbytes, sq_wqes + run, all_cqes + count_lanes(cqes)
+        n.rdma_tx_bytes, n.sq_wqes, n.cqes = tx_bytes + nbytes, sq_wqes + batch, all_cqes + count_lanes(cqes)
         c.pi = pi + count_lanes(cqes)
         q.retries, q.rnr_retries = 0, 0
-        q.sq_ci = q.sq_next = q.sq_sent = ci + run
+        q.sq_ci = q.sq_next = q.sq_sent = ci + batch
 
 
 @device_function
 def _announced(row: int, rung: int) -> int:
-    """Return the index behind the WQEs that are announced; -1 if one thread has to look at the doorbell.
+    """Return the producer index that is announced, or -1 if one thread has to examine the doorbell.
 
-    That one has been looked at before says nothing: WQEs may have been announced in a UAR's register, or in a record.
+    A doorbell value that was seen before doesn't mean there is no work: a UAR's register or a record may announce WQEs.
     """
-    q = near_qp_at(row)
+    q = shared_qp_at(row)
     if rung == q.db_seen:
         return q.sq_pi
     ahead = (announced(be64(rung)) - q.sq_ci) & PI_MASK
@@ -469,58 +474,58 @@ def _announced(row: int, rung: int) -> int:
 
 
 @device_function
-def serve_run(worker: WorkerState, number: int, rung: int) -> int:
-    """Take what a doorbell announces, and execute a run. Return how many WQEs; 0 if one thread has to go on.
+def execute_batch(worker: WorkerState, number: int, rung: int) -> int:
+    """Execute a batch of the WQEs that a doorbell announces. Return how many; 0 if one thread has to continue.
 
-    `rung` is a load of the doorbell of work queue `number`.
+    `rung` is the value loaded from the doorbell of work queue `number`.
     """
-    if is_in(worker + NEAR.ready, number) == 0:
+    if has_bit(worker + SLICE_SHARED.batchable, number) == 0:
         return 0
-    w = near_work_queue_at(near_queue(worker, number))
+    w = shared_work_queue_at(shared_queue(worker, number))
     row = w.row
-    q = near_qp_at(row)
+    q = shared_qp_at(row)
     fence_acquire_sys()
     end = _announced(row, rung)
     index = q.sq_ci + lane_or_0()
     there = index < end
     slot = q.sq_addr + (((index if there else q.sq_ci) & (1 << q.sq_log) - 1) << WQEBB_SHIFT)
     words = _load(slot)
-    consumed = ld_relaxed32(near_cq_at(q.send_cq).dbrec + CQ_DBREC.set_ci)
+    consumed = ld_relaxed32(shared_cq_at(q.send_cq).dbrec + CQ_DBREC.set_ci)
     request = _parse(worker, row, index, there, slot, words)
-    run = first_lane(~lanes_where(request.good) & ALL_LANES)
-    if run == 0:
+    batch = first_lane(~lanes_where(request.good) & ALL_LANES)
+    if batch == 0:
         return 0
-    cqes = lanes_where(1 if lane_or_0() < run and request.ce == CompletionMode.ALWAYS else 0)
+    cqes = lanes_where(1 if lane_or_0() < batch and request.ce == CompletionMode.ALWAYS else 0)
     if cqes != 0 and _room(q.send_cq, consumed) < count_lanes(cqes):
         return 0
-    elsewhere = lanes_where(1 if lane_or_0() < run and request.near == 0 else 0)
-    of_gpu = elsewhere == 0 and near_cq_at(q.send_cq).near != 0
-    _execute_in_order(worker, request, run, of_gpu)
+    elsewhere = lanes_where(1 if lane_or_0() < batch and request.near == 0 else 0)
+    of_gpu = elsewhere == 0 and shared_cq_at(q.send_cq).near != 0
+    _execute_in_order(worker, request, batch, of_gpu)
     if cqes != 0:
         _complete(worker, row, request, index, cqes, of_gpu)
     else:
         _fence(of_gpu)
     sync_lanes(ALL_LANES)
-    _count(worker, row, request, run, cqes)
+    _count(worker, row, request, batch, cqes)
     if lane_or_0() == 0:
         q.db_seen, q.sq_pi = rung, end
         w.seen = rung
         w.awake = 1 if q.sq_ci != end else 0
-    _keep_keys(worker, q.peer_keys, request, run)
+    _cache_keys(worker, q.peer_keys, request, batch)
     sync_lanes(ALL_LANES)
-    return run
+    return batch
 
 
 @device_function
-def _keep_keys(worker: WorkerState, keys: int, request: Request, run: int) -> None:
-    """Keep the keys of the first lane that has found any of its keys in the table."""
+def _cache_keys(worker: WorkerState, keys: int, request: Request, batch: int) -> None:
+    """Cache the keys of the first lane with a key that is not cached yet."""
     missing = 0
-    if lane_or_0() < run:
-        known = near_mkey_at(_kept(worker, request.remote_key)).key == request.remote_key
+    if lane_or_0() < batch:
+        known = shared_mkey_at(_cached_key(worker, request.remote_key)).key == request.remote_key
         if request.local_key != 0:
-            known = known and near_mkey_at(_kept(worker, request.local_key)).key == request.local_key
+            known = known and shared_mkey_at(_cached_key(worker, request.local_key)).key == request.local_key
         missing = 0 if known else 1
     lanes = lanes_where(missing)
     if lanes != 0 and lane_or_0() == first_lane(lanes):
-        _keep(worker, keys, request.remote_key)
-        _keep(worker, near_worker_at(worker).mkeys, request.local_key)
+        _cache_key(worker, keys, request.remote_key)
+        _cache_key(worker, shared_worker_at(worker).mkeys, request.local_key)
