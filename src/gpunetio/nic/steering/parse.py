@@ -14,7 +14,8 @@ from ...formats.packet import (
     IPV6_FRAGMENT_MASK, TCP, TCP_FLAGS_MASK, TCP_OFFSET_SHIFT, UDP, VLAN_TAG,
 )
 from ...jit.compile import device_function, engine_function
-from ...jit.ops import be16, ld8, ld16, ld32, ld64, pack64, st64
+from ...jit.ops import be16, ld8, ld16, pack64, st64
+from ..memory.even_loads import ld32_even, ld64_even
 from ..state.flow import OUTER_BYTES, PACKET
 from ..state.flow import Packet
 
@@ -53,13 +54,13 @@ def _parse_ports(
     tcp_ports, udp_ports = 0, 0
     if marks & FRAGMENTED == 0:
         if protocol == IP_PROTOCOL_UDP and end - at >= UDP.size:
-            udp_ports = ld32(frame + at + UDP.source_port)
+            udp_ports = ld32_even(frame + at + UDP.source_port)
             packet.l4 = at
         elif protocol == IP_PROTOCOL_TCP and end - at >= TCP.size:
             word = _be16_at(frame + at + TCP.offset_flags)
             offset = (word >> TCP_OFFSET_SHIFT) * 4
             if offset >= TCP.size and offset <= end - at:
-                tcp_ports = ld32(frame + at + TCP.source_port)
+                tcp_ports = ld32_even(frame + at + TCP.source_port)
                 packet.l4 = at
                 marks |= word & TCP_FLAGS_MASK
     kind = protocol | traffic_class << 8 * (CLASS - PROTOCOL) | be16(marks) << 8 * (MARKS - PROTOCOL)
@@ -75,8 +76,8 @@ def _parse_ipv4(packet: Packet, frame: int, at: int, nbytes: int, marks: int) ->
         return False
     packet.l3, packet.end = at, at + _be16_at(frame + at + IPV4.total_length)
     protocol, tos = ld8(frame + at + IPV4.protocol), ld8(frame + at + IPV4.tos)
-    st64(packet + SOURCE + 8, pack64(0, ld32(frame + at + IPV4.source)))
-    st64(packet + DESTINATION + 8, pack64(0, ld32(frame + at + IPV4.destination)))
+    st64(packet + SOURCE + 8, pack64(0, ld32_even(frame + at + IPV4.source)))
+    st64(packet + DESTINATION + 8, pack64(0, ld32_even(frame + at + IPV4.destination)))
     marks |= 4 << VERSION_SHIFT
     if _be16_at(frame + at + IPV4.flags_fragment) & IPV4_FRAGMENT_MASK:
         marks |= FRAGMENTED
@@ -92,8 +93,8 @@ def _parse_ipv6(packet: Packet, frame: int, at: int, nbytes: int, marks: int) ->
     packet.l3, packet.end = at, at + IPV6.size + _be16_at(frame + at + IPV6.payload_length)
     traffic_class, ttl = _be16_at(frame + at + IPV6.version_class_flow) >> 4 & 0xFF, ld8(frame + at + IPV6.hop_limit)
     for half in range(0, 16, 8):
-        st64(packet + SOURCE + half, ld64(frame + at + IPV6.source + half))
-        st64(packet + DESTINATION + half, ld64(frame + at + IPV6.destination + half))
+        st64(packet + SOURCE + half, ld64_even(frame + at + IPV6.source + half))
+        st64(packet + DESTINATION + half, ld64_even(frame + at + IPV6.destination + half))
     marks |= 6 << VERSION_SHIFT
     protocol = ld8(frame + at + IPV6.next_header)
     at += IPV6.size
@@ -144,8 +145,8 @@ def parse(packet: Packet, frame: int, nbytes: int) -> int:
             ethertype = _be16_at(frame + at + VLAN_TAG.ether_type)
             at += VLAN_TAG.size
     smac, dmac = frame + ETHERNET.source, frame + ETHERNET.destination
-    st64(packet + SMAC, pack64(ld32(smac), ld16(smac + 4) | be16(ethertype) << 16))
-    st64(packet + DMAC, pack64(ld32(dmac), ld16(dmac + 4) | tag << 16))
+    st64(packet + SMAC, pack64(ld32_even(smac), ld16(smac + 4) | be16(ethertype) << 16))
+    st64(packet + DMAC, pack64(ld32_even(dmac), ld16(dmac + 4) | tag << 16))
     known = False
     if ethertype == ETHER_TYPE_IPV4:
         known = _parse_ipv4(packet, frame, at, nbytes, marks)

@@ -73,9 +73,11 @@ def _first_bytes(worker: WorkerState, head: int, head_bytes: int, segment: int, 
 @device_function
 def _insert_tag(frame: int, tag: int) -> None:
     """Move the MACs, which are behind the room for a VLAN tag, to the frame's beginning, and write the tag."""
-    first, second = ld64(frame + VLAN_TAG.size), ld32(frame + VLAN_TAG.size + 8)
-    st64(frame, first)
-    st32(frame + 8, second)
+    at = frame + VLAN_TAG.size
+    first, second, third = ld32(at), ld32(at + 4), ld32(at + 8)  # words that a GPU loads: 4 divides `frame`
+    st32(frame, first)
+    st32(frame + 4, second)
+    st32(frame + 8, third)
     service = tag >> 16 & ETH_INSERT_SVLAN
     st16(frame + ETHERNET.ether_type, be16(ETHER_TYPE_SERVICE_VLAN if service else ETHER_TYPE_VLAN))
     st16(frame + ETHERNET.size, be16(tag & 0xFFFF))

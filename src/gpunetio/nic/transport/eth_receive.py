@@ -401,10 +401,11 @@ def _receive_striding(worker: WorkerState, rq: RqRow, frame: int, tag: int, data
 @device_function
 def _strip(frame: int) -> int:
     """Move the MACs over the VLAN tag behind them. Return its TCI and, so that no tag is 0, _TAG."""
-    macs, rest = ld64(frame), ld32(frame + 8)
+    first, second, third = ld32(frame), ld32(frame + 4), ld32(frame + 8)  # words that a GPU loads: 4 divides `frame`
     tag = _TAG | be16(ld16(frame + ETHERNET.size))
-    st64(frame + VLAN_TAG.size, macs)
-    st32(frame + VLAN_TAG.size + 8, rest)
+    st32(frame + VLAN_TAG.size, first)
+    st32(frame + VLAN_TAG.size + 4, second)
+    st32(frame + VLAN_TAG.size + 8, third)
     return tag
 
 

@@ -12,7 +12,7 @@ from ...fabric.frames import ETHERNET_FRAME, PACKET, Frame, PipeEnd, commit, con
 from ...fabric.injector import icrc_fits
 from ...formats.packet import ETHERNET, GROUP_MAC
 from ...jit.compile import device_function, engine_function
-from ...jit.ops import copy, ld16, ld32, ld64, ld_relaxed64, st64
+from ...jit.ops import copy, ld8, ld16, ld32, ld64, ld_relaxed64, on_host, st64
 from ..state.counters import COUNTERS, CounterSet
 from ..state.extensions import ETHERNET_QUEUES
 from ..state.flow import FlowTableRow
@@ -27,7 +27,12 @@ from .frame_sorting import decide
 @device_function
 def load_mac(address: int) -> int:
     """Return the MAC at an address as the tables have it."""
-    return ld32(address) | ld16(address + 4) << 32
+    if on_host():
+        return ld32(address) | ld16(address + 4) << 32
+    mac = 0
+    for i in range(6):  # a GPU loads a word only from a multiple of its size, and a program's frame may begin anywhere
+        mac |= ld8(address + i) << 8 * i
+    return mac
 
 
 # --- which wire ----------------------------------------------------------------------------------------------------
