@@ -26,6 +26,7 @@ from scapy.packet import Packet, Raw
 from ethernet_rig import Maker, nic_of
 from flow_rig import TABLE, TIR, Refused, Steering, match
 from gpunetio import PortConfig, verbs
+from gpunetio.errors import TimedOutError
 from gpunetio.formats.commands import Opcode
 from gpunetio.formats.ethernet_queues import HashField, L3Prot, ModifyTir
 from gpunetio.formats.flow import FTE_MATCH_PARAM, EntryModify
@@ -379,6 +380,26 @@ def test_what_is_remembered_is_what_a_search_finds(clean):
 SPREAD = [("udp_dport", 1), ("udp_sport", 256), ("tcp_sport", 1), ("first_vid", 1), ("dmac_47_16", 1),
           ("smac_15_0", 1), ("tcp_dport", 17)]
 ADDRESSES = [("src_ipv4_src_ipv6", 1), ("dst_ipv4_dst_ipv6", 1 << 96), ("dst_ipv4_dst_ipv6", 1 << 8)]
+
+
+def test_an_entry_that_an_engine_could_not_remove_remains(clean, monkeypatch):
+    """Removing it again is refused for the same reason, and works once the engine answers."""
+    packed = match({"ethertype": 0x88B5})
+    table = clean.table()
+    clean.set(table, clean.group(table, 0, 3, packed), 0, packed)
+    rules = clean.nic.control.flow_tables.known[table].rules
+
+    def refuse(*_: object) -> None:
+        raise TimedOutError("the engine does not answer")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(rules, "_write", refuse)
+        for _ in range(2):
+            with pytest.raises(Refused, match="the engine does not answer"):
+                clean.delete(table, 0)
+    assert len(rules.read()[0]) == 1
+    clean.delete(table, 0)
+    assert len(rules.read()[0]) == 0
 
 
 @pytest.mark.parametrize(("name", "step"), SPREAD + ADDRESSES)

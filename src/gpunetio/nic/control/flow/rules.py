@@ -202,19 +202,20 @@ class FlowRules:
         self._write(self._entries.address + index * FLOW_ENTRY.size, row)
 
     def remove(self, index: int) -> None:
-        """Remove an entry."""
-        mask = self._mask_of.pop(index)
+        """Remove an entry. If the engine has failed, the entry remains."""
+        mask = self._mask_of[index]
         value = self._value_of(mask, index)
         same = mask.entries[value.tobytes()]
-        first = same[0] == index
-        same.remove(index)
-        if first:
+        if same[0] == index:
             slot = self._slot_of(mask, value)
-            if same:
-                self._write_slot(mask, slot, value, same[0])
+            if len(same) > 1:
+                self._write_slot(mask, slot, value, same[1])
             else:
-                del mask.entries[value.tobytes()]
                 self._write(mask.slots.address + slot * SLOT, np.array([DELETED], np.int64))
+        del self._mask_of[index]
+        same.remove(index)
+        if not same:
+            del mask.entries[value.tobytes()]
 
     def read(self) -> tuple[np.ndarray, np.ndarray]:
         """Return copies of the FLOW_ENTRYs by index, and their values as words, 0 where a word is not compared."""
