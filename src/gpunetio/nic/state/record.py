@@ -11,32 +11,26 @@ from ...formats.layout import Record, field_type, kinds_of
 LINE = 64  # bytes of a cache line
 
 
-class Writer:
-    """The writer of a field, once the structure is in use. Calling it with a meaning declares a field."""
-
-    def __init__(self, who: str):
-        self.who = who
-
-    def __call__(self, meaning: str, line: bool = False) -> Any:  # for type checkers, the field is the integer in it
-        """Declare a field. `line`: it begins a group of fields, on a cache line of its own."""
-        return Declared(self, meaning, line)
-
-
 class Declared(NamedTuple):
     """A field as its class declares it."""
 
-    writer: Writer
     meaning: str
     line: bool
 
 
-command = Writer("the command path (control/), by way of the engine, which copies what the command has prepared")
-host = Writer("Python code of the NIC's process, directly, while the engine may read")
-engine = Writer("the engine's thread, in more than one role")
-requester = Writer("the engine's thread, for the send queue")
-responder = Writer("the engine's thread, for what the peer sends and for receive queues")
-dma = Writer("the engine's thread, for payload that a GPU copies (memory/streams.py)")
-nobody = Writer("set once, before the engine knows the structure")
+def _declare(meaning: str, line: bool = False) -> Any:  # for type checkers, the field is the integer in it
+    """Declare a field. `line`: it begins a group of fields, on a cache line of its own."""
+    return Declared(meaning, line)
+
+
+# Who writes a field, once the structure is in use.
+command = _declare    # the command path (control/), by way of the engine, which copies what the command has prepared
+host = _declare       # Python code of the NIC's process, directly, while the engine may read
+engine = _declare     # the engine's thread, in more than one role
+requester = _declare  # the engine's thread, for the send queue
+responder = _declare  # the engine's thread, for what the peer sends and for receive queues
+dma = _declare        # the engine's thread, for payload that a GPU copies (memory/streams.py)
+nobody = _declare     # set once, before the engine knows the structure
 
 
 class State(Record, size=0):
