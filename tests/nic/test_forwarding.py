@@ -88,8 +88,7 @@ def put_in_place(monkeypatch: pytest.MonkeyPatch, machine: Machine, worker: int 
     row = SimpleNamespace(doorbell=LINE, worker=worker, work_queue=0)
     for name, stand_in in {
         "ld_relaxed64": machine.load, "exchange_gpu64": machine.exchange, "st_release64": machine.store,
-        "row_of_ring": lambda nic, raw: int(swapped(raw) >> 8 & 0xFFFFFF == QPN),
-        "QpRow": lambda address: row if address else 0,
+        "row_of_ring": lambda nic, raw: row if swapped(raw) >> 8 & 0xFFFFFF == QPN else 0,
         "shared_worker_at": lambda shared: SimpleNamespace(uar_count=1, uars=LIST),
         "shared_queue": lambda shared, number: 0,
         "shared_work_queue_at": lambda address: machine.queue, "lane_or_0": lambda: 0, "lanes_here": lambda: 1,

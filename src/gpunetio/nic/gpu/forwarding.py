@@ -11,8 +11,7 @@ from ...jit.compile import device_function, engine_function
 from ...jit.ops import be64, exchange_gpu64, lane_or_0, lanes_here, ld_relaxed64, st_release64
 from ..queues.doorbells import HALF_RANGE, announced, forward_ring
 from ..state.slice_shared import shared_queue, shared_work_queue_at, shared_worker_at
-from ..state.qp import QpRow
-from ..state.work_queue import WORK_QUEUE, QueueKind, WorkQueue, entry
+from ..state.work_queue import WORK_QUEUE, QueueKind, entry
 from ..state.worker import WorkerState
 from ..turn.step import row_of_ring
 
@@ -22,7 +21,7 @@ def forward_rings(worker: WorkerState) -> None:
     """Forward rings in doorbell lines in host memory. All lanes call this. `worker` may be a copy in shared memory."""
     if worker.lines_away != 0:
         for i in range(lane_or_0(), worker.active_count, lanes_here()):
-            queue = WorkQueue(entry(worker, i))
+            queue = entry(worker, i)
             line = queue.doorbell
             if line != 0 and queue.kind != QueueKind.ETHERNET_SEND:
                 forward_ring(worker, line)
@@ -45,7 +44,7 @@ def _is_newer(worker: WorkerState, queue: int, line: int, raw: int) -> bool:
 def _forward_register(worker: WorkerState, shared: int, register: int) -> None:
     """Consume and forward a ring in a register."""
     raw = exchange_gpu64(register, 0)
-    qp = QpRow(row_of_ring(worker, raw))
+    qp = row_of_ring(worker, raw)
     if qp == 0:
         return
     line, queue = qp.doorbell, qp.work_queue - worker.active

@@ -19,13 +19,13 @@ from ...jit.ops import (
 from ..queues.reach import NOTHING, OTHER, PACKETS, is_acknowledged, needs_no_packets, wires_obstacle
 from ..state.counters import COUNTERS
 from ..state.cq import CQ_ROW, CqRow
+from ..state.objects import MKEY_ROW
+from ..state.qp import QP_CACHED_BYTES, QP_SETUP_BYTES, QpRow
 from ..state.slice_shared import (
     CQ_COPY, KEYS, QP_COPY, SLICE_SHARED, cq_copy, qp_copy, queues_in, shared_at, shared_queue, srq_copy,
 )
-from ..state.objects import MKEY_ROW
-from ..state.qp import QP_CACHED_BYTES, QP_SETUP_BYTES, QpRow
 from ..state.srq import SRQ_ROW, SrqRow
-from ..state.work_queue import WORK_QUEUE, QueueKind, WorkQueue, entry
+from ..state.work_queue import WORK_QUEUE, QueueKind, entry
 from ..state.worker import WORKER, WorkerState
 from ..turn.step import is_arm_register_rung
 
@@ -214,8 +214,8 @@ def cache_rows(nic: WorkerState, worker: WorkerState) -> int:
     _cache_worker(nic, worker)
     count = worker.active_count
     for i in range(count):
-        row = WorkQueue(entry(worker, i)).row
-        if WorkQueue(entry(worker, i)).kind != QueueKind.CONNECTED_SEND:
+        row = entry(worker, i).row
+        if entry(worker, i).kind != QueueKind.CONNECTED_SEND:
             return 0
         _fetch(qp_copy(worker, i), row, QP_CACHED_BYTES)
         if lane_or_0() == 0:
@@ -228,7 +228,7 @@ def cache_rows(nic: WorkerState, worker: WorkerState) -> int:
         moving |= 1 if outcome < 0 else 0
     _fetched()
     for i in range(lane_or_0(), count, lanes_here()):
-        WorkQueue(entry(worker, i)).row = qp_copy(worker, i)
+        entry(worker, i).row = qp_copy(worker, i)
     naps = 0
     for i in range(lane_or_0(), shared_at(worker).cq_count, lanes_here()):
         cq = CqRow(cq_copy(worker, i))
@@ -264,7 +264,7 @@ def write_back_rows(worker: WorkerState, h: WorkerState) -> None:
         if lane_or_0() == 0:
             q, changed = QpRow(row), QpRow(copy)
             q.state, q.drain = changed.state, changed.drain
-            w, seen = WorkQueue(entry(worker, i)), WorkQueue(entry(h, i))
+            w, seen = entry(worker, i), entry(h, i)
             w.seen, w.awake = seen.seen, seen.awake
         _put(row + QP_SETUP_BYTES, copy + QP_SETUP_BYTES, QP_CACHED_BYTES - QP_SETUP_BYTES)
     for i in range(shared_at(h).cq_count):

@@ -29,16 +29,16 @@ from ...jit.ops import (
     rank_among, st64, st_relaxed32, sum_of_lanes, sync_lanes,
 )
 from ..memory.copies import SMALL, copy_by_lane, copy_together
-from ..memory.keys import find_in
+from ..memory.keys import find_in, key_row
 from ..memory.streams import DEVICE_SHIFT
 from ..queues.completion import Completion, fill_cqe, last_word
 from ..queues.doorbells import announced
 from ..queues.psn import on_wire, packets_of
-from ..state.slice_shared import (
-    KEYS, SLICE_SHARED, has_bit, set_bits, shared_counters_at, shared_cq_at, shared_mkey_at, shared_qp_at, shared_queue,
-    shared_work_queue_at, shared_worker_at,
-)
 from ..state.objects import MKEY_ROW, MkeyRow
+from ..state.slice_shared import (
+    KEYS, SLICE_SHARED, has_bit, set_bits, shared_counters_at, shared_cq_at, shared_mkey_at, shared_qp_at,
+    shared_queue, shared_work_queue_at, shared_worker_at,
+)
 from ..state.worker import WorkerState
 from ..transport.peer_memory import peer_range
 
@@ -81,12 +81,12 @@ def _cached_key(worker: WorkerState, key: int) -> int:
 
 
 @device_function
-def _key_row(worker: WorkerState, keys: int, key: int) -> int:
-    """Return the address of a key's row: in shared memory, or in the table `keys`. `key` includes the tag of a peer."""
+def _key_row(worker: WorkerState, keys: int, key: int) -> MkeyRow:
+    """Return the row for a key: in shared memory, or in the table `keys`. `key` includes the tag of a peer."""
     cached = _cached_key(worker, key)
     if shared_mkey_at(cached).key == key:
-        return cached
-    return keys + ((key >> 8) & shared_worker_at(worker).mkey_mask) * MKEY_ROW.size
+        return MkeyRow(cached)
+    return key_row(keys, shared_worker_at(worker).mkey_mask, key)
 
 
 @device_function
@@ -94,7 +94,7 @@ def _cache_key(worker: WorkerState, keys: int, key: int) -> None:
     """Cache a key's row in shared memory. One lane calls this, while no other lane reads the cache of keys."""
     cached = _cached_key(worker, key)
     if key != 0 and shared_mkey_at(cached).key != key:
-        row = keys + ((key >> 8) & shared_worker_at(worker).mkey_mask) * MKEY_ROW.size
+        row = key_row(keys, shared_worker_at(worker).mkey_mask, key)
         for at in range(0, MKEY_ROW.size, 8):
             st64(cached + at, ld64(row + at))
 
@@ -172,7 +172,7 @@ def _parse(worker: WorkerState, row: int, index: int, there: int, wqe: int, word
     sizes, address = (sixth, seventh) if counts else (fourth, fifth)
     inline, nbytes = _high(sizes) & INLINE_SEG, _high(sizes) & INLINE_SEG - 1
     local_key = 0 if inline else _low(sizes)
-    here = MkeyRow(_key_row(worker, shared_worker_at(worker).mkeys, local_key))
+    here = _key_row(worker, shared_worker_at(worker).mkeys, local_key)
     source = find_in(here, local_key, q.pdn, be64(address), nbytes, 0 if writes else _LOCAL_WRITE)
     near_here = here.near
     segments = 4 if counts else 3
@@ -181,7 +181,7 @@ def _parse(worker: WorkerState, row: int, index: int, there: int, wqe: int, word
         source, near_here, segments = wqe + 2 * SEGMENT + 4, 1, 2 * SEGMENT + 4 + nbytes + SEGMENT - 1 >> 4
         most = MAX_INLINE if writes else 0
     remote_key = _high(third) | q.peer_tag
-    far = MkeyRow(_key_row(worker, q.peer_keys, remote_key))
+    far = _key_row(worker, q.peer_keys, remote_key)
     target = peer_range(far, remote_key, q.peer_pdn, q.peer_rights, q.peer_max, be64(raddr), nbytes, right)
 
     bad = (found ^ index & PI_MASK) | (_low(control) >> 8) ^ q.qpn | ds ^ segments

@@ -20,7 +20,7 @@ from ..memory.streams import copies_in_flight
 from ..queues.wakeups import wake_threads
 from ..state.cq import CHANNEL, Channel
 from ..state.wire import WIRE, WireState
-from ..state.work_queue import WorkQueue, entry
+from ..state.work_queue import entry
 from ..state.worker import WORKER, WorkerState
 from ..transport.wire_kinds import has_pipe_in, is_to_wake, pump_in, pump_out
 from ..turn.turn import scan, turn, wake_poster
@@ -51,7 +51,7 @@ def _work_left(worker: WorkerState) -> bool:
         if w.faults != 0 and FaultInjector(w.faults).held != 0:
             return True
     for i in range(worker.active_count):
-        w = WorkQueue(entry(worker, i))
+        w = entry(worker, i)
         if w.awake != 0 and waits(w.kind, w.row):
             return True
     return False

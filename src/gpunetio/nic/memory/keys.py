@@ -10,6 +10,13 @@ from ..state.objects import MKEY_ROW, MkeyRow
 from ..state.wire import GRANT, GRANTS, Grant, WireState
 from ..state.worker import WorkerState
 
+
+@device_function
+def key_row(keys: int, mask: int, key: int) -> MkeyRow:
+    """Return the row for a key in the table at `keys`. `mask` selects a row by the upper 24 bits of the key."""
+    return MkeyRow(keys + ((key >> 8) & mask) * MKEY_ROW.size)
+
+
 @device_function
 def find_in(mkey: MkeyRow, key: int, pdn: int, addr: int, nbytes: int, right: int) -> int:
     """Do what `find` does, given the key's row.
@@ -30,14 +37,14 @@ def find_in(mkey: MkeyRow, key: int, pdn: int, addr: int, nbytes: int, right: in
 @device_function
 def find(worker: WorkerState, key: int, pdn: int, addr: int, nbytes: int, right: int) -> int:
     """Return the translated address of [addr, addr + nbytes), or -1 if any check fails."""
-    mkey = MkeyRow(worker.mkeys + ((key >> 8) & worker.mkey_mask) * MKEY_ROW.size)
+    mkey = key_row(worker.mkeys, worker.mkey_mask, key)
     return find_in(mkey, key, pdn, addr, nbytes, right)
 
 
 @engine_function
 def reference(worker: WorkerState, wire: WireState, key: int, address: int) -> int:
     """Return the reference to `address` in a granted region on this wire, or 0 if the peer has not mapped the grant."""
-    mkey = MkeyRow(worker.mkeys + ((key >> 8) & worker.mkey_mask) * MKEY_ROW.size)
+    mkey = key_row(worker.mkeys, worker.mkey_mask, key)
     if mkey.granted == 0 or mkey.key != key or worker.capture != 0:
         return 0
     number = (address + mkey.granted) >> GRANT_SHIFT
@@ -55,7 +62,7 @@ def translate(worker: WorkerState, key: int, pdn: int, addr: int, nbytes: int, r
 @engine_function
 def _refuse(worker: WorkerState, key: int, pdn: int, addr: int, nbytes: int, right: int, unknown: int) -> int:
     """Return minus the reason for the check that failed."""
-    mkey = MkeyRow(worker.mkeys + ((key >> 8) & worker.mkey_mask) * MKEY_ROW.size)
+    mkey = key_row(worker.mkeys, worker.mkey_mask, key)
     if key == 0 or mkey.key != key:
         return -refuse.unknown_key(worker, unknown, key, addr, nbytes)
     if mkey.pdn != pdn:

@@ -51,9 +51,9 @@ def device_of(address: int) -> int:
 
 
 @device_function
-def stream_of(worker: WorkerState, number: int) -> int:
-    """Return the address of a DMA stream's row."""
-    return worker.streams + number * DMA_STREAM.size
+def stream_of(worker: WorkerState, number: int) -> DmaStream:
+    """Return the row of a DMA stream."""
+    return DmaStream(worker.streams + number * DMA_STREAM.size)
 
 
 # --- issuing copies ------------------------------------------------------------------------------------------------
@@ -223,7 +223,7 @@ def poll_streams(worker: WorkerState) -> int:
         return 0
     done = 0
     for number in range(1, worker.stream_count + 1):
-        stream = DmaStream(stream_of(worker, number))
+        stream = stream_of(worker, number)
         if stream.recorded != stream.issued:  # all marks were in use
             record(worker, stream)
         if stream.mark_tail != stream.mark_head:
@@ -237,7 +237,7 @@ def record_streams(worker: WorkerState) -> None:
     if on_gpu():
         return
     for number in range(1, worker.stream_count + 1):
-        stream = DmaStream(stream_of(worker, number))
+        stream = stream_of(worker, number)
         if stream.recorded != stream.issued:
             record(worker, stream)
 
@@ -248,7 +248,7 @@ def copies_in_flight(worker: WorkerState) -> bool:
     if on_gpu():
         return False
     for number in range(1, worker.stream_count + 1):
-        stream = DmaStream(stream_of(worker, number))
+        stream = stream_of(worker, number)
         on_its_way = stream.mark_tail != stream.mark_head or stream.recorded != stream.issued
         if stream.done != stream.issued or (on_its_way and stream.stuck == 0):
             return True

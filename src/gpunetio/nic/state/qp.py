@@ -167,9 +167,9 @@ FLIGHT = Flight.entry
 
 
 @device_function
-def flight_of(qp: QpRow, index: int) -> int:
-    """Return the address of the FLIGHT of the WQE that starts at `index`."""
-    return qp.flights + (index & ((1 << qp.sq_log) - 1)) * FLIGHT.size
+def flight_of(qp: QpRow, index: int) -> Flight:
+    """Return the FLIGHT of the WQE that starts at `index`."""
+    return Flight(qp.flights + (index & ((1 << qp.sq_log) - 1)) * FLIGHT.size)
 
 
 class Resource(State):

@@ -37,9 +37,9 @@ WORK_QUEUE = WorkQueue.entry
 
 
 @device_function
-def entry(worker: WorkerState, index: int) -> int:
-    """Return the address of an entry. The first `active_count` are in use."""
-    return worker.active + index * WORK_QUEUE.size
+def entry(worker: WorkerState, index: int) -> WorkQueue:
+    """Return an entry. The first `active_count` are in use."""
+    return WorkQueue(worker.active + index * WORK_QUEUE.size)
 
 
 @device_function
@@ -68,7 +68,7 @@ def remove(worker: WorkerState, qp: QpRow) -> None:
     """Stop serving the work queue of a QP or SQ: the last entry takes its place."""
     worker.active_count -= 1
     queue = WorkQueue(qp.work_queue)
-    last = WorkQueue(entry(worker, worker.active_count))
+    last = entry(worker, worker.active_count)
     queue.row, queue.doorbell, queue.seen = last.row, last.doorbell, last.seen
     queue.kind, queue.awake = last.kind, last.awake
     QpRow(queue.row).work_queue = qp.work_queue

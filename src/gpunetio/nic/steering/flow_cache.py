@@ -24,8 +24,8 @@ _FACTORS = 0x2545F4914F6CDD1D, 0x5851F42D4C957F2D, 0x6A5D39EAE116586D, 0x369DEA0
 
 
 @device_function
-def slot_for(worker: WorkerState, packet: int) -> int:
-    """Return the address of the only FLOW_CACHE_ENTRY that may hold the path of a packet.
+def slot_for(worker: WorkerState, packet: int) -> FlowCacheEntry:
+    """Return the only FLOW_CACHE_ENTRY that may hold the path of a packet.
 
     Addresses, protocol and ports select it: flows that differ in other fields only share a slot.
     """
@@ -33,7 +33,8 @@ def slot_for(worker: WorkerState, packet: int) -> int:
         ld64(packet + SOURCE + 8) * _FACTORS[0] ^ ld64(packet + DESTINATION + 8) * _FACTORS[1]
         ^ ld64(packet + PROTOCOL) * _FACTORS[2] ^ ld64(packet + (UDP_PORTS & -8)) * _FACTORS[3]
     )
-    return worker.flow_cache + (mixed >> 64 - LOG_FLOW_CACHE & (1 << LOG_FLOW_CACHE) - 1) * FLOW_CACHE_ENTRY.size
+    number = mixed >> 64 - LOG_FLOW_CACHE & (1 << LOG_FLOW_CACHE) - 1
+    return FlowCacheEntry(worker.flow_cache + number * FLOW_CACHE_ENTRY.size)
 
 
 @device_function

@@ -13,10 +13,10 @@ from ...jit.ops import prefetch
 from ..state.ethernet_queues import TirRow
 from ..state.flow import MAX_JUMPS, PACKET, Fate, FlowCacheEntry, FlowCounter, FlowEntry, FlowTableRow, Lookup, Packet
 from ..state.worker import WorkerState
+from .flow_cache import add_counter, claim, hits, insert, may_look_up, replay, slot_for
 from .lookups import lookup, lookup_set_of
 from .parse import parse
 from .rss import rss_hash
-from .flow_cache import add_counter, claim, hits, insert, may_look_up, replay, slot_for
 
 
 @device_function
@@ -81,7 +81,7 @@ def look_up_fate(worker: WorkerState, nbytes: int) -> int:
     entry = FlowEntry(packet.root_entry)
     if (entry != 0 and entry.fate != Fate.JUMP) or not may_look_up(worker):
         return _execute_entries(worker, packet, nbytes, 0)
-    cached = FlowCacheEntry(slot_for(worker, packet))
+    cached = slot_for(worker, packet)
     if hits(worker, cached, packet):
         return replay(worker, cached, packet, nbytes)
     if not claim(worker, cached):

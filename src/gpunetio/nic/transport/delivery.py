@@ -30,9 +30,9 @@ BATCH = 64  # packets of one wire in a turn
 
 
 @device_function
-def qp_row(worker: WorkerState, qpn: int) -> int:
-    """Return the address of the row where `qpn` would be."""
-    return worker.qps + (qpn & worker.qp_mask) * QP_ROW.size
+def qp_row(worker: WorkerState, qpn: int) -> QpRow:
+    """Return the row where `qpn` would be."""
+    return QpRow(worker.qps + (qpn & worker.qp_mask) * QP_ROW.size)
 
 
 @device_function
@@ -120,7 +120,7 @@ def addressee(
         counters.rx_malformed += 1
         return 0
     qpn = be32(ld32(bth + BTH.resv_dest_qp)) & QPN_MASK
-    qp = QpRow(qp_row(worker, qpn))
+    qp = qp_row(worker, qpn)
     if qp.qpn != qpn or qpn == 0:
         counters.rx_no_qp += 1
         return 0
@@ -183,7 +183,7 @@ def capture_arrived(
     source = 0
     if nbytes >= BTH.size and not wire.infiniband:
         qpn = be32(ld32(packet + BTH.resv_dest_qp)) & QPN_MASK
-        qp = QpRow(qp_row(worker, qpn))
+        qp = qp_row(worker, qpn)
         if qp.qpn == qpn and qp.wire == wire:
             peer_high, peer_low, source = qp.peer_high, qp.peer_low, qp.source
     source |= traffic_of(sent)

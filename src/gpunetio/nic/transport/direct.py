@@ -11,6 +11,7 @@ from ...formats.commands import QpState, ServiceType
 from ...formats.wqe import WqeOpcode
 from ...jit.compile import device_function, engine_function
 from ...jit.ops import fence_sys
+from ..memory.keys import key_row
 from ..memory.streams import DEVICE_SHIFT, on_gpu
 from ..queues.doorbells import poll_doorbell
 from ..queues.local import execute_local
@@ -19,7 +20,6 @@ from ..queues.send_completion import complete_send
 from ..queues.wqes import NOT_YET, build_message, check_wqe, in_one_piece, read_control, wqe_slot
 from ..state.counters import CounterSet
 from ..state.message import Message
-from ..state.objects import MKEY_ROW, MkeyRow
 from ..state.qp import EXTENDED_ATOMICS, QpRow
 from ..state.work_queue import WorkQueue
 from ..state.worker import WorkerState
@@ -35,7 +35,7 @@ _DONE, _WAITS, _PACKETS = 1, 0, -1  # what became of a WQE
 def _far(worker: WorkerState, qp: QpRow, message: Message, right: int) -> int:
     """Return the address of the range that a message names in the peer's memory, or -1 if any check fails."""
     key = message.rkey | qp.peer_tag
-    far = MkeyRow(qp.peer_keys + ((key >> 8) & worker.mkey_mask) * MKEY_ROW.size)
+    far = key_row(qp.peer_keys, worker.mkey_mask, key)
     return peer_range(far, key, qp.peer_pdn, qp.peer_rights, qp.peer_max, message.raddr, message.nbytes, right)
 
 

@@ -12,7 +12,7 @@ from ...fabric.frames import ETHERNET_FRAME, PACKET, Frame, PipeEnd, commit, con
 from ...fabric.injector import icrc_fits
 from ...formats.packet import ETHERNET, GROUP_MAC
 from ...jit.compile import device_function, engine_function
-from ...jit.ops import copy, ld8, ld16, ld32, ld64, ld_relaxed64, on_host, st64
+from ...jit.ops import copy, ld16, ld32, ld64, ld8, ld_relaxed64, on_host, st64
 from ..state.counters import COUNTERS, CounterSet
 from ..state.extensions import ETHERNET_QUEUES
 from ..state.flow import FlowTableRow
@@ -45,8 +45,8 @@ def _is_joined(wire: WireState) -> bool:
 
 
 @device_function
-def _row_of(lan: LanState, first: int, i: int) -> int:
-    return lan.macs + ((first + i) & (MACS - 1)) * MAC_ROW.size
+def _row_of(lan: LanState, first: int, i: int) -> MacRow:
+    return MacRow(lan.macs + ((first + i) & (MACS - 1)) * MAC_ROW.size)
 
 
 @engine_function
@@ -71,7 +71,7 @@ def wire_to(worker: WorkerState, mac: int) -> int:
     """Return the address of the wire to a MAC, or 0: none of its frames has come lately, or its NIC has left."""
     lan, first = worker.lan, mix(START, mac)
     for i in range(PROBES):
-        row = MacRow(_row_of(LanState(lan), first, i))
+        row = _row_of(LanState(lan), first, i)
         if row.mac == mac and row.wire != 0:
             fresh = worker.now - row.seen <= MAX_AGE_NS
             return row.wire if fresh and _is_joined(WireState(row.wire)) else 0

@@ -8,7 +8,7 @@ from ...formats.wqe import DATA_SEG, RADDR_SEG, SEGMENT, WqeOpcode
 from ...jit.compile import device_function, engine_function
 from ...jit.ops import be32, be64, fence_sys, ld32, ld64
 from ..memory.copies import copy_payload
-from ..memory.keys import find
+from ..memory.keys import find, key_row
 from ..memory.streams import DEVICE_SHIFT, on_gpu
 from ..queues.completion import fail_send
 from ..queues.local import copy_next_part, execute_local
@@ -19,7 +19,6 @@ from ..queues.wqes import NOT_YET, build_message, check_wqe, in_one_piece, local
 from ..state import refuse
 from ..state.counters import CounterSet
 from ..state.message import Message
-from ..state.objects import MKEY_ROW, MkeyRow
 from ..state.qp import QpRow
 from ..state.reasons import Reason
 from ..state.worker import WorkerState
@@ -92,7 +91,7 @@ def _plain_write(worker: WorkerState, qp: QpRow, wqe: int, ds: int) -> int:
     lkey = be32(ld32(wqe + 2 * SEGMENT + DATA_SEG.lkey))
     source = find(worker, lkey, qp.pdn, be64(ld64(wqe + 2 * SEGMENT + DATA_SEG.addr)), nbytes, 0)
     rkey, raddr = be32(ld32(wqe + SEGMENT + RADDR_SEG.rkey)), be64(ld64(wqe + SEGMENT + RADDR_SEG.raddr))
-    far = MkeyRow(worker.mkeys + ((rkey >> 8) & worker.mkey_mask) * MKEY_ROW.size)
+    far = key_row(worker.mkeys, worker.mkey_mask, rkey)
     target = peer_range(far, rkey, peer.pdn, peer.rights, peer.msg_max, raddr, nbytes, Access.REMOTE_WRITE)
     # The upper bits are set if an address was refused (-1) or is in device memory, which needs a DMA stream.
     if (source | target) >> DEVICE_SHIFT != 0:

@@ -23,7 +23,7 @@ from ..queues.wqes import build_message, check_wqe, in_one_piece, read_control, 
 from ..state.counters import CounterSet
 from ..state.dma_stream import DmaStream
 from ..state.message import MESSAGE, Message
-from ..state.qp import Flight, QpRow, flight_of
+from ..state.qp import QpRow, flight_of
 from ..state.worker import WorkerState
 from .execution import complete_receive
 
@@ -100,7 +100,7 @@ def begin(worker: WorkerState, qp: QpRow, index: int, blocks: int, opcode: int, 
     if qp.stream == 0:
         qp.stream, qp.failures, qp.landing = worker.touched, worker.failures, worker.landed
     qp.fence = DmaStream(worker.touched).issued
-    flight = Flight(flight_of(qp, index))
+    flight = flight_of(qp, index)
     flight.opcode, flight.ce, flight.nbytes, flight.blocks, flight.fence = opcode, ce, nbytes, blocks, qp.fence
     qp.sq_next = index + blocks
 
@@ -131,7 +131,7 @@ def finish(worker: WorkerState, qp: QpRow) -> int:
     done = 0
     while qp.sq_ci != qp.sq_next:
         index = qp.sq_ci
-        flight = Flight(flight_of(qp, index))
+        flight = flight_of(qp, index)
         state = copy_status(DmaStream(qp.stream), flight.fence, qp.failures)
         if state == 0:
             return done

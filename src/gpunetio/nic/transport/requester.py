@@ -85,7 +85,7 @@ def _start(worker: WorkerState, qp: QpRow) -> int:
         packets = packets_of(nbytes, qp.mtu)
         if qp.end_psn + packets - qp.una_psn > MAX_OUTSTANDING:
             return 0
-    flight = Flight(flight_of(qp, index))
+    flight = flight_of(qp, index)
     flight.first, flight.packets, flight.nbytes, flight.opcode = qp.end_psn, packets, nbytes, opcode
     flight.ce, flight.ds, flight.blocks = ce, ds, blocks
     qp.sq_sent = index + blocks
@@ -272,7 +272,7 @@ def _send_flight(worker: WorkerState, qp: QpRow, built: int) -> int:
     is not sent.
     """
     index = qp.sq_next
-    flight = Flight(flight_of(qp, index))
+    flight = flight_of(qp, index)
     message = Message(worker.message)
     wqe = in_one_piece(qp, message, wqe_slot(qp, index), index, flight.blocks)
     if not built:
@@ -312,7 +312,7 @@ def _send(worker: WorkerState, qp: QpRow) -> int:
         starts = qp.sq_next == qp.sq_sent
         if starts and (qp.sq_next == qp.sq_pi or _is_held(worker, qp) or _start(worker, qp) == 0):
             break
-        flight = Flight(flight_of(qp, qp.sq_next))
+        flight = flight_of(qp, qp.sq_next)
         if flight.packets == 0:  # a local WQE, already executed
             qp.sq_next += flight.blocks
             acknowledge(worker, qp, qp.una_psn)
@@ -341,7 +341,7 @@ def acknowledge(worker: WorkerState, qp: QpRow, target: int) -> int:
     before = qp.una_psn
     implied = 0
     while qp.sq_ci != qp.sq_sent and qp.state == QpState.RTS:
-        flight = Flight(flight_of(qp, qp.sq_ci))
+        flight = flight_of(qp, qp.sq_ci)
         end = flight.first + flight.packets
         if returns_data(flight.opcode) and end > qp.una_psn:
             if target > max(qp.una_psn, flight.first):
@@ -386,7 +386,7 @@ def go_back(qp: QpRow) -> None:
 def fail_oldest(worker: WorkerState, qp: QpRow, reason: int) -> None:
     """Fail the oldest WQE in flight, and with it the QP."""
     index = qp.sq_ci
-    flight = Flight(flight_of(qp, index))
+    flight = flight_of(qp, index)
     if qp.stream != 0 and returns_data(flight.opcode):
         drain_copies(worker, qp)
     qp.sq_ci = index + flight.blocks
@@ -415,7 +415,7 @@ def fast_retransmit(worker: WorkerState, qp: QpRow) -> None:
     The timer grows each time. When it expires, only that packet is sent, which counts as no retry: the peer may just be
     slow. READs keep their timer, because a slow peer would send the whole response for each of them.
     """
-    if not returns_data(Flight(flight_of(qp, qp.sq_ci)).opcode):
+    if not returns_data(flight_of(qp, qp.sq_ci).opcode):
         qp.fast_timer = worker.min_timeout
 
 

@@ -15,7 +15,7 @@ from ..queues.wqes import build_message, in_one_piece, wqe_slot
 from ..state import refuse
 from ..state.counters import CounterSet
 from ..state.message import MESSAGE, Message
-from ..state.qp import Flight, QpRow, flight_of
+from ..state.qp import QpRow, flight_of
 from ..state.reasons import Reason
 from ..state.worker import WorkerState
 from .requester import acknowledge, fail_oldest, fast_retransmit, read_end, retry, retry_gap, retry_rnr
@@ -55,7 +55,7 @@ def take_response(worker: WorkerState, qp: QpRow, operation: int, psn24: int, bt
     if qp.sq_ci == qp.sq_sent or qp.state != QpState.RTS:
         counters.rx_unexpected += 1
         return
-    flight = Flight(flight_of(qp, qp.sq_ci))
+    flight = flight_of(qp, qp.sq_ci)
     if implied or psn != qp.una_psn:
         retry_gap(worker, qp)
     elif not returns_data(flight.opcode):
@@ -123,7 +123,7 @@ def _scatter_part(worker: WorkerState, qp: QpRow, offset: int, nbytes: int, sour
 def _place(worker: WorkerState, qp: QpRow, offset: int, nbytes: int, source: int) -> int:
     """Put response bytes into the memory that the oldest WQE names: return 0, or a reason."""
     index = qp.sq_ci
-    flight = Flight(flight_of(qp, index))
+    flight = flight_of(qp, index)
     message = Message(worker.message)
     wqe = in_one_piece(qp, message, wqe_slot(qp, index), index, flight.blocks)
     reason = build_message(worker, qp, message, wqe, flight.opcode, flight.ds, index)
@@ -158,7 +158,7 @@ def _advance(worker: WorkerState, qp: QpRow) -> None:
 
 @engine_function
 def _take_read(worker: WorkerState, qp: QpRow, operation: int, psn: int, data: int, nbytes: int) -> None:
-    flight = Flight(flight_of(qp, qp.sq_ci))
+    flight = flight_of(qp, qp.sq_ci)
     offset = (psn - flight.first) * qp.mtu
     is_last = operation == PacketOpcode.RC_READ_RESPONSE_LAST or operation == PacketOpcode.RC_READ_RESPONSE_ONLY
     if (
@@ -180,7 +180,7 @@ def _take_read(worker: WorkerState, qp: QpRow, operation: int, psn: int, data: i
 
 @engine_function
 def _take_atomic(worker: WorkerState, qp: QpRow, data: int, nbytes: int) -> None:
-    flight = Flight(flight_of(qp, qp.sq_ci))
+    flight = flight_of(qp, qp.sq_ci)
     if not is_atomic(flight.opcode) or nbytes != ATOMIC_ACK_ETH.size:
         _bad_response(worker, qp, nbytes)
         return

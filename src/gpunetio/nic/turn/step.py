@@ -10,9 +10,9 @@ from ..queues.doorbells import announce, announced
 from ..queues.events import poll_arm_registers, scan_arm_records, serve_arm_register
 from ..state.counters import COUNTERS
 from ..state.ethernet_queues import SQ_ROW
-from ..state.slice_shared import has_bit
 from ..state.qp import QpRow
-from ..state.work_queue import WorkQueue, entry, has_work
+from ..state.slice_shared import has_bit
+from ..state.work_queue import entry, has_work
 from ..state.worker import WORKER, WorkerState
 from ..transport.delivery import qp_row
 from ..transport.pending import send_pending
@@ -52,13 +52,13 @@ def serve_command(worker: WorkerState) -> int:
 
 
 @device_function
-def row_of_ring(worker: WorkerState, raw: int) -> int:
-    """Return the address of the row of the QP or SQ that a ring names, or 0 if there is none."""
+def row_of_ring(worker: WorkerState, raw: int) -> QpRow:
+    """Return the row of the QP or SQ that a ring names, or 0 if there is none."""
     number = (be64(raw) >> 8) & 0xFFFFFF
-    row = qp_row(worker, number)
-    if QpRow(row).qpn != number:
-        row = worker.sqs + (number & worker.sq_mask) * SQ_ROW.size
-    return row if number != 0 and QpRow(row).qpn == number else 0
+    qp = qp_row(worker, number)
+    if qp.qpn != number:
+        qp = QpRow(worker.sqs + (number & worker.sq_mask) * SQ_ROW.size)
+    return qp if number != 0 and qp.qpn == number else QpRow(0)
 
 
 @device_function
@@ -70,7 +70,7 @@ def _serve_register(worker: WorkerState, register: int) -> int:
     if ld_relaxed64(register) == 0:
         return 0
     raw = exchange_gpu64(register, 0)
-    qp = QpRow(row_of_ring(worker, raw))
+    qp = row_of_ring(worker, raw)
     if qp == 0:
         return 1
     line = qp.doorbell
@@ -122,7 +122,7 @@ def scan_queues(worker: WorkerState) -> None:
     """Scan doorbell records for missed rings: all of them, or the next SCANNED if there are more."""
     for _ in range(min(worker.active_count, SCANNED)):
         worker.scan_at = worker.scan_at + 1 if worker.scan_at + 1 < worker.active_count else 0
-        queue = WorkQueue(entry(worker, worker.scan_at))
+        queue = entry(worker, worker.scan_at)
         work_queues.scan(queue.kind, worker, queue.row)
 
 
@@ -147,7 +147,7 @@ def _paused(worker: WorkerState) -> int:
 def _in_flight(worker: WorkerState) -> bool:
     """Return whether a started WQE waits for its peer."""
     for i in range(worker.active_count):
-        queue = WorkQueue(entry(worker, i))
+        queue = entry(worker, i)
         if work_queues.in_flight(queue.kind, queue.row):
             return True
     return False
@@ -162,7 +162,7 @@ def serve_queues(worker: WorkerState, which: int) -> int:
     done = 0
     at = (worker.served_first >> 33) % max(worker.active_count, 1)
     for _ in range(worker.active_count):
-        queue = WorkQueue(entry(worker, at))
+        queue = entry(worker, at)
         if (which == 0 or has_bit(which, at) != 0) and has_work(queue):
             done += work_queues.serve(queue.kind, worker, queue)
         at = at + 1 if at + 1 < worker.active_count else 0
